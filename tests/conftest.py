@@ -1,7 +1,8 @@
 """Fixtures that several suites share, created once per run."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,42 @@ class SharedService(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return USERS_OF_SERVICE[0] if file in USERS_OF_SERVICE else file
+
+
+CHUNK = 4
+"""How many tests of a file are in one shard, one after another, because they share what is started for them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="I/K", help="run shard I, from 0, of K of the selected tests")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Keeps a shard of the tests that other options have selected; a repetition of failed ones keeps all of them."""
+    yield
+    wanted: str | None = config.getoption("shard")
+    if wanted is None or config.getoption("lf"):
+        return
+    kept = shard(items, wanted)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def shard(items: Sequence[pytest.Item], wanted: str) -> list[pytest.Item]:
+    """Returns the tests of a shard: of all chunks of all files, every K-th.
+
+    Raises:
+        UsageError: the shard is not I/K with 0 <= I < K.
+    """
+    index, slash, count = wanted.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise pytest.UsageError(f"--shard must be I/K with I from 0 to K - 1, got {wanted}")
+    chunks = []
+    for _, group in groupby(items, key=lambda item: item.path):
+        of_file = list(group)
+        chunks += [of_file[first : first + CHUNK] for first in range(0, len(of_file), CHUNK)]
+    return [item for chunk in chunks[int(index) :: int(count)] for item in chunk]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
