@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -237,7 +237,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def consume_tokens(self, tokens: Sequence[int]) -> bool:
+    def consume_tokens(self, tokens: list[int]) -> bool:
         self._pieces[-1] += len(tokens)
         return self._engine.consume_tokens(tokens)
 
