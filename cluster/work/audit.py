@@ -14,7 +14,7 @@ from rich.table import Table
 from cluster.console import console, display
 from cluster.parameters import bad, settings_from
 from cluster.steps import Steps
-from services.laboratory.audit.attacks import black_box, pipeline
+from services.laboratory.audit.attacks import black_box, clipped_sums, pipeline
 from services.laboratory.audit.report.finding import finite
 from services.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
 from services.laboratory.audit.report.sections import Subject
@@ -38,10 +38,12 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
         steps("Serving each ensemble and asking it as a client")
         views = [pipeline.view(world) for world in worlds]
         findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
+    steps("Adding one user to a step of DP-SGD")
+    findings.append(pipeline.finding("DP-SGD's sum of clipped gradients", clipped_sums.of_training()))
     return AttackSection(
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
-        "no message, no answer but for its sampled text.",
+        "no message, no answer but for its sampled text. One more user moves a sum of DP-SGD by its own clipped gradient.",
         findings=findings,
     )
 

@@ -93,4 +93,5 @@ def test_a_user_changes_one_adapter_and_nothing_that_a_client_sees(tmp_path: Pat
     assert [(finding["subject"], finding["verdict"]) for finding in section["findings"]] == [
         ("privmix train", "holds"),
         ("privmix serve", "holds"),
+        ("DP-SGD's sum of clipped gradients", "holds"),
     ]
