@@ -18,7 +18,7 @@ from services.training.options import DP_SGD_TRAINING, DpSgdOptions
 from services.training.packing import Tokens
 from services.training.per_unit import UnitGradients
 
-USERS, SHORT, LONG = 12, 8, 11
+USERS, SHORT, LONG = 31, 15, 17
 
 
 def of_training() -> tuple[str, ...]:
