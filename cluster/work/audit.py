@@ -43,8 +43,8 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
     return AttackSection(
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
-        "no message, no answer but for its sampled text. One more user moves a sum of DP-SGD by its own clipped gradient "
-        "alone.",
+        "no message, no answer but for its sampled text. One more user moves a sum of DP-SGD by its own "
+        "clipped gradient alone.",
         findings=findings,
     )
 
