@@ -14,7 +14,14 @@ from rich.table import Table
 from cluster.console import console, display
 from cluster.parameters import bad, settings_from
 from cluster.steps import Steps
-from services.laboratory.audit.attacks import black_box, pipeline, reference_batches, restored_ledger, unpaid
+from services.laboratory.audit.attacks import (
+    black_box,
+    clipped_sums,
+    pipeline,
+    reference_batches,
+    restored_ledger,
+    unpaid,
+)
 from services.laboratory.audit.report.finding import finite
 from services.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
 from services.laboratory.audit.report.sections import Subject
@@ -45,12 +52,14 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
         findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
     steps("Leaving answers at every point, to get tokens that nobody pays for")
     findings.append(unpaid.finding(unpaid.unpaid()))
+    steps("Adding one user to a step of DP-SGD")
+    findings.append(pipeline.finding("DP-SGD's sum of clipped gradients", clipped_sums.of_training()))
     return AttackSection(
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
         "no message, no answer but for its sampled text; of a reference's batches, one text. A ledger that is restored "
         "from older copies charges each part's account what the part paid. Every token that is sampled is paid for, "
-        "wherever its client leaves.",
+        "wherever its client leaves. One more user moves a sum of DP-SGD by its own clipped gradient alone.",
         findings=findings,
     )
 

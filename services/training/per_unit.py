@@ -1,9 +1,9 @@
 """Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
 
 A unit moves a step's sum by at most the clip, exactly: its gradient is a function of its own text and the weights, to
-the last bit (`row_gradients`), and sums of clipped gradients are exact (`services.privacy.sampling.clipping`). Whether a
-unit is in a batch does not depend on the others. Batches and noise come from the operating system's randomness, because
-the guarantee does not hold against an observer who can predict them.
+the last bit (`row_gradients`), and sums of clipped gradients are exact (`services.privacy.sampling.clipping`). Whether
+a unit is in a batch does not depend on the others. Batches and noise come from the operating system's randomness,
+because the guarantee does not hold against an observer who can predict them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

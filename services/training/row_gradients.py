@@ -179,11 +179,12 @@ def _attention(device: torch.device, width: int) -> Any:
 
 @contextmanager
 def _without_atomics() -> Iterator[None]:
-    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    before, filled = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would write all memory twice
+    settings.fill_uninitialized_memory = False  # it would write all memory twice
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = filled

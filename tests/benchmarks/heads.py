@@ -2,7 +2,7 @@
 
 - `expm_nf_s`: processor seconds of one ExpM+NF training, the minimum of several alternating runs.
 - `opacus_s`: the same for DP-SGD with Opacus' engine and data loader, as in its documentation; `ratio` is to this one.
-- `bare_s`: the same for DP-SGD in `services.laboratory.heads.sgd`, with Opacus' gradients and optimizer; `ratio_bare`.
+- `bare_s`: the same for DP-SGD in `services.laboratory.heads.sgd`; `ratio_bare`.
 """
 
 import json
@@ -69,7 +69,7 @@ def heads(
     fit = FitSettings(steps=noise.steps, samples=samples, patience=0)
     settings = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=fit, batch=batch)
     private = sgd.HeadDpSgdSettings(loss="l2", batch=batch, epochs=epochs)
-    sgd.train_privately(make(), x, y, noise, private)  # imports Opacus
+    sgd.train_privately(make(), x, y, noise, private)  # loads what the first call loads
     pairs = [
         (
             seconds(lambda: expm_nf.train(model, x, y, 1.0, settings, seed=0)),

@@ -96,4 +96,5 @@ def test_a_user_changes_one_adapter_and_nothing_that_a_client_sees(tmp_path: Pat
         ("privmix evaluate reference", "holds"),
         ("privmix serve", "holds"),
         ("tokens that nobody pays for", "holds"),
+        ("DP-SGD's sum of clipped gradients", "holds"),
     ]

@@ -20,7 +20,7 @@ from torch import Tensor
 ROWS = 512
 """The number of rows in a call."""
 _TRIES = 32
-"""A row's result may have few numbers, on which two orders of a sum agree by chance, so each place has this many tries."""
+"""A row's result may have few numbers, on which two orders of a sum agree by chance: each place has many tries."""
 
 
 class RowFunction:

@@ -53,7 +53,8 @@ def clipped(vectors: Tensor, clip: float) -> Tensor:
     exact = vectors.cpu().double()
     exact = torch.where(exact.isfinite().all(dim=-1, keepdim=True), exact, 0.0)
     norms = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
-    return (exact * (GRAINS * (1 - _MARGIN) / norms.clamp(min=clip))).trunc().to(torch.int64)
+    scales: Tensor = GRAINS * (1 - _MARGIN) / norms.clamp(min=clip)
+    return (exact * scales).trunc().to(torch.int64)
 
 
 def noised(total: Tensor, multiplier: float) -> Tensor:

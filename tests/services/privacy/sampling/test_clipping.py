@@ -38,7 +38,7 @@ def test_what_the_proof_does_not_cover_is_refused(vectors: torch.Tensor) -> None
 
 
 def test_noise_is_a_whole_number_of_grains() -> None:
-    """A sum that is moved by whole grains moves the set of released numbers onto itself: its lowest bits tell nothing."""
+    """Sums that differ by whole grains can release the same numbers: the lowest bits tell nothing."""
     total = torch.tensor([12345678901, -7, 0])
     released = noised(total, 1.5) * (1.5 * GRAINS)
     assert torch.equal(released, released.round())
