@@ -89,9 +89,7 @@ USED: Mapping[str, Sequence[str]] = {
         "Platform.update_block_size_for_backend",
         "Platform.use_all_gather",
     ],
-    "sampling_params.py": [
-        f"SamplingParams.{name}" for name in ("max_tokens", "ignore_eos", "detokenize")
-    ],
+    "sampling_params.py": [f"SamplingParams.{name}" for name in ("max_tokens", "ignore_eos", "detokenize")],
     "utils/network_utils.py": ["get_file_store_init_method"],
     "v1/attention/backend.py": [
         *(
