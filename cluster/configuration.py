@@ -75,7 +75,8 @@ class BudgetSection(Section):
         None,
         min_length=1,
         description="where the end of the ledger's chain is stored besides the receipt: an existing directory, an "
-        "object store's URL or another database's URL. A ledger that lost rows is refused",
+        "object store's URL or another database's URL. A ledger that lost rows is refused. Needed where the ensemble's "
+        "directory cannot be written",
     )
     create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
     lease_tokens: int = Field(

@@ -459,23 +459,23 @@ def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: 
     """Returns the id of the ensemble's ledger. An ensemble has only one, because a second would not count its charges.
 
     Raises:
-        ConfigurationError: the ledger is missing or unknown.
+        ConfigurationError: the ledger is missing or unknown, or no place stores the end of its chain.
     """
     settings, terms, ensemble = configuration.budget, promised.terms, configuration.ensemble
+    if settings.anchor is None and not is_writable(ensemble):
+        raise ConfigurationError(
+            f"budget.anchor: {ensemble} cannot be written, so nothing outside the database would show whether the "
+            "ledger lost rows, and nothing is granted: set budget.anchor to a directory, an object store or another "
+            "database, or make the ensemble's directory writable"
+        )
     try:
         if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
             receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor)
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
-        identity = known(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
+        return known(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error
-    if settings.anchor is None and not is_writable(ensemble):
-        report(
-            f"WARNING: {ensemble} cannot be written, so nothing outside the database shows whether the ledger lost "
-            "rows: set budget.anchor to a directory, an object store or another database"
-        )
-    return identity
 
 
 def _start_budget(configuration: EnsembleConfiguration, checked: Checked, database: str) -> ActorHandle:

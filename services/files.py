@@ -1,10 +1,12 @@
 """Writes files and directories atomically, loads JSON Lines, and computes hashes of files."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -44,6 +46,59 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def create_atomically(path: Path, content: bytes) -> None:
+    """Creates a file with its whole content in one step.
+
+    Raises:
+        FileExistsError: there is a file already, which stays.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        Path(file.name).chmod(0o644)
+        os.link(file.name, path)  # unlike a rename, it never replaces a file
+    sync_directory(path.parent)
+
+
+@contextmanager
+def locked(path: Path, patience_s: float = 10.0) -> Iterator[None]:
+    """Excludes other holders of the lock of a file, which the block may replace. The lock ends with its process.
+
+    Raises:
+        TimeoutError: another process kept the lock for `patience_s`.
+        OSError: the file is missing, or cannot be written.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        descriptor = _writable_descriptor(path)
+        try:
+            while not _lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process has held the lock of {path.name} for {patience_s:g} s")
+                time.sleep(0.005)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):  # the last holder did not replace the file
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _writable_descriptor(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR)  # network file systems lock only what is open for writing
+    except PermissionError:
+        return os.open(path, os.O_RDONLY)  # another user's file, in a directory where this one may replace it
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:

@@ -1,10 +1,11 @@
-"""Reduces the rows of a step beside the engine that computed them: what leaves a shard is one partial a sequence.
+"""Reduces the rows of a step beside the engine that computed them: a partial a sequence leaves a shard, or less.
 
 The coordinator draws and fixes every parameter; a shard computes what its parts add (`Protocol.partial`). Every shard
 shapes its parts against the same p0, the one that the token is sampled from. Each shard computes a public row of its
 own, but two of them may differ by their rounding, and the variance that an individual budget pays for, and the ball of
 PMixed, are those under p0. So the first group's shard reduces its rows at once and sends p0; the others keep their rows
-on the device until p0 arrives.
+on the device until p0 arrives. A shard with the rows of all parts goes on to the integer weights (`Reducer.weigh`), and
+makes a token of a point below their total (`pick`).
 """
 
 from collections.abc import Callable
@@ -25,8 +26,12 @@ from services.privacy.mollifiers.blocks import on_device
 from services.privacy.mollifiers.rows import prepare
 from services.privacy.mollifiers.shaping import SamplingOptions, begin_public, check_usable
 from services.privacy.protocol import Partial, Protocol
+from services.privacy.sampling.categorical import accumulated, quantise, tokens_at
 
 T = TypeVar("T")
+
+NO_POINT = -1
+"""Stands for the point of a request that gets no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,23 @@ class Reduced:
         return sum(array.nbytes for array in arrays if array is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Holds what leaves a shard that samples beside its rows.
+
+    Attributes:
+        totals: int64 [requests], the sum of each request's sampling weights.
+        charges: int64 [S, n]; None without accounts.
+    """
+
+    totals: NDArray[np.int64]
+    charges: NDArray[np.int64] | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.totals.nbytes + (0 if self.charges is None else self.charges.nbytes)
+
+
 class Reducer:
     """Reduces rows on their device.
 
@@ -87,23 +109,58 @@ class Reducer:
         Raises:
             ValueError: a public row is not a distribution.
         """
-        sequences, parts = given.drawn.shape
-        private = rows[: sequences * (1 + parts)].view(sequences, 1 + parts, rows.shape[1])
-        own, usable = None, None
-        if public is None:
-            asked = torch.cat([private[:, 0], rows[sequences * (1 + parts) :]])
-            shaped = self._each(len(asked), asked, lambda s: begin_public(asked[s], given.options[s]))
-            own, usable = (torch.cat(each) for each in zip(*shaped, strict=True))
-        p0 = own if own is not None else on_device(np.array(public), rows.device)
-        partials = self._partials(private[:, 1:], given, p0[:sequences]) if sequences else []
-        sums = torch.cat([partial.sums for partial in partials]) if partials else None
-        charges = [partial.charges for partial in partials if partial.charges is not None]
-        left = to_host(usable, own, sums, torch.cat(charges) if charges else None)
+        p0, usable = self._public(rows, given) if public is None else (on_device(np.array(public), rows.device), None)
+        sums, charges = self._partials(rows, given, p0)
+        left = to_host(usable, p0 if public is None else None, sums, charges)
         if left[0] is not None:
             check_usable(torch.from_numpy(left[0]))
         return Reduced(*left[1:])
 
-    def _partials(self, log_p: Tensor, given: Reduction, public: Tensor) -> list[Partial]:
+    def weigh(self, rows: Tensor, given: Reduction) -> tuple[Weighed, Tensor]:
+        """Computes the sampling weights of each request, where this shard has the rows of all parts of its draw.
+
+        They stay on the device; a point below a request's total is a token (`pick`).
+
+        Returns:
+            what leaves the shard; int64 [requests, V], the weights up to each token.
+
+        Raises:
+            ValueError: a public row is not a distribution.
+        """
+        p0, usable = self._public(rows, given)
+        sums, charges = self._partials(rows, given, p0)
+        private = len(given.drawn)
+        protocol = given.protocol
+        cumulative = torch.empty(p0.shape, dtype=torch.int64, device=p0.device)
+
+        def accumulate_private(s: slice) -> None:
+            assert sums is not None
+            cumulative[:private][s] = accumulated(protocol.combine(p0[:private][s], sums[s]).weights)
+
+        def accumulate_public(s: slice) -> None:
+            cumulative[private:][s] = accumulated(quantise(p0[private:][s]))
+
+        if private:
+            self._each(private, p0, accumulate_private)
+        if private < len(p0):
+            self._each(len(p0) - private, p0, accumulate_public)
+        usable_rows, totals, own = to_host(usable, cumulative[:, -1].contiguous(), charges)
+        assert usable_rows is not None
+        assert totals is not None
+        check_usable(torch.from_numpy(usable_rows))
+        return Weighed(totals, own), cumulative
+
+    def _public(self, rows: Tensor, given: Reduction) -> tuple[Tensor, Tensor]:
+        """Returns p0 of each request, and which of them are usable."""
+        sequences, parts = given.drawn.shape
+        asked = torch.cat([_private(rows, given)[:, 0], rows[sequences * (1 + parts) :]])
+        shaped = self._each(len(asked), asked, lambda s: begin_public(asked[s], given.options[s]))
+        public, usable = (torch.cat(each) for each in zip(*shaped, strict=True))
+        return public, usable
+
+    def _partials(self, rows: Tensor, given: Reduction, public: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the sums of the private requests, and their charges; None if there are none."""
+        log_p = _private(rows, given)[:, 1:]
         drawn = on_device(given.drawn, public.device)
         allowances = None if given.allowances is None else on_device(given.allowances, public.device)
 
@@ -111,12 +168,32 @@ class Reducer:
             granted = None if allowances is None else allowances[s]
             return reduction.reduce(given.protocol, public[s], log_p[s], given.options[s], drawn[s], granted)
 
-        return self._each(len(public), public, of)
+        partials = self._each(len(log_p), public, of) if len(log_p) else []
+        charges = [partial.charges for partial in partials if partial.charges is not None]
+        sums = torch.cat([partial.sums for partial in partials]) if partials else None
+        return sums, torch.cat(charges) if charges else None
 
     def _each(self, sequences: int, rows: Tensor, work: Callable[[slice], T]) -> list[T]:
         """Returns the results for consecutive shares of the sequences, each computed by a thread of its own."""
         shares = _shares(sequences, self._threads if rows.device.type == "cpu" else 1)
         return [work(shares[0])] if len(shares) == 1 else list(self._pool.map(work, shares))
+
+
+def pick(points: NDArray[np.int64], cumulative: Tensor) -> NDArray[np.int64]:
+    """Returns the tokens in which points lie (`Reducer.weigh`), int64 [requests]: those of `categorical.sample`.
+
+    Args:
+        points: int64 [requests]; `NO_POINT` for a request that gets no token, whose place in the result has no meaning.
+
+    Raises:
+        ValueError: there is not one point for each request, from 0 to below its total.
+    """
+    tokens = None
+    if len(points) == len(cumulative) and not (points < NO_POINT).any():
+        tokens = on_host(tokens_at(on_device(np.array(points), cumulative.device), cumulative))
+    if tokens is None or (tokens >= cumulative.shape[1]).any():
+        raise ValueError("points must be from 0 to below the total of each request")
+    return tokens
 
 
 def on_host(values: Tensor) -> NDArray[Any]:
@@ -161,6 +238,12 @@ def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
 def _use_one_thread() -> None:
     torch.get_num_threads()  # a thread's first use of PyTorch sets the process's number, also after another was set
     _set_num_threads(1)
+
+
+def _private(rows: Tensor, given: Reduction) -> Tensor:
+    """Returns the rows of the private requests, [S, 1 + n, V]."""
+    sequences, parts = given.drawn.shape
+    return rows[: sequences * (1 + parts)].view(sequences, 1 + parts, rows.shape[1])
 
 
 def _shares(sequences: int, count: int) -> list[slice]:

@@ -16,10 +16,13 @@ from torch import Tensor
 from services import tracing
 from services.actors import concurrent
 from services.engine.engine import EngineSettings, Request, create
-from services.reduction import Reduced, Reducer, Reduction, on_host
+from services.reduction import Reduced, Reducer, Reduction, Weighed, on_host, pick
 
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
+KEPT_BYTES = 4 * 2**30
+"""The most memory of kept rows, which all coordinators share. Beyond it the oldest are dropped, and their coordinators
+repeat their steps."""
 
 
 class LostStepError(RuntimeError):
@@ -28,7 +31,7 @@ class LostStepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
-    """Names a call of `Shard.keep`.
+    """Names a call of `Shard.keep` or `Shard.weigh`.
 
     Attributes:
         caller: the coordinator.
@@ -68,6 +71,8 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
+    """Holds rows of a step, or the weights that came of them, [rows, V], and the adapters that come after it."""
+
     rows: Tensor
     since: float
     coming: Sequence[str]
@@ -76,8 +81,8 @@ class _Kept:
 class Shard:
     """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor.
 
-    The rows between `keep` and `reduce_kept` are the only exception: where they are lost, the coordinator repeats the
-    step.
+    What is kept between `keep` and `reduce_kept`, or `weigh` and `pick`, is the only exception: where it is lost, the
+    coordinator repeats the step.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -135,13 +140,21 @@ class Shard:
         Drops what the same caller kept for its earlier steps.
         """
         with self._working("shard.keep", trace):
-            now = time.monotonic()
-            for old, kept in list(self._kept.items()):
-                if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
-                    del self._kept[old]
+            self._forget_before(key)
             rows = self._engine.logits(requests)
+            self._make_room(rows.nbytes, key)
             # A GPU's next step overwrites its rows.
-            self._kept[key] = _Kept(rows if rows.device.type == "cpu" else rows.clone(), now, coming)
+            kept = rows if rows.device.type == "cpu" else rows.clone()
+            self._kept[key] = _Kept(kept, time.monotonic(), coming)
+
+    def _make_room(self, size: int, key: StepKey) -> None:
+        """Drops the oldest kept rows, but none of this step, until rows of this size fit into `KEPT_BYTES`."""
+        others = [old for old in self._kept if (old.caller, old.step) != (key.caller, key.step)]
+        used = size + sum(kept.rows.nbytes for kept in self._kept.values())
+        for old in others:
+            if used <= KEPT_BYTES:
+                return
+            used -= self._kept.pop(old).rows.nbytes
 
     def reduce_kept(
         self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None
@@ -161,6 +174,43 @@ class Shard:
             reduced = self._reducer.reduce(kept.rows, reduction, public)
         self._prepare_later(kept.coming)
         return reduced
+
+    def weigh(
+        self,
+        key: StepKey,
+        requests: Sequence[Request],
+        reduction: Reduction,
+        coming: Sequence[str] = (),
+        trace: str | None = None,
+    ) -> Weighed:
+        """Computes the sampling weights of a step, keeps them on the device for `pick`, and returns their totals.
+
+        For an ensemble of one group, whose shard has the rows of every draw. Nothing is sampled here; see `keep` and
+        `next_token` for the rest.
+        """
+        with self._working("shard.weigh", trace):
+            self._forget_before(key)
+            weighed, cumulative = self._reducer.weigh(self._engine.logits(requests), reduction)
+            self._kept[key] = _Kept(cumulative, time.monotonic(), ())
+        self._prepare_later(coming)
+        return weighed
+
+    def pick(self, key: StepKey, points: NDArray[np.int64], trace: str | None = None) -> NDArray[np.int64]:
+        """Returns the token of each request of `weigh`, int64 [requests]: a function of its weights and its point.
+
+        To draw a point is to sample a token: the caller charges it before, whether this call answers or not.
+
+        Args:
+            points: int64 [requests], uniform below the totals (`categorical.draw`), or `NO_POINT`.
+
+        Raises:
+            LostStepError: the weights are not here. The step must be repeated.
+            ValueError: a point is not below its total.
+        """
+        if key not in self._kept:
+            raise LostStepError
+        with self._working("shard.pick", trace):
+            return pick(points, self._kept.pop(key).rows)
 
     def prepare(self, adapters: Sequence[str]) -> None:
         """Loads adapters of the next calls (`Engine.prepare`)."""
@@ -191,6 +241,13 @@ class Shard:
         """
         if adapters and not self._engine.resident:
             ray.get_runtime_context().current_actor.prepare.remote(adapters)
+
+    def _forget_before(self, key: StepKey) -> None:
+        """Drops what is kept of the caller's earlier steps, and what is old of any caller."""
+        now = time.monotonic()
+        for old, kept in list(self._kept.items()):
+            if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
+                del self._kept[old]
 
     @contextmanager
     def _working(self, name: str, trace: str | None) -> Iterator[None]:

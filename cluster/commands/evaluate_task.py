@@ -103,9 +103,11 @@ def reference(
     real: Annotated[Path, typer.Option(help="The private text: JSON Lines with a user, a text and a label.")],
     method: Annotated[str, typer.Option(help="invisible-ink (Vinod et al. 2025) or amin (Amin et al. 2024).")],
     output: Annotated[Path, typer.Option(help="The directory for the texts, a training set for `evaluate task`.")],
-    epsilon: Annotated[float, typer.Option(help="The epsilon for the text of one user, replaced.")] = EPSILON,
+    epsilon: Annotated[
+        float, typer.Option(help="The epsilon for one user's texts, replaced by others of their labels.")
+    ] = EPSILON,
     delta: DeltaOption = DELTA,
-    references: Annotated[int, typer.Option(min=2, help="The number of users of a batch, with one text each.")] = 16,
+    references: Annotated[int, typer.Option(min=2, help="The most users of a batch, with one text each.")] = 16,
     tokens: Annotated[
         int, typer.Option(min=1, help="The tokens of a text; for amin, the private ones of a batch.")
     ] = 64,
@@ -126,7 +128,7 @@ def reference(
     """
     from cluster.console import display
     from services.laboratory.utility.labelled import read
-    from services.laboratory.utility.reference_texts import METHODS, ReferenceOptions, write_texts
+    from services.laboratory.utility.reference_texts import METHODS, ReferenceOptions, guarantee, write_texts
     from services.training.private_base import resolve_public
 
     if method not in METHODS:
@@ -145,4 +147,5 @@ def reference(
     if as_json:
         print(json.dumps({"output": str(output), "texts": count}))
     else:
-        print(f"{output}: {count} texts, of batches of {references} users")
+        print(f"{output}: {count} texts, of batches of at most {references} users")
+        print(guarantee(options))

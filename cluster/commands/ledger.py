@@ -102,12 +102,20 @@ def export(
     output: Annotated[
         Path | None, typer.Option(help="The output file, replaced atomically. Default: standard output.")
     ] = None,
+    private_values: Annotated[
+        bool, typer.Option("--private-values", help="Write the values that depend on the private text, too.")
+    ] = False,
 ) -> None:
-    """Write all rows as JSON Lines, each with its hash. They may contain losses measured on the private text."""
+    """Write all rows as JSON Lines, each with its hash, and without the values that depend on the private text.
+
+    These are measured losses and, with individual budgets, what is charged and set aside in each part's account: every
+    `settle`, `lease` and checkpoint has some. From the first of them on, rows have no hash, because a hash confirms a
+    guess. `privmix ledger verify` accepts a file with all values, which no client may see (`--private-values`).
+    """
     from services.budget import export as exporting
 
     with _ledger_errors_printed(), _written(output) as lines:
-        exporting.export(source, lines)
+        exporting.export(source, lines, private=private_values)
 
 
 @ledger.command()
@@ -196,7 +204,7 @@ def _refusal(error: LedgerError | KeysError) -> typer.Exit:
 
 @contextmanager
 def _written(output: Path | None) -> Iterator[TextIO]:
-    """Writes a file atomically, readable only by this user, because it may contain measured losses."""
+    """Writes a file atomically, readable only by this user, because it may contain private values."""
     if output is None:
         yield sys.stdout
         return

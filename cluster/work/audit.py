@@ -14,7 +14,7 @@ from rich.table import Table
 from cluster.console import console, display
 from cluster.parameters import bad, settings_from
 from cluster.steps import Steps
-from services.laboratory.audit.attacks import black_box, pipeline
+from services.laboratory.audit.attacks import black_box, pipeline, reference_batches, restored_ledger, unpaid
 from services.laboratory.audit.report.finding import finite
 from services.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
 from services.laboratory.audit.report.sections import Subject
@@ -34,14 +34,23 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
     steps("Training two ensembles with the command's defaults (finished adapters are kept)")
     worlds = pipeline.train_worlds(directory, words)
     findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
+    steps("Restoring older copies of a ledger, and replacing a user of a reference")
+    findings += [
+        pipeline.finding("privmix ledger forfeit", restored_ledger.forfeit_faults(), restored_ledger.ATTACK),
+        pipeline.finding("privmix evaluate reference", reference_batches.batch_faults(), reference_batches.ATTACK),
+    ]
     if serve:
         steps("Serving each ensemble and asking it as a client")
         views = [pipeline.view(world) for world in worlds]
         findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
+    steps("Leaving answers at every point, to get tokens that nobody pays for")
+    findings.append(unpaid.finding(unpaid.unpaid()))
     return AttackSection(
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
-        "no message, no answer but for its sampled text.",
+        "no message, no answer but for its sampled text; of a reference's batches, one text. A ledger that is restored "
+        "from older copies charges each part's account what the part paid. Every token that is sampled is paid for, "
+        "wherever its client leaves.",
         findings=findings,
     )
 

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from services.batches.records import BatchError
 
@@ -56,9 +56,14 @@ def read_lines(content: bytes, endpoint: str, most_lines: int) -> tuple[list[Lin
 
 def model_of(lines: list[Line]) -> str | None:
     """Returns the model that the first lines name; None if they differ."""
-    models = {json.loads(line.body).get("model") for line in lines[:MOST_ERRORS]}
-    (model, *others) = models or {None}
-    return model if not others and isinstance(model, str) else None
+    models = [json.loads(line.body).get("model") for line in lines[:MOST_ERRORS]]
+    model = models[0] if models else None
+    return model if all(other == model for other in models) and _is_name(model) else None
+
+
+def _is_name(model: Any) -> TypeGuard[str]:
+    """Returns whether a record can hold this model. If not, each line fails, as it names no model."""
+    return isinstance(model, str) and len(model) <= MOST_ID_CHARACTERS and model.isprintable()
 
 
 def _read(number: int, text: bytes, endpoint: str) -> Line:
@@ -82,7 +87,10 @@ def _read(number: int, text: bytes, endpoint: str) -> Line:
         raise _InvalidLineError("mismatched_endpoint", f"url: use the endpoint of the batch, {endpoint}", "url")
     if not isinstance(body, dict):
         raise _InvalidLineError("invalid_body", "body: give the JSON object that the endpoint expects", "body")
-    return Line(number, custom_id, json.dumps(body).encode())
+    try:
+        return Line(number, custom_id, json.dumps(body).encode())
+    except RecursionError:
+        raise _InvalidLineError("invalid_body", "body: its values are nested too deeply", "body") from None
 
 
 def _error(code: str, message: str) -> BatchError:

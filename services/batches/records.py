@@ -1,5 +1,6 @@
 """Defines the files and batches of OpenAI's API: https://platform.openai.com/docs/api-reference/batch."""
 
+import json
 from typing import Literal
 from uuid import uuid4
 
@@ -114,6 +115,14 @@ class LineResult(_Record):
     custom_id: str
     response: LineResponse | None = None
     error: LineError | None = None
+
+    def text(self) -> str:
+        """Returns the line, in ASCII: a custom id from JSON may hold half of a surrogate pair, which UTF-8 cannot.
+
+        Raises:
+            ValueError: JSON cannot represent the response.
+        """
+        return json.dumps(self.model_dump(mode="json"), allow_nan=False, separators=(",", ":"))
 
 
 class BatchRequest(_Record):

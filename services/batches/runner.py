@@ -63,11 +63,16 @@ class RunningBatch:
             worker.cancel()
 
 
+class _AnswerLostError(Exception):
+    """An answer failed after it had tokens, which are charged. Its arguments are the failure and the line's usage."""
+
+
 class Runner:
     """Runs all open batches while `holder` has the lease. At most `capacity` lines of one owner run at the same time.
 
     The result of a line is on disk before the line counts as answered, and an answered line never runs again. A line
-    that was running when this process died runs again.
+    that was running when this process died runs again. Whatever fails in a line fails this line alone, and its result
+    has the usage of the tokens that were lost: so the usage of a batch is that of its two files together.
     """
 
     def __init__(
@@ -207,7 +212,7 @@ class Runner:
             interrupted = f"the service was restarted {MOST_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))
         else:
-            result = await self._answer_with_retries(job, line)
+            result = _writable(line, *await self._answer_with_retries(job, line))
         await _durably(lambda: self._store.answer_line(batch_id, line.number, *result))
         job.generating.discard(worker)
 
@@ -220,8 +225,10 @@ class Runner:
                 delay = _delay_s(failure, pause)
                 if delay is None:
                     return _failed(line, failure)
-            except Exception as error:  # Its message is not logged, because it could quote a prompt.
-                _log.error("a line of batch %s failed with %s", job.open_batch.batch.id, type(error).__qualname__)
+            except _AnswerLostError as lost:  # another attempt would charge for the tokens again
+                return _failed(line, *lost.args)
+            except Exception as error:
+                _log_failure(job, error)
                 return _failed(line, unexpected())
             job.generating.discard(_worker())
             if job.ending != "completed":
@@ -234,6 +241,7 @@ class Runner:
 
         Raises:
             ApiError: the refusal or failure that the endpoint would return.
+            _AnswerLostError: the same, after some tokens.
         """
         identity = await self._keys.identity_of(job.open_batch.owner)
         await self._serving.wait()
@@ -250,9 +258,19 @@ class Runner:
                 job.generating.add(_worker())
                 yield queue
 
-        body = await complete_answer(submit, prepared.generations, prepared.answer)
-        response = LineResponse(status_code=200, request_id=new_id("req_"), body=body.model_dump(mode="json"))
+        try:
+            answer = await complete_answer(submit, prepared.generations, prepared.answer)
+            body = answer.model_dump(mode="json")
+        except Exception as error:
+            lost = prepared.answer.usage
+            if not lost.completion_tokens:
+                raise
+            if not isinstance(error, ApiError):
+                _log_failure(job, error)
+            failure = error if isinstance(error, ApiError) else unexpected()
+            raise _AnswerLostError(failure, (lost.prompt_tokens, lost.completion_tokens)) from None
         usage = prepared.answer.usage
+        response = LineResponse(status_code=200, request_id=new_id("req_"), body=body)
         result = LineResult(id=new_id("batch_req_"), custom_id=line.custom_id, response=response)
         return result, (usage.prompt_tokens, usage.completion_tokens)
 
@@ -263,10 +281,28 @@ def _worker() -> asyncio.Task[None]:
     return worker
 
 
-def _failed(line: Line, failure: ApiError) -> tuple[LineResult, tuple[int, int]]:
-    """Returns the result of a line that failed, with no tokens used."""
-    response = LineResponse(status_code=failure.status, request_id=new_id("req_"), body=failure.body())
-    return LineResult(id=new_id("batch_req_"), custom_id=line.custom_id, response=response), (0, 0)
+def _failed(line: Line, failure: ApiError, usage: tuple[int, int] = (0, 0)) -> tuple[LineResult, tuple[int, int]]:
+    """Returns the result of a line that failed; `usage`: the prompt and completion tokens that were lost with it."""
+    prompt, completion = usage
+    lost = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    body = failure.body() | ({"usage": lost} if completion else {})
+    response = LineResponse(status_code=failure.status, request_id=new_id("req_"), body=body)
+    return LineResult(id=new_id("batch_req_"), custom_id=line.custom_id, response=response), usage
+
+
+def _writable(line: Line, result: LineResult, usage: tuple[int, int]) -> tuple[LineResult, tuple[int, int]]:
+    """Returns the result, or that of a failed line if it cannot be written: an error at its writing ends the batch."""
+    try:
+        result.text()
+    except Exception as error:
+        _log.error("the result of a line cannot be written: %s", type(error).__qualname__)
+        return _failed(line, unexpected(), usage)
+    return result, usage
+
+
+def _log_failure(job: RunningBatch, error: Exception) -> None:
+    """Logs the kind of an error. Its message could quote a prompt."""
+    _log.error("a line of batch %s failed with %s", job.open_batch.batch.id, type(error).__qualname__)
 
 
 def _delay_s(failure: ApiError, pause: float) -> float | None:

@@ -203,7 +203,7 @@ class BatchStore:
                 update(batch_lines_table)
                 .where(line, batch_lines_table.c.goes_to.is_(None))
                 .values(
-                    result=result.model_dump_json(),
+                    result=result.text(),
                     goes_to=OUTPUT if succeeded else ERRORS,
                     prompt_tokens=usage[0],
                     completion_tokens=usage[1],
@@ -362,4 +362,4 @@ def _not_run(ending: Ending, custom_id: str) -> str:
         "cancelled": "the batch was cancelled before this request was answered",
     }.get(ending, "this request was not answered")
     error = LineError(code=f"batch_{ending}", message=message)
-    return LineResult(id=new_id("batch_req_"), custom_id=custom_id, error=error).model_dump_json()
+    return LineResult(id=new_id("batch_req_"), custom_id=custom_id, error=error).text()

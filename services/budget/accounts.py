@@ -69,13 +69,16 @@ class Accounts:
             for part in range(parts)
         )
 
-    def largest(self, tokens: int, horizon: int, count: int) -> Grains:
-        """Returns the most that `count` unknown tokens after the first `tokens` can have charged, by part.
+    def largest(self, parts: int, first: int, last: int, horizon: int, count: int) -> Grains:
+        """Returns the most that `count` unknown tokens can have charged, by part.
 
         An allowance never exceeds `HEADROOM` times the fastest pace of what was left before them.
+
+        Args:
+            parts: the number of parts of the partition. A part without an entry may have been served since.
+            first, last: the number of tokens released before the unknown ones, and the most with them and all others.
         """
-        most = HEADROOM * _FASTER / _shortest(tokens, tokens + count, horizon)
-        parts = max(len(self.charged), len(self.held))
+        most = HEADROOM * _FASTER / _shortest(first, last, horizon)
         return tuple(
             min(self.left(part), int((WHOLE - _at(self.charged, part)) * most * count) + count) for part in range(parts)
         )

@@ -3,12 +3,18 @@
 A restored snapshot, or a standby that lagged behind its primary, is an intact chain without the last rows. Its writer
 would grant the tokens of these rows again. An anchor is written after each commit that charges, before the grant is
 returned. So whatever was granted is in the chain that the anchor names, and its counts bound what was released.
+
+An end replaces only the end that its writer knows to be in its own chain, in one step (`Anchor.swap`). So the ends that
+an anchor ever stored are in one chain, unless `forfeit` charged those that are not, and each grant stands in it. Of two
+writers on copies of a ledger, the second to reach the anchor finds an end that its copy lacks, and it is refused.
 """
 
 import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +30,14 @@ from services.database.backend import DatabaseUsage
 from services.database.database import BACKENDS, Database
 from services.errors import (
     DatabaseError,
+    LedgerError,
     LedgerForeign,
     LedgerMismatch,
     LedgerRolledBack,
     LedgerUnavailable,
     LedgerUnknown,
 )
-from services.files import write_atomically
+from services.files import create_atomically, locked, write_atomically
 from services.privacy.events import Event
 
 _anchor_table = Table(
@@ -52,6 +59,7 @@ class ChainEnd(BaseModel):
         head: the hash of the last row.
         charged: each event, as a JSON object, and the number of tokens charged for it.
         stopped: whether the ledger grants no more private tokens.
+        parts: the number of parts with an account; 0 for a ledger without accounts, and in the earliest anchors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,11 +69,18 @@ class ChainEnd(BaseModel):
     head: str = Field(min_length=64, max_length=64)
     charged: tuple[tuple[dict[str, Any], int], ...] = ()
     stopped: bool = False
+    parts: int = Field(0, ge=0)
 
     @classmethod
     def of(cls, balance: Balance) -> Self:
-        charged = tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items())
-        return cls(ledger=balance.id, rows=balance.rows, head=balance.head, charged=charged, stopped=balance.stopped)
+        return cls(
+            ledger=balance.id,
+            rows=balance.rows,
+            head=balance.head,
+            charged=tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items()),
+            stopped=balance.stopped,
+            parts=balance.parts,
+        )
 
     @property
     def tokens(self) -> Counter[Event]:
@@ -96,48 +111,25 @@ class Anchor(ABC):
         """
 
     @abstractmethod
-    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
-        """Stores the end durably. Keeps a later end, unless the chain was `rewound` to a shorter one on purpose.
+    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
+        """Stores an end durably in place of `before`, in one step. Keeps what is stored if it has another head.
+
+        So of two writers on copies of a ledger, only one can follow an end that both know.
+
+        Args:
+            before: the end that must be stored; None if there must be none.
+
+        Returns:
+            The end that is stored now: `end`, or the one that was kept.
 
         Raises:
             LedgerUnavailable: the end may not be stored.
         """
 
 
-class _TextAnchor(Anchor):
-    """Stores the end of each chain as JSON under the name `ID.json`."""
-
-    @abstractmethod
-    def load(self, name: str) -> str | None:
-        """Returns the text under this name; None if there is none. Raises OSError or another error of the place."""
-
-    @abstractmethod
-    def store(self, name: str, text: str) -> None:
-        """Replaces the text under this name durably. Raises OSError or another error of the place."""
-
-    def read(self, ledger: str) -> ChainEnd | None:
-        try:
-            text = self.load(f"{ledger}.json")
-        except Exception as error:  # each file system of fsspec has errors of its own
-            raise LedgerUnavailable(f"its anchor {self.name} cannot be read: {_reason(error)}") from error
-        try:
-            return None if text is None else ChainEnd.model_validate_json(text)
-        except ValueError as error:
-            raise LedgerForeign(f"{ledger}.json in {self.name} is not an anchor of this version") from error
-
-    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
-        stored = None if rewound else self.read(end.ledger)
-        if stored is not None and stored.rows > end.rows:
-            return  # another writer has anchored a later row since this one committed
-        try:
-            self.store(f"{end.ledger}.json", end.model_dump_json() + "\n")
-        except Exception as error:
-            raise LedgerUnavailable(f"its anchor {self.name} cannot be written: {_reason(error)}") from error
-
-
 @dataclass(frozen=True)
-class DirectoryAnchor(_TextAnchor):
-    """Stores the ends of chains in files of an existing directory."""
+class DirectoryAnchor(Anchor):
+    """Stores the end of each chain as JSON in a file `ID.json` of an existing directory."""
 
     path: Path
 
@@ -145,19 +137,42 @@ class DirectoryAnchor(_TextAnchor):
     def name(self) -> str:
         return str(self.path)
 
-    def load(self, name: str) -> str | None:
-        if not self.path.is_dir():
-            raise NotADirectoryError("there is no such directory")
-        file = self.path / name
-        return file.read_text(encoding="utf-8") if file.exists() else None
+    def read(self, ledger: str) -> ChainEnd | None:
+        with explained(self.name, "read"):
+            if not self.path.is_dir():
+                raise NotADirectoryError("there is no such directory")
+            file = self._file(ledger)
+            text = file.read_text(encoding="utf-8") if file.exists() else None
+        return _parsed(text, ledger, self.name)
 
-    def store(self, name: str, text: str) -> None:
-        write_atomically(self.path / name, text.encode())
+    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
+        file = self._file(end.ledger)
+        with explained(self.name, "written"):
+            if before is None:
+                try:
+                    create_atomically(file, _text(end))
+                    return end
+                except FileExistsError:
+                    pass
+            with locked(file):
+                stored = self.read(end.ledger)
+                if not is_same(stored, before):
+                    return present(stored, self.name)
+                write_atomically(file, _text(end))
+        return end
+
+    def _file(self, ledger: str) -> Path:
+        return self.path / f"{ledger}.json"
 
 
 @dataclass(frozen=True)
-class ObjectAnchor(_TextAnchor):
-    """Stores the ends of chains as objects under a URL of fsspec, such as `s3://bucket/prefix`."""
+class ObjectAnchor(Anchor):
+    """Stores the ends of chains as objects under a URL of fsspec, such as `s3://bucket/prefix`.
+
+    An object store cannot compare and swap, but can create an object that does not exist. So each end of a chain is an
+    object `ID/NUMBER.json`, and its successor is created under the next number; the largest number is the chain's end.
+    Older objects are removed. A writer that was paused may then create a number again, which is not the largest.
+    """
 
     url: str
 
@@ -165,21 +180,59 @@ class ObjectAnchor(_TextAnchor):
     def name(self) -> str:
         return self.url
 
+    def read(self, ledger: str) -> ChainEnd | None:
+        return self._last(ledger)[1]
+
+    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
+        number, stored = self._last(end.ledger)
+        if not is_same(stored, before):
+            return present(stored, self.name)
+        with explained(self.name, "written"), suppress(FileExistsError):
+            self._create(end.ledger, number + 1, _text(end))
+        stored = self.read(end.ledger)
+        with suppress(Exception):  # what is left over has no effect
+            for old in self._numbers(end.ledger):
+                if old < number:
+                    self._files.rm_file(self._object(end.ledger, old))
+        return present(stored, self.name)
+
     @cached_property
     def _files(self) -> Any:
+        from fsspec import AbstractFileSystem
         from fsspec.core import url_to_fs
 
         files, _ = url_to_fs(self.url, use_listings_cache=False)
+        if not files.async_impl and type(files).pipe_file is AbstractFileSystem.pipe_file:
+            raise LedgerForeign(f"the anchor {self.url} cannot create an object only if it does not exist")
         return files
 
-    def load(self, name: str) -> str | None:
-        try:
-            return str(self._files.cat_file(f"{self.url}/{name}").decode())
-        except FileNotFoundError:
-            return None
+    def _object(self, ledger: str, number: int) -> str:
+        return f"{self.url}/{ledger}/{number:016d}.json"
 
-    def store(self, name: str, text: str) -> None:
-        self._files.pipe_file(f"{self.url}/{name}", text.encode())
+    def _create(self, ledger: str, number: int, text: bytes) -> None:
+        self._files.pipe_file(self._object(ledger, number), text, mode="create")
+
+    def _numbers(self, ledger: str) -> list[int]:
+        try:
+            names = self._files.ls(f"{self.url}/{ledger}", detail=False)
+        except FileNotFoundError:
+            return []
+        stems = (name.rpartition("/")[2].removesuffix(".json") for name in names)
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+    def _last(self, ledger: str) -> tuple[int, ChainEnd | None]:
+        """Returns the largest number and its end; 0 and the end under the name of earlier versions if there is none."""
+        while True:
+            with explained(self.name, "read"):
+                number = max(self._numbers(ledger), default=0)
+                place = self._object(ledger, number) if number else f"{self.url}/{ledger}.json"
+                try:
+                    text = str(self._files.cat_file(place).decode())
+                except FileNotFoundError:
+                    if number:
+                        continue  # it was replaced and removed after it was listed
+                    text = None
+            return number, _parsed(text, ledger, self.name)
 
 
 class DatabaseAnchor(Anchor):
@@ -205,22 +258,24 @@ class DatabaseAnchor(Anchor):
                 text = connection.execute(query).scalar()
         except DatabaseError as error:
             raise LedgerUnavailable(f"its anchor {self.name} cannot be read: {error}") from error
-        return None if text is None else ChainEnd.model_validate_json(text)
+        return _parsed(text, ledger, self.name)
 
-    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
+    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
         mine = _anchor_table.c.ledger == end.ledger
         try:
-            with self._database.transaction() as connection:
+            with self._database.transaction() as connection:  # excludes other writers
                 _anchor_table.create(connection, checkfirst=True)
-                stored = connection.execute(select(_anchor_table.c.rows).where(mine)).scalar()
-                if stored is not None and stored > end.rows and not rewound:
-                    return
+                text = connection.execute(select(_anchor_table.c.end).where(mine)).scalar()
+                stored = _parsed(text, end.ledger, self.name)
+                if not is_same(stored, before):
+                    return present(stored, self.name)
                 connection.execute(delete(_anchor_table).where(mine))
                 connection.execute(
                     insert(_anchor_table).values(ledger=end.ledger, rows=end.rows, end=end.model_dump_json())
                 )
         except DatabaseError as error:
             raise LedgerUnavailable(f"its anchor {self.name} cannot be written: {error}") from error
+        return end
 
 
 def anchor_at(place: str) -> Anchor:
@@ -289,6 +344,40 @@ def rolled_back(balance: Balance, lost: dict[str, ChainEnd]) -> LedgerRolledBack
 def is_writable(directory: Path) -> bool:
     """Returns whether this process may create files in a directory."""
     return os.access(directory, os.W_OK | os.X_OK)
+
+
+def is_same(stored: ChainEnd | None, expected: ChainEnd | None) -> bool:
+    """Returns whether both are the end of one chain, or both are None."""
+    return (stored and stored.head) == (expected and expected.head)
+
+
+def present(stored: ChainEnd | None, name: str) -> ChainEnd:
+    """Returns the end that an anchor stores. Raises LedgerUnavailable if it is gone."""
+    if stored is None:
+        raise LedgerUnavailable(f"its anchor {name} is gone: put it back")
+    return stored
+
+
+def _text(end: ChainEnd) -> bytes:
+    return end.model_dump_json().encode() + b"\n"
+
+
+def _parsed(text: str | None, ledger: str, name: str) -> ChainEnd | None:
+    try:
+        return None if text is None else ChainEnd.model_validate_json(text)
+    except ValueError as error:
+        raise LedgerForeign(f"{ledger}.json in {name} is not an anchor of this version") from error
+
+
+@contextmanager
+def explained(name: str, done: str) -> Iterator[None]:
+    """Raises LedgerUnavailable for the errors of a place, of which each file system of fsspec has its own."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except Exception as error:
+        raise LedgerUnavailable(f"its anchor {name} cannot be {done}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -95,13 +95,13 @@ class Reservation:
         return await self._charge(losses) if losses else self.count
 
     def release(self, count: int) -> None:
-        """Records that `count` tokens are released now. They stay charged."""
+        """Records that `count` tokens are sampled next. They stay charged, whether or not a client gets them."""
         if not 0 <= self.released + count <= self.count:
             raise ValueError(f"cannot release {count} more tokens of {self.count} with {self.released} released")
         self.released += count
 
     def release_charged(self, charges: Mapping[int, Grains]) -> None:
-        """Records that tokens, given by their index, are released now, and what they charge to each part's account.
+        """Records that tokens, given by their index, are sampled next, and what they charge to each part's account.
 
         Raises:
             ValueError: a token is unknown or was released before, or its charges exceed its allowances.
@@ -121,8 +121,8 @@ class BudgetClient:
         client = BudgetClient(ray.get_actor(NAME, namespace))
         async with client.reserve(event, len(sequences)) as reserved:
             ...                                      # compute at most `reserved.count` tokens
-            granted = await reserved.charge(losses)  # at most this many of the first tokens may be released
-            reserved.release(granted)
+            granted = await reserved.charge(losses)  # at most this many of the first tokens may be sampled
+            reserved.release(granted)                # and then sample them
         await client.settle()                        # before this process ends
 
     The client requests the next lease before the current one runs out, so that no step waits for a commit. A client

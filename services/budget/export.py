@@ -6,27 +6,53 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from services.budget.chain import LedgerRow
+from services.budget.records import KINDS
 from services.budget.state import Balance, LedgerState
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
 from services.database.sqlite import MAGIC
 from services.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
 
+LEFT_OUT = "left_out"
+"""The field of an exported row that names the private values which its body lacks."""
 
-def export(ledger: str | Path, lines: TextIO) -> int:
+
+def export(ledger: str | Path, lines: TextIO, *, private: bool = False) -> int:
     """Writes the rows without verifying them and returns their number.
+
+    Args:
+        private: write the values that depend on the private text, too. Without them, there are no hashes from the
+            first row that had such values: a hash would confirm a guess of them.
 
     Raises:
         LedgerError: the ledger does not exist or cannot be read.
     """
-    written = 0
+    written, hashes = 0, True
     with LedgerDatabase(ledger, "read").transaction() as connection:
         for written, row in enumerate(every_row(connection), start=1):  # noqa: B007 (the last number is the count)
-            lines.write(json.dumps(asdict(row), default=repr) + "\n")
+            shown: dict[str, Any] = asdict(row)
+            body, left_out = _public(row)
+            if left_out and not private:
+                shown |= {"body": body, LEFT_OUT: left_out}
+                hashes = False
+            if not hashes:
+                del shown["previous"], shown["hash"]
+            lines.write(json.dumps(shown, default=repr) + "\n")
     return written
+
+
+def _public(row: LedgerRow) -> tuple[str, list[str]]:
+    """Returns a row's body without private values, and the names of those; without any value if it is damaged."""
+    try:
+        body = dict(json.loads(row.body))
+    except (TypeError, ValueError):
+        return "", ["body"]
+    names = KINDS[row.kind].private if row.kind in KINDS else frozenset(body)
+    left_out = sorted(name for name in names if body.get(name))
+    return json.dumps({name: value for name, value in body.items() if name not in left_out}), left_out
 
 
 def verify(place: str | Path, *, head: str | None = None, length: int | None = None) -> Balance:
@@ -85,7 +111,13 @@ def _is_exported(place: str | Path) -> bool:
 
 def _parsed(number: int, line: str) -> LedgerRow:
     try:
-        return LedgerRow(**json.loads(line))
+        row = json.loads(line)
+        if LEFT_OUT in row:
+            raise LedgerUnavailable(
+                f"line {number} was exported without its private values, so nothing from there can be verified; verify "
+                "the ledger, or a file of `privmix ledger export --private-values`"
+            )
+        return LedgerRow(**row)
     except (TypeError, ValueError) as error:
         raise LedgerCorrupt(
             f"line {number} is not a row of an exported ledger, and the file is not a SQLite database"

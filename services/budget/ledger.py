@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import Connection
 
 from services.budget.accounts import Grains
-from services.budget.anchor import Anchor, ChainEnd, anchored, lost_ends, rolled_back
+from services.budget.anchor import Anchor, ChainEnd, anchored, is_same, lost_ends, rolled_back
 from services.budget.chain import LedgerRow, verified
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
@@ -123,8 +123,11 @@ class Ledger:
         self._busy = False
         self._anchors = tuple(anchors)
         self._lost: Mapping[str, ChainEnd] = {}
+        # What each anchor stores, by its name: an end of this chain, or one in `_lost`.
+        self._stored: dict[str, ChainEnd] = {}
         # Charges before this writer's first commit may not be anchored: their writer may have died before.
         self._anchor_due = True
+        self._anchor_failed = False
         self._database = LedgerDatabase(ledger, "write")
         self._state: LedgerState | None = self._begin(
             LedgerDatabase(ledger, "create") if create else self._database, create=create, identity=identity
@@ -155,7 +158,7 @@ class Ledger:
 
         Raises:
             LeaseRefused: the count is out of range, a lease with this name has another event or is settled, JSON
-                cannot represent the event, or it has accounts and `parts` or the ledger's horizon is missing.
+                cannot represent the event, or it has accounts and the ledger has none, or none for all `parts`.
             LedgerError: nothing is granted. If the row has reached the disk nevertheless, it stays charged.
         """
         if not 1 <= wanted <= LARGEST_LEASE:
@@ -163,8 +166,11 @@ class Ledger:
         if event.measured:
             raise LeaseRefused(f"the cost of a token of {event.kind} is known only once it is computed: charge it then")
         _check_recordable(event)
-        if event.accounts and (parts is None or parts < 1 or self.terms.horizon is None):
-            raise LeaseRefused(f"tokens of {event.kind} need the number of parts and a ledger with accounts")
+        if event.accounts and (self.terms.horizon is None or not 1 <= (parts or 0) <= (self.terms.parts or 0)):
+            raise LeaseRefused(
+                f"tokens of {event.kind} need the number of parts that are served and a ledger with accounts, which is "
+                f"for {self.terms.parts or 0} parts"
+            )
         name = lease or uuid4().hex
 
         def decide(state: LedgerState) -> Decision[Grant]:
@@ -252,12 +258,13 @@ class Ledger:
         Charges the difference to what each anchor knows, and at least `count` tokens in all, at the cost of the latest
         event. Charges them even if they exceed the budget. Open leases stay charged in full, because a client that
         returned tokens in the lost rows cannot return them again. If the budget limits measured losses, the ledger
-        stops, because the losses of these tokens are unknown. Accounts are charged the most that these tokens can have
-        cost, and as many more as open leases hold. The anchors then store the end of this chain.
+        stops, because the losses of these tokens are unknown. The accounts of all parts of the partition are charged
+        the most that these tokens can have cost, and as many more as open leases hold: these may have been settled in
+        the lost rows, and their tokens granted again. The anchors then store the end of this chain.
 
         Raises:
-            LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, or the ledger has no
-                charges yet.
+            LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, the ledger has no
+                charges yet, or the number of its parts is unknown.
         """
         if count is not None and not 1 <= count <= LARGEST_LEASE:
             raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens can be forfeited at once, not {count}")
@@ -278,13 +285,10 @@ class Ledger:
                 if lease.used is None
             ]
             for event, held in state.held.items():
-                if event.accounts and held and self._lost:
+                if event.accounts and held:
                     missing[event] = max(1, missing[event])
             for event, lost in missing.items():
-                charges: Grains = ()
-                if event.accounts:
-                    unknown_tokens = lost + state.held[event]
-                    charges = state.accounts.largest(state.charged.total(), self.terms.horizon or 1, unknown_tokens)
+                charges = self._most_charged(state, event, missing) if event.accounts else ()
                 records.append(Forfeited(event=json.loads(event.to_json()), count=lost, charges=charges))
             unknown = self.terms.enforced == "measured" and any(event.measured for event in missing)
             if (unknown or any(lost_end.stopped for lost_end in self._lost.values())) and not state.stopped:
@@ -292,6 +296,15 @@ class Ledger:
             return missing, records
 
         return self._commit(decide)
+
+    def _most_charged(self, state: LedgerState, event: Event, missing: Counter[Event]) -> Grains:
+        """Returns the most that the missing tokens of an event, and those that open leases hold, can have charged."""
+        parts = max(state.balance().parts, *(lost_end.parts for lost_end in self._lost.values()), 0)
+        if not parts or self.terms.horizon is None:
+            raise LeaseRefused(f"tokens of {event.kind} are missing, and nothing states the number of parts that paid")
+        released = state.charged.total() - state.held.total()
+        last = state.charged.total() + missing.total()
+        return state.accounts.largest(parts, released, last, self.terms.horizon, missing[event] + state.held[event])
 
     def take_over(self) -> None:
         """Becomes the ledger's writer now.
@@ -338,8 +351,8 @@ class Ledger:
             state = replay(connection)
             _check_not_moved(state)
             check_same_ledger(state, self.terms, identity)
-            ends = anchored(self._anchors, state.id, create=create)
-            self._lost = lost_ends(connection, state.balance(), ends)
+            self._stored = anchored(self._anchors, state.id, create=create)
+            self._lost = lost_ends(connection, state.balance(), self._stored)
         return state
 
     def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
@@ -370,8 +383,13 @@ class Ledger:
             self._turn.notify_all()
 
     def _write(self, calls: Sequence["_Call"]) -> None:
-        """Commits these calls in one transaction. If it fails, all of them fail."""
+        """Commits these calls in one transaction. If it fails, all of them fail.
+
+        Nothing is charged while an anchor is known to refuse, because it would be charged for nothing.
+        """
         try:
+            if self._anchor_failed:
+                self._anchor()
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
@@ -397,14 +415,30 @@ class Ledger:
                 raise
 
     def _anchor(self) -> None:
-        """Stores the end of the chain in all anchors. A chain that has charged what it lost replaces theirs."""
-        end = ChainEnd.of(self._balance)
+        """Stores the end of the chain in all anchors. A chain that has charged what it lost replaces theirs.
+
+        Raises:
+            LedgerRolledBack: an anchor knows rows of another chain: a writer has charged on a copy of this ledger.
+            LedgerUnavailable: an anchor cannot be written.
+        """
+        self._anchor_failed = True
         try:
             for anchor in self._anchors:
-                anchor.write(end, rewound=bool(self._lost))
+                self._swap(anchor, ChainEnd.of(self._balance))
         except LedgerError as error:
             raise error.of(self.name) from error
-        self._anchor_due, self._lost = False, {}
+        self._anchor_due, self._anchor_failed, self._lost = False, False, {}
+
+    def _swap(self, anchor: Anchor, end: ChainEnd) -> None:
+        """Stores an end in an anchor, unless another writer of this ledger has stored a later one."""
+        while not is_same(stored := anchor.swap(end, self._stored.get(anchor.name)), end):
+            with self._database.transaction() as connection:
+                if not stored.is_in(connection):
+                    raise rolled_back(self._balance, {anchor.name: stored})
+            self._stored[anchor.name] = stored
+            if stored.rows > end.rows:
+                return
+        self._stored[anchor.name] = end
 
     def _caught_up(self, connection: Connection) -> LedgerState:
         """Returns the state after every row on disk.

@@ -1,7 +1,8 @@
 """Defines the privacy budget that a ledger keeps."""
 
 import math
-from typing import Self
+import re
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -17,6 +18,8 @@ LOWEST_ORDER = 1.01
 
 ANY_ORDER = 2.0
 """The order of a ledger without a finite budget or without costs, where the order does not matter."""
+
+_PARTS_OF_PARTITION = re.compile(r", (\d+) parts$")
 
 _PARTITION = (
     ". This ledger charges each part for itself, and under another partition a user who has spent one part's account "
@@ -46,6 +49,8 @@ class PrivacyBudget(BaseModel):
         partition: identifies the assignment of users to parts, of a ledger that charges the parts separately; None for
             one that charges all parts alike. Under another assignment, a user who spent one part's account would get
             another's.
+        parts: the number of parts of the partition, whether they are served or not. Each of them has an account,
+            though a ledger has no entry of a part that was never served.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -59,9 +64,19 @@ class PrivacyBudget(BaseModel):
     stop_within: int | None = Field(None, gt=0)
     horizon: int | None = Field(None, gt=0)
     partition: str | None = None
+    parts: int | None = Field(None, ge=1)
     base: str | None = None
     base_apart: bool = False
     counter: TokenCounter | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_parts(cls, fields: Any) -> Any:
+        """Takes the number of parts of an earlier ledger from its partition's id (`Manifest.partition`)."""
+        if isinstance(fields, dict) and fields.get("parts") is None and fields.get("partition"):
+            stated = _PARTS_OF_PARTITION.search(str(fields["partition"]))
+            return fields if stated is None else {**fields, "parts": int(stated[1])}
+        return fields
 
     @model_validator(mode="after")
     def _check_base(self) -> Self:
@@ -94,7 +109,8 @@ class PrivacyBudget(BaseModel):
 
         Args:
             ensemble: the manifest's id.
-            partition: the manifest's; ignored where all parts are charged alike.
+            partition: the manifest's, which states the number of its parts; ignored where all parts are charged alike.
+                Without it, all parts are those of `protocol`.
             order: the Rényi order of the existing ledger; None chooses the order at which the budget lasts longest.
             base, base_apart, counter: see the attributes.
         """
@@ -111,6 +127,7 @@ class PrivacyBudget(BaseModel):
             counter=counter,
             horizon=settings.horizon,
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
+            parts=protocol.parts if settings.horizon is not None and partition is None else None,
         )
 
     def check_same(self, configured: "PrivacyBudget") -> None:

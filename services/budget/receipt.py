@@ -11,13 +11,13 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
 
-from services.budget.anchor import Anchor, ChainEnd, anchor_at, is_writable
+from services.budget.anchor import Anchor, ChainEnd, anchor_at, explained, is_same, is_writable, present
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
 from services.budget.store.database import LedgerDatabase
 from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
-from services.files import sync_directory
+from services.files import locked, sync_directory, write_atomically
 
 FILE = "ledger.receipt"
 
@@ -52,6 +52,10 @@ class Receipt(BaseModel):
         except (OSError, ValueError) as error:
             raise LedgerForeign(f"the receipt {ensemble / FILE} cannot be read: restore it from a backup") from error
 
+    def content(self) -> bytes:
+        """Returns the content of the file."""
+        return self.model_dump_json(indent=2).encode() + b"\n"
+
     def save(self, ensemble: Path, *, new: bool = False) -> None:
         """Writes the receipt durably and atomically.
 
@@ -64,7 +68,7 @@ class Receipt(BaseModel):
         partial = ensemble / f"{FILE}.{uuid4().hex}"
         try:
             with partial.open("x", encoding="utf-8") as file:
-                file.write(self.model_dump_json(indent=2) + "\n")
+                file.write(self.content().decode())
                 file.flush()
                 os.fsync(file.fileno())
             if new:
@@ -85,9 +89,14 @@ class Receipt(BaseModel):
 
 @dataclass(frozen=True)
 class ReceiptAnchor(Anchor):
-    """Stores the end of the chain in the receipt in an ensemble's directory. Does not write a read-only directory."""
+    """Stores the end of the chain in the receipt in an ensemble's directory.
+
+    A `fixed` receipt is in a directory that could not be written when the service started, beside another anchor that
+    stores each end. The ledger must contain its end, which stays.
+    """
 
     ensemble: Path
+    fixed: bool = False
 
     @property
     def name(self) -> str:
@@ -97,25 +106,32 @@ class ReceiptAnchor(Anchor):
         receipt = Receipt.load(self.ensemble)
         return None if receipt is None else receipt.end
 
-    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
-        receipt = Receipt.load(self.ensemble)
-        if receipt is None:
-            raise LedgerUnavailable(f"the receipt {self.name} is gone: restore it from a backup")
-        later = receipt.end is not None and receipt.end.rows > end.rows
-        if is_writable(self.ensemble) and (rewound or not later):
-            receipt.model_copy(update={"end": end}).save(self.ensemble)
+    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
+        if self.fixed:
+            return end
+        with explained(self.name, "written"), locked(self.ensemble / FILE):
+            receipt = Receipt.load(self.ensemble)
+            stored = None if receipt is None else receipt.end
+            if receipt is None or not is_same(stored, before):
+                return present(stored, self.name)
+            write_atomically(self.ensemble / FILE, receipt.model_copy(update={"end": end}).content())
+        return end
 
 
 def anchors_of(ensemble: Path, place: str | None = None) -> tuple[Anchor, ...]:
     """Returns the anchors of an ensemble's ledger: its receipt, and the one at `place` (`anchor_at`).
 
+    A receipt whose directory cannot be written stores no end. It is an anchor beside the one at `place`, which then
+    stores them; without that one it makes every grant fail, because a copy of the ledger would be accepted later.
+
     Raises:
         LedgerForeign: the receipt cannot be read, or `place` cannot be an anchor.
     """
-    receipt = Receipt.load(ensemble)
-    # A directory without an end of the chain that cannot be written has no anchor.
-    has_receipt = receipt is not None and (receipt.end is not None or is_writable(ensemble))
-    return (*([ReceiptAnchor(ensemble)] if has_receipt else []), *([anchor_at(place)] if place else []))
+    receipt, writable = Receipt.load(ensemble), is_writable(ensemble)
+    others = [anchor_at(place)] if place else []
+    if receipt is None or (receipt.end is None and not writable):
+        return tuple(others)
+    return (ReceiptAnchor(ensemble, fixed=bool(others) and not writable), *others)
 
 
 @dataclass(frozen=True)
@@ -158,7 +174,8 @@ def begin(
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
     Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor))
-    (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
+    with locked(ensemble / FILE):
+        (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
     return LedgerCreation(receipt.ledger, place, new=True)
 
 

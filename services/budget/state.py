@@ -108,6 +108,11 @@ class Balance:
     accounts: Accounts = NO_ACCOUNTS
     keyed: bool = False
 
+    @property
+    def parts(self) -> int:
+        """The number of parts with an account: those of the partition, served or not."""
+        return max(self.terms.parts or 0, len(self.accounts.charged), len(self.accounts.held))
+
 
 class LedgerState:
     """Holds the state of one ledger. Only rows change it, one at a time."""

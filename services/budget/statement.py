@@ -111,7 +111,8 @@ class LedgerStatement(Statement):
     """Adds details of the ledger, for the operator. Only `head` depends on private text, as a hash of what was charged.
 
     Attributes:
-        partition: the id of the partition to which a ledger with accounts belongs; None for another ledger.
+        partition, parts: the id of the partition to which a ledger with accounts belongs, and the number of its parts;
+            None for another ledger.
         epsilon_bound: the epsilon that the filter compares with `epsilon`: by the data-independent bounds of all
             charged tokens at `order`, or by the privacy loss distribution if there was only one release, paid once, or
             a counter.
@@ -123,6 +124,7 @@ class LedgerStatement(Statement):
 
     ensemble: str
     partition: str | None = None
+    parts: int | None = None
     epsilon_bound: float | None
     tokens_held: int
     charges: tuple[Charge, ...]

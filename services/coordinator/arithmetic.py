@@ -1,7 +1,7 @@
 """Computes the release of a step in several threads; each thread handles a share of the sequences."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -64,14 +64,17 @@ class Arithmetic:
         work = (self._run(PendingRelease.combined, protocol, partials.share(share), self._device) for share in shares)
         return tuple(await asyncio.gather(*work))
 
-    async def sample(self, pending: Sequence[PendingRelease], granted: int) -> list[int]:
-        """Samples one token for each sequence: the first `granted` private sequences from the protocol's output."""
+    async def sample(
+        self, pending: Sequence[PendingRelease], paid: Collection[int], free: Collection[int]
+    ) -> dict[int, int]:
+        """Samples tokens of some sequences; see `PendingRelease.sample`. Sequences count through all shares."""
+        firsts = accumulate((len(share.public) for share in pending), initial=0)
         work = []
-        for share in pending:
-            paid = min(granted, len(share.private))
-            granted -= paid
-            work.append(self._run(share.sample, paid))
-        return [token for tokens in await asyncio.gather(*work) for token in tokens]
+        for share, first in zip(pending, firsts, strict=False):
+            own = range(first, first + len(share.public))
+            chosen = [[at - first for at in places if at in own] for places in (paid, free)]
+            work.append(self._run(_sample, share, first, *chosen))
+        return {at: token for tokens in await asyncio.gather(*work) for at, token in tokens.items()}
 
     def _divide(self, sequences: int) -> list[slice]:
         ends = [sequences * share // self._shares for share in range(self._shares + 1)]
@@ -79,3 +82,7 @@ class Arithmetic:
 
     def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+
+def _sample(share: PendingRelease, first: int, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+    return {first + at: token for at, token in share.sample(paid, free).items()}

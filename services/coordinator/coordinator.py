@@ -16,12 +16,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from services import tracing
+from services.budget.accounts import Grains
 from services.budget.client import BudgetClient, Reservation
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.ensemble import PartialSums, Query, Rows, ShardedEnsemble
+from services.coordinator.ensemble import HeldWeights, PartialSums, Query, Rows, ShardedEnsemble
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
+from services.coordinator.pending_release import PendingRelease
 from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import LiveSequence
 from services.coordinator.settings import LEASE_TOKENS, StepSettings
@@ -29,6 +31,7 @@ from services.coordinator.text import Detokenizer
 from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
 from services.fleet.fleet import NAME as FLEET
 from services.fleet.shard_map import ShardMap
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.settings import WhenExhausted
 from services.shard import ShardStatus
 from services.structure.compiler import Compiler
@@ -273,33 +276,89 @@ class Coordinator:
         private = [live for live, query in zip(batch, queries, strict=True) if query.private]
         options = [live.options for live in batch]
         allowances = reserved.allowances[: len(private)]
-        answers: PartialSums | Rows
-        if self._protocol.additive:
+        answers: HeldWeights | PartialSums | Rows
+        if self._ensemble.samples:
+            answers = await self._ensemble.weigh(queries, options, allowances)
+        elif self._protocol.additive:
             answers = await self._ensemble.reduce(queries, options, allowances)
-            received = time.perf_counter()
-            pending = await self._arithmetic.combine(self._protocol, answers)
         else:
             answers = await self._ensemble.ask(queries)
-            received = time.perf_counter()
-            pending = await self._arithmetic.release(self._protocol, answers, options, allowances)
-        losses = [loss for share in pending for loss in share.losses or ()]
-        granted = min(len(private), await reserved.charge(losses)) if private else 0
-        self._exhaust(private[granted:])
-        tokens = await self._arithmetic.sample(pending, granted)
-        positions = await self._positions([(live, (token,)) for live, token in zip(batch, tokens, strict=True)])
+        received = time.perf_counter()
+        tokens = await self._draw(batch, private, answers, reserved)
+        drawn = [(live, tokens[at]) for at, live in enumerate(batch) if at in tokens]
+        positions = await self._positions([(live, (token,)) for live, token in drawn])
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
-        paid = {live.id: index for index, live in enumerate(private[:granted])}
-        released = [next_ for next_ in zip(batch, tokens, positions, strict=True) if next_[0].id in self._live]
-        paid_tokens = [paid[live.id] for live, *_ in released if live.id in paid]
-        if self._protocol.event.accounts:
-            charges = [charge for share in pending for charge in share.charges or ()]
-            reserved.release_charged({token: charges[token] for token in paid_tokens})
-        else:
-            reserved.release(len(paid_tokens))
         self._metrics.step(len(batch), answers.computed)
-        self._deliver([self._accept(*next_) for next_ in released])
+        released = zip(drawn, positions, strict=True)
+        self._deliver([self._accept(*next_, position) for next_, position in released if next_[0].id in self._live])
         self._steps.add(answers.computed, answers.received, received - started, sampled - received)
+
+    async def _draw(
+        self,
+        batch: Sequence[LiveSequence],
+        private: Sequence[LiveSequence],
+        answers: HeldWeights | PartialSums | Rows,
+        reserved: Reservation,
+    ) -> dict[int, int]:
+        """Mixes the rows, charges the tokens of a step, and then samples them. Returns them by place in `batch`.
+
+        No other code samples. A sample shows before it is released: in the state of its grammar, in the time until the
+        next position, in a step that fails. So a token is paid for before it exists, and nothing comes in between. Who
+        pays is settled before the rows are mixed, because some protocols draw noise there: from then on the ledger, the
+        accounts of the parts and the share of the key are charged whether the client stays or leaves, and whether
+        sampling succeeds. A sequence that has ended before gets no sample and pays for none.
+        """
+        paying = [at for at, live in enumerate(private) if live.id in self._live]
+        payers = [private[at] for at in paying]
+        for live in payers:
+            live.charge()
+        granted = 0
+        try:
+            pending = await self._mix(answers, [live.options for live in batch], reserved.allowances[: len(private)])
+            granted = await self._charge(pending, paying, reserved)
+        finally:
+            for live in payers[granted:]:
+                live.charge(-1)
+        self._exhaust(payers[granted:])
+        paid = {live.id for live in payers[:granted]}
+        chosen = (
+            {at for at, live in enumerate(batch) if live.id in paid},
+            {at for at, live in enumerate(batch) if live.public and live.id in self._live},
+        )
+        if isinstance(pending, HeldWeights):
+            return await self._ensemble.sample(pending, *chosen)
+        return await self._arithmetic.sample(pending, *chosen)
+
+    async def _mix(
+        self,
+        answers: HeldWeights | PartialSums | Rows,
+        options: Sequence[SamplingOptions],
+        allowances: Sequence[Grains],
+    ) -> HeldWeights | Sequence[PendingRelease]:
+        if isinstance(answers, HeldWeights):
+            return answers
+        if isinstance(answers, PartialSums):
+            return await self._arithmetic.combine(self._protocol, answers)
+        return await self._arithmetic.release(self._protocol, answers, options, allowances)
+
+    async def _charge(
+        self, pending: HeldWeights | Sequence[PendingRelease], paying: Sequence[int], reserved: Reservation
+    ) -> int:
+        """Charges the tokens at these places among the private ones. Returns how many of the first are paid for.
+
+        Raises: see `Reservation.charge` and `Reservation.release_charged`. No token may be sampled.
+        """
+        shares = [pending] if isinstance(pending, HeldWeights) else pending
+        losses = [loss for share in shares for loss in share.losses or ()]
+        granted = await reserved.charge([losses[at] for at in paying] if losses else ()) if paying else 0
+        granted = min(granted, len(paying))
+        if self._protocol.event.accounts:
+            charges = [charge for share in shares for charge in share.charges or ()]
+            reserved.release_charged({at: charges[at] for at in paying[:granted]})
+        else:
+            reserved.release(granted)
+        return granted
 
     def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)
@@ -310,7 +369,7 @@ class Coordinator:
     async def _matcher(self, generation: Generation) -> Matcher | None:
         if generation.grammar is None:
             return None
-        return await self._compiler.matcher(generation.grammar, generation.cache_salt)
+        return await self._compiler.matcher(generation.grammar)
 
     async def _positions(self, texts: Sequence[tuple[LiveSequence, tuple[int, ...]]]) -> Sequence[Position | None]:
         """Returns what follows each sequence and then some tokens; None for sequences without a grammar."""

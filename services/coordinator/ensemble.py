@@ -5,7 +5,9 @@ rows: the most that the protocol can draw from its group. `ZERO` fills the rows 
 number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
 
 With an additive protocol (`Protocol.additive`) the shards reduce their rows (`services.reduction`), and what leaves
-them has a constant shape, too: from the first group p0, and from each group one partial for each private sequence,
+them has a constant shape, too. A group that is alone holds the sampling weights of each query and sends their totals;
+in a second call it makes tokens of points below them (`ShardedEnsemble.weigh`, `ShardedEnsemble.sample`). Of several
+groups there come from the first group p0, and from each group one partial for each private sequence,
 whatever is drawn. The first group does this in one call. The others keep their rows and reduce them in a second call,
 with the p0 of the first. With other protocols the rows that are used leave a shard: the drawn ones, and the public rows
 of the first group.
@@ -16,7 +18,7 @@ can learn that number, and its distribution over the shards.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,7 +39,8 @@ from services.errors import CoordinatorUnavailable
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
-from services.reduction import Reduced, Reduction
+from services.privacy.sampling.categorical import draw
+from services.reduction import NO_POINT, Reduced, Reduction, Weighed
 from services.shard import ShardStatus, StepKey
 
 
@@ -127,6 +130,33 @@ class PartialSums:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """Describes the sampling weights of each query, which the shards of the only group hold until `sample`.
+
+    Attributes:
+        sequences: the sequence of each query.
+        totals: the sum of the weights of each query. A point below it (`categorical.draw`) is a token.
+        charges: for each private query, what it charges to each part; empty without accounts.
+        private: whether the protocol answers the query.
+        computed: the number of rows that the shards computed, padding included.
+        received: the number of bytes that the shards returned.
+        held: the batches of the step, by the shard that holds their weights.
+    """
+
+    sequences: Sequence[str]
+    totals: Sequence[int]
+    charges: Sequence[tuple[int, ...]]
+    private: tuple[bool, ...]
+    computed: int
+    received: int
+    held: "Sequence[_HeldBatch]"
+
+    @property
+    def losses(self) -> None:
+        """No additive protocol has losses that depend on the rows."""
+
+
 class ShardedEnsemble:
     """Draws models for every query and collects the answers of all part groups in parallel.
 
@@ -180,12 +210,7 @@ class ShardedEnsemble:
             allowances: what the token of each private query may charge to each part, for an event with accounts.
         """
         private = [query.sequence for query in queries if query.private]
-        terms = _Terms(
-            self._protocol,
-            {query.sequence: own for query, own in zip(queries, options, strict=True)},
-            dict(zip(private, allowances, strict=True)) if allowances else {},
-        )
-        step = next(_steps)
+        terms, step = self._terms(queries, options, allowances), next(_steps)
         (first, own), *others = zip(self._groups, self._by_group(queries), strict=True)
         async with self._asking():
             public = asyncio.ensure_future(first.reduce(own, terms))
@@ -196,11 +221,70 @@ class ShardedEnsemble:
         return PartialSums(
             [by_sequence[0][query.sequence].public for query in queries],
             [[reduced[sequence].sums for reduced in by_sequence] for sequence in private],
-            [self._charges(sequence, by_sequence) for sequence in private] if allowances else [],
+            [self._of_all_parts([reduced[sequence].charges for reduced in by_sequence]) for sequence in private]
+            if allowances
+            else [],
             tuple(query.private for query in queries),
             sum(answer.computed for answer in answers),
             sum(answer.received for answer in answers),
         )
+
+    @property
+    def samples(self) -> bool:
+        """Whether a shard has all rows of a draw, so that it can hold the weights and sample beside them (`weigh`)."""
+        return self._protocol.additive and len(self._groups) == 1
+
+    async def weigh(
+        self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Sequence[int]] = ()
+    ) -> HeldWeights:
+        """Lets the shards of the only group compute the sampling weights of every query; see `reduce`.
+
+        What comes back has the same size whatever is drawn: a total, and charges, for each query.
+        """
+        terms = self._terms(queries, options, allowances)
+        ((group, own),) = zip(self._groups, self._by_group(queries), strict=True)
+        async with self._asking():
+            held = await group.weigh(own, terms, next(_steps))
+        self._draws.advance([query.sequence for query in queries if query.private])
+        place = {drawn.query.sequence: (batch, row) for batch in held for row, drawn in enumerate(batch.batch.queries)}
+        return HeldWeights(
+            [query.sequence for query in queries],
+            [int(batch.weighed.totals[row]) for batch, row in (place[query.sequence] for query in queries)],
+            [
+                tuple(self._of_all_parts([batch.weighed.charges[row]]).tolist())
+                for batch, row in (place[query.sequence] for query in queries if query.private)
+                if batch.weighed.charges is not None
+            ],
+            tuple(query.private for query in queries),
+            sum(_computed(batch.batch) for batch in held),
+            sum(batch.weighed.nbytes for batch in held),
+            held,
+        )
+
+    async def sample(self, held: HeldWeights, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        """Samples the tokens of some queries of `weigh`, and no others; returns them by the query's index.
+
+        Call it once for a step, for tokens that are paid for: their points are drawn here, at once, and make the tokens
+        whether the shards answer or not.
+
+        Args:
+            paid: private queries, whose tokens come from the protocol's weights.
+            free: public queries, whose tokens come from p0.
+
+        Raises:
+            CoordinatorUnavailable: a shard failed, did not answer in time, or has lost the weights.
+            ValueError: a private query is among the free ones.
+        """
+        if any(held.private[at] for at in free) or not all(held.private[at] for at in paid):
+            raise ValueError("paid must name private queries, and free must name public ones")
+        (group,) = self._groups
+        places = sorted({*paid, *free})
+        drawn = dict(zip(places, draw(held.totals[at] for at in places), strict=True))
+        points = {held.sequences[at]: point for at, point in drawn.items()}
+        async with self._asking():
+            picked = await asyncio.gather(*(group.pick(batch, points) for batch in held.held))
+        tokens = {sequence: token for own in picked for sequence, token in own.items()}
+        return {at: tokens[held.sequences[at]] for at in places}
 
     def release(self, sequences: Sequence[str]) -> None:
         """Drops the draws and the caches of sequences that have ended."""
@@ -231,10 +315,21 @@ class ShardedEnsemble:
             except TimeoutError as error:
                 raise CoordinatorUnavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
 
-    def _charges(self, sequence: str, by_sequence: "Sequence[Mapping[str, _Reduced]]") -> np.ndarray:
+    def _terms(
+        self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Sequence[int]]
+    ) -> "_Terms":
+        private = [query.sequence for query in queries if query.private]
+        return _Terms(
+            self._protocol,
+            {query.sequence: own for query, own in zip(queries, options, strict=True)},
+            dict(zip(private, allowances, strict=True)) if allowances else {},
+        )
+
+    def _of_all_parts(self, by_group: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the charges of a query to each part, from those of each group's parts in ascending order."""
         charges = np.zeros(self._protocol.parts, dtype=np.int64)
-        for group, reduced in zip(self._groups, by_sequence, strict=True):
-            charges[sorted(group.models)] = reduced[sequence].charges
+        for group, own in zip(self._groups, by_group, strict=True):
+            charges[sorted(group.models)] = own
         return charges
 
     def _collect(
@@ -313,6 +408,16 @@ class _Batch:
     coming: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldBatch:
+    """Holds a batch whose weights one copy holds, under a key, and what it returned."""
+
+    batch: _Batch
+    copy: int
+    key: StepKey
+    weighed: Weighed
+
+
 class _Group:
     """Queries one part group with a constant number of part rows.
 
@@ -344,6 +449,19 @@ class _Group:
         batches = enumerate(self._batches(queries))
         calls = (self._reduce_kept(batch, terms, StepKey(_caller(), step, at), public) for at, batch in batches)
         return _joined(await asyncio.gather(*calls))
+
+    async def weigh(self, queries: Sequence[_DrawnQuery], terms: _Terms, step: int) -> "list[_HeldBatch]":
+        """Lets copies compute the weights of each sequence, and hold them."""
+        batches = enumerate(self._batches(queries))
+        return await asyncio.gather(*(self._weigh(batch, terms, StepKey(_caller(), step, at)) for at, batch in batches))
+
+    async def pick(self, held: "_HeldBatch", points: Mapping[str, int]) -> dict[str, int]:
+        """Returns the tokens of those sequences of a batch that have a point."""
+        sequences = [drawn.query.sequence for drawn in held.batch.queries]
+        own = np.array([points.get(sequence, NO_POINT) for sequence in sequences], dtype=np.int64)
+        trace = tracing.traceparent()
+        tokens = await self.copies.same(held.copy, lambda shard: shard.pick.remote(held.key, own, trace))
+        return dict(zip(sequences, tokens.tolist(), strict=True))
 
     def _batches(self, queries: Sequence[_DrawnQuery]) -> list[_Batch]:
         by_copy: dict[tuple[int, ...], list[_DrawnQuery]] = defaultdict(list)
@@ -394,6 +512,13 @@ class _Group:
         reduction = self._reduction(batch, terms)
         reduced = await self.copies.same(copy, lambda shard: shard.reduce_kept.remote(key, reduction, stacked, trace))
         return _by_sequence(batch, reduced)
+
+    async def _weigh(self, batch: _Batch, terms: _Terms, key: StepKey) -> "_HeldBatch":
+        reduction, trace = self._reduction(batch, terms), tracing.traceparent()
+        copy, weighed = await self.copies.first(
+            batch.order, lambda shard: shard.weigh.remote(key, batch.requests, reduction, batch.coming, trace)
+        )
+        return _HeldBatch(batch, copy, key, weighed)
 
     def _reduction(self, batch: _Batch, terms: _Terms) -> Reduction:
         private = [drawn for drawn in batch.queries if drawn.query.private]

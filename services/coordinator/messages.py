@@ -50,6 +50,8 @@ class Delta:
         free: the number of these tokens that had no alternative under the grammar, and were not charged.
         retry_after: after "error", the number of seconds after which the request may succeed; None if a retry does not
             help.
+        lost: the number of further tokens that were charged and that no delta carries: the generation ended, or its
+            step failed, after they were charged.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Delta:
     public: bool = False
     retry_after: float | None = None
     free: int = 0
+    lost: int = 0
 
     @property
     def tokens(self) -> int:
@@ -68,4 +71,4 @@ class Delta:
     @property
     def charged(self) -> int:
         """The number of tokens charged to the budget."""
-        return 0 if self.public else self.tokens - self.free
+        return self.lost + (0 if self.public else self.tokens - self.free)

@@ -1,6 +1,6 @@
 """Holds the output distributions of a step until the budget says which sequences are paid for."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -81,11 +81,19 @@ class PendingRelease:
         charges = None if release.charges is None else list(map(tuple, release.charges.tolist()))
         return cls(public, private, release.weights, losses, charges)
 
-    def sample(self, granted: int) -> list[int]:
-        """Samples a token for each sequence: the first `granted` of `private` from the weights, the others from p0."""
-        paid = self.private[:granted]
-        tokens = dict(zip(paid, sample(self.weights[:granted]), strict=True)) if self.weights is not None else {}
-        unpaid = [index for index in range(len(self.public)) if index not in tokens]
-        if unpaid:
-            tokens |= zip(unpaid, sample(quantise(self.public[unpaid])), strict=True)
-        return [tokens[index] for index in range(len(self.public))]
+    def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        """Samples the tokens of some sequences, and no others. Call it for tokens that are paid for.
+
+        Args:
+            paid: indices in `private`: their tokens come from the protocol's weights.
+            free: indices of sequences whose tokens come from p0.
+        """
+        tokens: dict[int, int] = {}
+        rows = [row for row, index in enumerate(self.private) if index in paid]
+        if rows and self.weights is not None:
+            weights = self.weights if len(rows) == len(self.private) else self.weights[rows]
+            tokens |= zip([self.private[row] for row in rows], sample(weights), strict=True)
+        if free:
+            public = sorted(free)
+            tokens |= zip(public, sample(quantise(self.public[public])), strict=True)
+        return tokens

@@ -38,6 +38,7 @@ class LiveSequence:
         self.started = bool(generation.released)
         self.uncached = len(self.tokens)
         self._matcher = matcher
+        self._charged = 0
         self._held = Delta(generation.id, "")
         self._text = TextStream(detokenizer, generation.prompt, generation.stop, ignore_eos=generation.ignore_eos)
         for token in generation.released:
@@ -85,6 +86,10 @@ class LiveSequence:
         ready = self.finish_reason is not None or (self.started and self._held.tokens)
         return self._with_held() if ready else None
 
+    def charge(self, tokens: int = 1) -> None:
+        """Counts tokens that are charged now, so that a delta reports them, also if they are never released."""
+        self._charged += tokens
+
     def accept(self, token: int, position: Position | None = None) -> Delta:
         """Appends a sampled token, which must be paid for, and those forced after it, and returns the new text.
 
@@ -93,6 +98,8 @@ class LiveSequence:
         """
         self.started = True
         self.uncached = 0
+        if not self.public:
+            self._charged = max(0, self._charged - 1)  # the delta carries this token
         return self._with_held(self._take((token,), position))
 
     def forget_cache(self) -> None:
@@ -103,7 +110,7 @@ class LiveSequence:
         """Ends the generation and returns its last delta. See `Delta.retry_after`. Drops forced tokens that wait."""
         self.finish_reason = reason
         text = "" if self._held.tokens else self._text.finish()
-        return Delta(self.id, text, (), reason, self.public, retry_after)
+        return Delta(self.id, text, (), reason, self.public, retry_after, lost=self._lost())
 
     def _take(self, sampled: tuple[int, ...], position: Position | None) -> Delta:
         """Appends a sampled token and those forced after it, until one of them ends the generation."""
@@ -139,4 +146,10 @@ class LiveSequence:
             text=held.text + delta.text,
             token_ids=held.token_ids + delta.token_ids,
             free=held.free + delta.free,
+            lost=self._lost(),
         )
+
+    def _lost(self) -> int:
+        """Returns the number of charged tokens that no delta has reported, and forgets them."""
+        lost, self._charged = self._charged, 0
+        return lost

@@ -13,7 +13,7 @@ keys and values it holds a session.
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -129,8 +129,8 @@ class VllmEngine(Engine):
             rank, targets = _rank_and_targets(configs)
             self._worker("load_adapters", list(self._loras.values()), self._lora_ids[ZERO], rank, targets)
             self.resident = self._worker("adapters_are_resident")
-        # The largest first: smaller steps use its memory.
-        self._captured = frozenset(self._worker("capture_steps", sorted({0, settings.rows}, reverse=True)))
+        self._captured: frozenset[int] = frozenset()
+        self.capture({0, settings.rows})
         cache = self._llm.vllm_config.cache_config
         self._block_size: int = cache.block_size
         self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself
@@ -143,6 +143,11 @@ class VllmEngine(Engine):
         self._started = 0
         if texts:
             self._ingest(texts)
+
+    def capture(self, readers: Collection[int]) -> None:
+        """Captures the decode steps of requests with these numbers of part rows, where the device can."""
+        largest_first = sorted(readers, reverse=True)  # smaller steps use the memory of larger ones
+        self._captured |= frozenset(self._worker("capture_steps", largest_first))
 
     def prepare(self, adapters: Sequence[str]) -> None:
         self._worker("prepare_adapters", [self._lora_ids[name] for name in adapters if name in self._lora_ids])

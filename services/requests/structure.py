@@ -18,7 +18,7 @@ async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt:
     """Returns the grammar of the answers to a request; None if they are plain text.
 
     Args:
-        cache_salt: see `Compiler.matcher`.
+        cache_salt: see `Compiler.check`.
 
     Raises:
         ApiError: 400, the structure is invalid, too large or admits no answer, or the request asks for several.
@@ -31,7 +31,7 @@ async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt:
     field, make = wishes[0]
     try:
         made = await asyncio.to_thread(make)
-        await compiler.matcher(made, cache_salt)
+        await compiler.check(made, cache_salt)
     except StructureError as error:
         raise invalid(field, str(error)) from None
     return made

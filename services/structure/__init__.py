@@ -2,5 +2,5 @@
 
 All of it is public. Start at `matcher.py`, which follows one text and says which tokens may follow and which must.
 Before that, `grammar.py` translates what a request says, `limits.py` and `satisfiable.py` refuse what cannot end,
-`closing.py` closes objects, and `compiler.py` keeps the compiled grammars of a model's vocabulary.
+`closing.py` closes objects, and `compiler.py` makes an engine for each answer. Answers share nothing.
 """

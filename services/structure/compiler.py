@@ -1,15 +1,17 @@
-"""Compiles grammars against a model's vocabulary, within limits of time and memory, and keeps the latest ones."""
+"""Compiles grammars against a model's vocabulary, within limits of time and memory."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 
 from llguidance import LLMatcher, LLParserLimits
 
 from services.structure.errors import StructureError
+from services.structure.grammar import is_choice
+from services.structure.limits import MAX_BYTES
 from services.structure.matcher import Matcher
 from services.structure.vocabulary import Vocabulary
 
@@ -17,24 +19,31 @@ COMPILE_S = 10.0
 """The limit of a compilation. The limits below end almost every one in less than 0.3 s."""
 CHECKED_TOKENS = 4096
 """The length up to which the forced beginning of a grammar is computed, to see whether it leads to a text."""
-MAX_GRAMMARS = 64
-MAX_GRAMMAR_BYTES = 2**20
-"""The limit of the text of all grammars that are kept."""
+MAX_CHECKED = 4096
+"""The number of grammars that are known to compile."""
+
+
+def _limits(step_lexer_fuel: int, max_lexer_states: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=1000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=step_lexer_fuel,
+        step_max_items=50_000,
+        max_lexer_states=max_lexer_states,
+        max_grammar_size=50_000,
+        verbose_errors=False,
+    )
+
 
 # A lexer state takes one to two kilobytes, a step about a millisecond for each 14,000 units of fuel.
-LIMITS = LLParserLimits(
-    max_items_in_row=1000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=20_000,
-    max_grammar_size=50_000,
-    verbose_errors=False,
-)
+LIMITS = _limits(step_lexer_fuel=200_000, max_lexer_states=20_000)
+# The lexer of a choice has at most one state for each byte of the strings, and some for the ends. So none of them can
+# fail after it was begun.
+CHOICE_LIMITS = _limits(step_lexer_fuel=4_000_000, max_lexer_states=MAX_BYTES + 1000)
 
 
 class Compiler:
-    """Returns matchers of grammars. Compiles one grammar at a time, in a thread.
+    """Compiles grammars, one at a time, in a thread.
 
     Args:
         read_vocabulary: returns the model's vocabulary. It is called for the first grammar, because it takes time and
@@ -43,56 +52,75 @@ class Compiler:
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = cache(read_vocabulary)
-        self._compiled: OrderedDict[bytes, tuple[int, LLMatcher]] = OrderedDict()
+        self._checked: OrderedDict[bytes, None] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "compile-grammar")
         self._turn = asyncio.Lock()
 
-    async def matcher(self, grammar: str, cache_salt: str | None = None) -> Matcher:
-        """Returns a matcher at the beginning of a text.
+    async def check(self, grammar: str, cache_salt: str | None = None) -> None:
+        """Checks that `matcher` accepts a grammar. The latest grammars that passed are not compiled again.
 
         Args:
-            cache_salt: a grammar that is kept is found with the same salt only, so that a client cannot infer from the
+            cache_salt: a grammar that passed is known with the same salt only, so that a client cannot infer from the
                 time of an answer which grammars other clients use.
+
+        Raises:
+            StructureError: see `matcher`.
+        """
+        key = sha256(f"{cache_salt}\0{grammar}".encode()).digest()
+        async with self._turn:
+            if key not in self._checked:
+                await self._compiled(grammar)
+            self._checked[key] = None
+            self._checked.move_to_end(key)
+            if len(self._checked) > MAX_CHECKED:
+                self._checked.popitem(last=False)
+
+    async def matcher(self, grammar: str) -> Matcher:
+        """Returns a matcher of one answer, at the beginning of its text. It shares nothing with other matchers.
 
         Raises:
             StructureError: the engine does not accept the grammar or this model's tokenizer, the grammar admits no text
                 of its tokens, or its compilation exceeds a limit.
         """
-        key = sha256(f"{cache_salt}\0{grammar}".encode()).digest()
         async with self._turn:
-            if key not in self._compiled:
-                loop = asyncio.get_running_loop()
-                vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
-                compiling = loop.run_in_executor(self._thread, _compiled, grammar, vocabulary)
-                try:
-                    async with asyncio.timeout(COMPILE_S):
-                        compiled = await asyncio.shield(compiling)
-                except TimeoutError:
-                    raise StructureError("it takes too long to compile; make it simpler") from None
-                self._keep(key, len(grammar), compiled)
-        self._compiled.move_to_end(key)
-        return Matcher(self._compiled[key][1], self._vocabulary())
+            return await self._compiled(grammar)
 
-    def _keep(self, key: bytes, size: int, compiled: LLMatcher) -> None:
-        """Adds a grammar and drops those that were not used for the longest time, beyond the limits."""
-        self._compiled[key] = size, compiled
-        total = sum(size for size, _ in self._compiled.values())
-        while len(self._compiled) > MAX_GRAMMARS or (total > MAX_GRAMMAR_BYTES and len(self._compiled) > 1):
-            _, (dropped, _) = self._compiled.popitem(last=False)
-            total -= dropped
+    async def _compiled(self, grammar: str) -> Matcher:
+        loop = asyncio.get_running_loop()
+        vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
+        compiling = loop.run_in_executor(self._thread, _begun, grammar, vocabulary)
+        try:
+            async with asyncio.timeout(COMPILE_S):
+                return await asyncio.shield(compiling)
+        except TimeoutError:
+            raise StructureError("it takes too long to compile; make it simpler") from None
 
 
-def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+def _begun(grammar: str, vocabulary: Vocabulary) -> Matcher:
     """Compiles a grammar and follows its forced beginning.
 
     Raises:
         StructureError: see `Compiler.matcher`.
     """
-    matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
-    if matcher.is_error():
-        raise StructureError(_explained(matcher.get_error()))
-    Matcher(matcher, vocabulary).after((), CHECKED_TOKENS)
+    matcher = Matcher(partial(_compiled, grammar, vocabulary), vocabulary)
+    matcher.after((), CHECKED_TOKENS)
     return matcher
+
+
+def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+    """Returns a new engine of a grammar. It takes some milliseconds.
+
+    Raises:
+        StructureError: see `Compiler.matcher`.
+    """
+    choice = is_choice(grammar)
+    if choice and any(text in grammar for text in vocabulary.special):
+        raise StructureError("a string contains the text of a special token of this model, which no answer may contain")
+    limits = CHOICE_LIMITS if choice else LIMITS
+    engine = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+    if engine.is_error():
+        raise StructureError(_explained(engine.get_error()))
+    return engine
 
 
 def _explained(error: str) -> str:

@@ -20,6 +20,8 @@ from services.structure.satisfiable import has_finite_value
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+_CHOICE = "choice"
+
 Schema = Mapping[str, Any] | bool
 
 
@@ -58,7 +60,14 @@ def of_choice(choices: Sequence[str]) -> str:
     if len(choices) > MAX_CHOICES:
         raise StructureError(f"give at most {MAX_CHOICES} strings")
     check_size("".join(choices))
-    return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices))))
+    # One terminal, which the lexer follows as one state, where a rule would have an item for each string.
+    terminal = f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(choices)))}"
+    return _of_lark(terminal, _CHOICE)
+
+
+def is_choice(grammar: str) -> bool:
+    """Tells whether `of_choice` made a grammar. Clients write the texts of grammars, and not their names."""
+    return any(part.get("name") == _CHOICE for part in json.loads(grammar)["grammars"])
 
 
 def of_grammar(text: str) -> str:
@@ -69,7 +78,7 @@ def of_grammar(text: str) -> str:
     """
     check_size(text)
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+        return _of_lark(any_to_lark(text))
     except Exception:  # the converter raises whatever its parser meets
         raise StructureError("the GBNF of this grammar cannot be read") from None
 
@@ -88,7 +97,7 @@ def of_tool_call(tools: Mapping[str, Schema]) -> str:
     # Each schema is a grammar of its own, so that its references stay within it.
     calls = [f'{_quoted(call_prefix(name))} arguments_{index} "}}"' for index, name in enumerate(tools)]
     rules = [f"arguments_{index}: %json {_checked(schema)}" for index, schema in enumerate(tools.values())]
-    return str(LLMatcher.grammar_from_lark("\n".join(["start: " + " | ".join(calls), *rules])))
+    return _of_lark("\n".join(["start: " + " | ".join(calls), *rules]))
 
 
 def call_prefix(name: str) -> str:
@@ -111,6 +120,11 @@ def _checked(schema: Schema) -> str:
     if not has_finite_value(schema):
         raise StructureError("the schema admits no finite value: a required property contains itself")
     return text
+
+
+def _of_lark(text: str, name: str | None = None) -> str:
+    """Returns a grammar in the Lark format. A name tells the grammars apart that this module makes."""
+    return json.dumps({"grammars": [{"name": name, "lark_grammar": text}]}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -1,12 +1,15 @@
 """Follows one text through a grammar: which tokens may follow, and which must."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
 from services.structure.errors import StructureError
 from services.structure.vocabulary import Vocabulary
+
+PIECE = 64
+"""The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,22 @@ class Position:
 
 
 class Matcher:
-    """Computes positions in texts of one grammar. A position depends on the grammar and the tokens alone.
+    """Computes positions in texts of one grammar. A position depends on the grammar, the tokens and the limit alone.
 
-    It keeps the state after the latest tokens, so that a longer text costs only its new tokens. Not thread-safe.
+    So it tells nothing of other answers, or of tokens that were sampled and taken back. Therefore each matcher has an
+    engine of its own, because copies would share a lexer, whose states and their limit accumulate. And it brings the
+    engine to a text by one path only: from the beginning, with a mask at each place, and forced tokens in pieces.
+    Masks make most of the states of the lexer. So an engine that reaches a limit is replaced by a new one, which reads
+    the text in pieces with fewer masks; two of them within `PIECE` tokens are the end.
+
+    A longer text costs only its new tokens; any other text starts again. Not thread-safe.
+
+    Args:
+        compile_: returns a new engine at the beginning of a text.
     """
 
-    def __init__(self, compiled: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._compiled = compiled
+    def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
+        self._compile = compile_
         self._ends = vocabulary.ends
         self._restart()
 
@@ -48,38 +60,82 @@ class Matcher:
             StructureError: the grammar does not admit the tokens, nothing may follow them although they are not a
                 complete text, or a step exceeds a limit of the engine.
         """
-        self._follow(tuple(tokens))
-        forced: list[int] = []
-        while True:
-            legal = self._legal()
-            if legal & (legal - 1) or not legal or len(forced) == limit:
-                return Position(tuple(forced), legal.to_bytes((legal.bit_length() + 7) // 8, "little"))
-            # The engine returns a whole run. To compute the legal tokens after each of them takes quadratic time.
-            run = self._matcher.compute_ff_tokens() or [legal.bit_length() - 1]
-            run = run if limit is None else run[: limit - len(forced)]
-            self._consume(run)
-            forced += run
+        tokens = tuple(tokens)
+        if self._engine.is_error() or len(tokens) < self._chosen or not _agree(tokens, self._text):
+            self._restart()
+        while len(self._text) < len(tokens):
+            if not self._force():
+                self._choose(tokens[len(self._text)])
+            elif not _agree(tokens, self._text):
+                raise StructureError("the grammar does not admit this text")
+        end = len(tokens) if limit is None else len(tokens) + limit
+        while (limit is None or len(self._text) <= end) and self._force():
+            pass
+        forced = self._text[len(tokens) :][:limit]
+        legal = 1 << self._text[end] if limit is not None and len(self._text) > end else self._legal()
+        return Position(forced, legal.to_bytes((legal.bit_length() + 7) // 8, "little"))
 
     def _restart(self) -> None:
-        self._matcher = self._compiled.deep_copy()
-        self._consumed: tuple[int, ...] = ()
+        self._engine = self._compile()
+        self._renewed = 0  # the length of the text when the engine was new
+        self._text: tuple[int, ...] = ()
+        self._chosen = 0  # the tokens after this place are forced
+        self._run: list[int] = []  # forced tokens that the engine has not consumed
+        self._known: int | None = None  # the legal tokens after the text
 
-    def _follow(self, tokens: tuple[int, ...]) -> None:
-        """Brings the state to these tokens: consumes those that are new, or starts again for another text."""
-        if self._matcher.is_error() or tokens[: len(self._consumed)] != self._consumed:
-            self._restart()
-        self._consume(tokens[len(self._consumed) :])
+    def _choose(self, token: int) -> None:
+        self._consume((token,))
+        self._chosen = len(self._text)
+
+    def _force(self) -> bool:
+        """Consumes a piece of the forced tokens that follow; returns whether there were any."""
+        if not self._run:
+            legal = self._legal()
+            if not legal or legal & (legal - 1):
+                return False
+            # The engine returns a whole run. To compute the legal tokens after each of them takes quadratic time.
+            self._run = self._engine.compute_ff_tokens() or [legal.bit_length() - 1]
+        piece, self._run = self._run[:PIECE], self._run[PIECE:]
+        self._consume(piece)
+        self._legal()
+        return True
 
     def _consume(self, tokens: Sequence[int]) -> None:
-        if tokens and not self._matcher.consume_tokens(list(tokens)):
+        if not (
+            self._engine.consume_tokens(list(tokens)) or (self._renew() and self._engine.consume_tokens(list(tokens)))
+        ):
             raise StructureError("the grammar does not admit this text, or it is too complex")
-        self._consumed += tuple(tokens)
+        self._text += tuple(tokens)
+        self._known = None
 
     def _legal(self) -> int:
         """Returns the bits of the legal tokens; 0 if only the end may follow, so that it needs no token."""
-        legal = 0 if self._matcher.is_stopped() else int.from_bytes(self._matcher.compute_bitmask(), "little")
-        if not legal & ~self._ends:
-            if self._matcher.is_error() or not self._matcher.is_accepting():
-                raise StructureError("no text of this model's tokens matches, or it is too complex")
-            return 0
-        return legal
+        if self._known is None:
+            legal = self._mask()
+            if self._engine.is_error() and self._renew():
+                legal = self._mask()
+            if not legal & ~self._ends:
+                if self._engine.is_error() or not self._engine.is_accepting():
+                    raise StructureError("no text of this model's tokens matches, or it is too complex")
+                legal = 0
+            self._known = legal
+        return self._known
+
+    def _mask(self) -> int:
+        return 0 if self._engine.is_stopped() else int.from_bytes(self._engine.compute_bitmask(), "little")
+
+    def _renew(self) -> bool:
+        """Replaces the engine by a new one after the same text. Returns whether it may have helped."""
+        if len(self._text) < self._renewed + PIECE:
+            return False
+        self._engine, self._renewed = self._compile(), len(self._text)
+        for begin in range(0, len(self._text), PIECE):
+            self._engine.consume_tokens(list(self._text[begin : begin + PIECE]))
+            self._mask()
+        return not self._engine.is_error()
+
+
+def _agree(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Tells whether one text is the beginning of the other."""
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]

@@ -16,10 +16,12 @@ class Vocabulary:
 
     Attributes:
         ends: the bits of the tokens that end a completion.
+        special: the texts of special tokens. The engine reads such a text in a grammar as the token.
     """
 
     tokenizer: LLTokenizer
     ends: int
+    special: tuple[str, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Iterable[int]) -> Self:
@@ -31,7 +33,8 @@ class Vocabulary:
         last = sorted(ends)
         if not last:
             raise StructureError("this model has no token that ends an answer, which structured answers need")
+        special = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
         try:
-            return cls(LLTokenizer(tokenizer.to_str(), eos_token=last), sum(1 << end for end in last))
+            return cls(LLTokenizer(tokenizer.to_str(), eos_token=last), sum(1 << end for end in last), special)
         except ValueError:
             raise StructureError("the grammar engine cannot read this model's tokenizer") from None

@@ -40,9 +40,9 @@ _LARGEST_GRADIENT = 1.0
 TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
 # On a CPU, fused attention has a slower backward pass than plain products for blocks up to this size: a step of 128
 # tokens takes 1.2 times as long with it, a step of 512 the same time, a step of 1,024 less.
-_SHORT_BLOCK = 256
-# The rows of logits whose gradient is computed together.
-_ROWS_AT_ONCE = 32
+SHORT_BLOCK = 256
+# The rows of logits whose gradient is computed together: few stay in a processor's cache; many need few launches.
+_ROWS_AT_ONCE = {"cpu": 32, "cuda": 1024}
 # The maximum memory for a part's keys and values that are kept from one epoch to the next.
 _KEPT_BYTES = 2**30
 _BFLOAT16_CPUS = ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16")
@@ -96,7 +96,7 @@ def with_lora(
     """
     transformers_logging.disable_progress_bar()
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
-    short = device.type == "cpu" and options.block <= _SHORT_BLOCK
+    short = device.type == "cpu" and options.block <= SHORT_BLOCK
     model = AutoModelForCausalLM.from_pretrained(
         base,
         dtype=torch.bfloat16 if narrow else torch.float32,
@@ -283,7 +283,7 @@ def loss_gradient(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Returns the gradient of a weighted sum of cross entropies, [B, T, V], for logits [B, T, V].
 
     The loss itself is not needed. A few rows at a time stay in the processor's cache; autograd would read and write
-    matrices of float32 [B T, V] several times.
+    matrices of float32 [B T, V] several times. A row of it depends on that row alone.
 
     Args:
         targets: int64 [B, T]. Positions with the target `IGNORED` do not count.
@@ -293,7 +293,8 @@ def loss_gradient(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     read = targets != IGNORED
     weights = torch.where(read, weights, 0.0).float()
     wanted = targets.where(read, 0)
-    blocks = (torch.split(values.flatten(0, 1), _ROWS_AT_ONCE) for values in (logits, gradient, wanted, weights))
+    rows_at_once = _ROWS_AT_ONCE[logits.device.type]
+    blocks = (torch.split(values.flatten(0, 1), rows_at_once) for values in (logits, gradient, wanted, weights))
     for rows, result, own, share in zip(*blocks, strict=True):
         chances = torch.softmax(rows, dim=-1, dtype=torch.float32)
         chances[torch.arange(len(own), device=own.device), own] -= 1

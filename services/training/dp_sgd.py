@@ -33,7 +33,7 @@ UNUSED = {"part_kind", "text", "layers", "batch", "epochs"}
 """The options of a training that do not change what DP-SGD trains."""
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 3
+_TRAINING = 4
 _NAME = PartShare(0).name
 _SEED = 0
 
@@ -69,6 +69,7 @@ def plan(
     if options.dropout:
         raise InputError("dropout: must be 0 with DP-SGD, because a unit would change the dropout of the others")
     with only_writer(output):
+        ensemble = ensemble_id(output)  # an unreadable manifest is refused before the training
         base = find_base(model, options.block)
         if base.private is not None:
             raise InputError(
@@ -91,7 +92,7 @@ def plan(
             base,
             [adapter],
             options.part_kind,
-            manifest=lambda: _manifest(output, adapter, base, salt, options, sum(map(len, units))),
+            manifest=lambda: _manifest(ensemble, output, adapter, base, salt, options, sum(map(len, units))),
             marks=marks,
             skipped=corpus.skipped,
         )
@@ -184,18 +185,24 @@ def _recipe(
         public=public,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
-    record = PrivateTraining(**chosen, event=event, warm_start=_digest(public) if public else None)
+    record = PrivateTraining(**chosen, clipping="exact", event=event, warm_start=_digest(public) if public else None)
     batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
     note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
 
 
 def _manifest(
-    output: Path, adapter: PlannedAdapter, base: Base, salt: bytes, options: TrainingOptions, tokens: int
+    ensemble: str,
+    output: Path,
+    adapter: PlannedAdapter,
+    base: Base,
+    salt: bytes,
+    options: TrainingOptions,
+    tokens: int,
 ) -> Manifest:
     digest = adapter.digest(output)
     return Manifest(
-        ensemble=ensemble_id(output),
+        ensemble=ensemble,
         base_model=base.name,
         base_revision=base.revision,
         tokenizer=base.tokenizer,

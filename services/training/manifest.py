@@ -6,7 +6,7 @@ manifest.verify(directory)
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -94,9 +94,17 @@ def _to_one_digit(number: int) -> int:
 
 
 class PrivateTraining(BaseModel):
-    """Records the DP-SGD training of the only part, and its guarantee."""
+    """Records the DP-SGD training of the only part, and its guarantee.
+
+    A record without `clipping` is refused: nothing bounds what such a training cost. Its passes were shared, so in
+    bfloat16 a user moved a sum by up to 2.2 clips through the rounding of others (at every step: epsilon 21.9 for 8).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clipping: Literal["exact"] = Field(
+        description="exact: a record, or user, moves a sum by at most the clip, to the last bit (`row_gradients`)"
+    )
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
@@ -104,6 +112,16 @@ class PrivateTraining(BaseModel):
     blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
     event: DpSgdEvent
     warm_start: Digest | None = Field(default=None, description="the public text that the training began with")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clipped_exactly(cls, record: Any) -> Any:
+        if isinstance(record, dict) and "clipping" not in record:
+            raise ValueError(
+                "clipping: this DP-SGD training is by an earlier version, in which a user could move a step by more "
+                "than the clip, so its epsilon is larger than it states; train again, into another directory"
+            )
+        return record
 
 
 class PrivateBase(BaseModel):
@@ -130,10 +148,11 @@ def private_base(model: Path) -> PrivateBase | None:
     try:
         return PrivateBase.model_validate(described)
     except ValidationError as error:
-        field = ".".join(str(step) for step in error.errors()[0]["loc"])
+        first = error.errors()[0]
+        field = ".".join(str(step) for step in first["loc"])
         raise ManifestError(
-            f"model {model}: config.json: {PRIVATE_BASE}.{field} is damaged, so the cost of its training is unknown; "
-            "make the base again with `privmix train --base`"
+            f"model {model}: config.json: {PRIVATE_BASE}.{field} is damaged ({first['msg']}), so the cost of its "
+            "training is unknown; make the base again with `privmix train --base`"
         ) from error
 
 

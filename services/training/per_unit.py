@@ -1,9 +1,9 @@
 """Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
 
-A unit of at least one pass of `TOKENS_AT_ONCE` tokens accumulates its gradient over passes of its own. Shorter units
-share a pass: each has its own copy of the adapter's weights there, so PyTorch's backward pass keeps their gradients
-apart, without hooks. Batches and noise come from the operating system's randomness, because the guarantee does not
-hold against an observer who can predict them.
+A unit moves a step's sum by at most the clip, exactly: its gradient is a function of its own text and the weights, to
+the last bit (`row_gradients`), and sums of clipped gradients are exact (`services.privacy.sampling.clipping`). Whether a
+unit is in a batch does not depend on the others. Batches and noise come from the operating system's randomness, because
+the guarantee does not hold against an observer who can predict them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 from transformers import get_linear_schedule_with_warmup
 
-from services.errors import InputError
-from services.privacy.sampling.randomness import normal, poisson_subsample
-from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, loss_gradient, with_lora
+from services.privacy.sampling.clipping import clipped, noised
+from services.privacy.sampling.randomness import poisson_subsample
+from services.training.adapter import Files, files_of, with_lora
 from services.training.options import Matrices, TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
+from services.training.row_gradients import Row, RowGradients
 
 _PUBLIC_BATCH = 8
 """The number of public texts in a step of a warm start."""
@@ -79,8 +79,7 @@ def train_adapter(
     for step in range(steps):
         batch = [units[index] for index in poisson_subsample(len(units), sampling_rate)]
         total = gradients.clipped_sum(batch, clip, partial(_report_within, report, step, steps))
-        noisy = noised(total, noise_multiplier * clip) / (noise_multiplier * clip)
-        gradients.assign(noisy)
+        gradients.assign(noised(total, noise_multiplier))
         optimizer.step()
         schedule.step()
         report((step + 1) / steps)
@@ -97,18 +96,9 @@ def _begin_with(public: Sequence[Tokens], gradients: "UnitGradients", options: T
     )
     schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
     for batch in batches:
-        gradients.assign(gradients.of(batch).mean(dim=0))
+        gradients.assign(torch.stack([gradient for _, gradient in gradients.of(batch)]).mean(dim=0))
         optimizer.step()
         schedule.step()
-
-
-def noised(total: Tensor, deviation: float) -> Tensor:
-    """Adds Gaussian noise with this standard deviation, from the operating system's randomness, to each coordinate.
-
-    The noise is in floating point: its lowest bits could leak (Mironov 2012) to an observer of the noisy sums, or of
-    all weights, of every step.
-    """
-    return total + torch.from_numpy(normal(total.numel())).to(total) * deviation
 
 
 def _report_within(report: Callable[[float], None], step: int, steps: int, done: float) -> None:
@@ -126,16 +116,15 @@ class UnitGradients:
     """
 
     def __init__(self, model: Any, block: int, matrices: Matrices = "both") -> None:
-        self._model, self._block = model, block
         if matrices == "b":
             _freeze_a(model)
-        self._layers = list(_replace_linears(model))
-        self.weights = [layer.weight for layer in self._layers]
+        self._block = block
+        self._rows = RowGradients(model)
+        self.weights = self._rows.weights
 
     def detach(self) -> None:
         """Stops the copying of weights, so that the model has ordinary layers."""
-        for layer in self._layers:
-            layer.copies = None
+        self._rows.detach()
 
     def assign(self, gradient: Tensor) -> None:
         """Sets the gradients of the weights from one vector."""
@@ -146,67 +135,38 @@ class UnitGradients:
     def clipped_sum(
         self, units: Sequence[Tokens], clip: float, report: Callable[[float], None] = lambda done: None
     ) -> Tensor:
-        """Returns the sum of the units' gradients, each scaled down to an L2 norm of at most `clip`: float64 [weights].
+        """Returns the sum of the units' gradients, each scaled down to an L2 norm of at most `clip`.
 
-        A gradient that is not finite counts as 0: an error would reveal that its unit is there.
+        A unit that is added moves it by exactly what it is for this unit alone: by at most the clip, whatever the
+        others are. A gradient that is not finite counts as 0.
+
+        Returns:
+            int64 [weights], in grains of clip / `clipping.GRAINS`.
         """
-        total = torch.zeros(sum(weight.numel() for weight in self.weights), dtype=torch.float64)
-        done = 0
-        for group in _groups(units, TOKENS_AT_ONCE[self._model.device.type]):
-            gradients = self.of(group).double().cpu()
-            gradients[~gradients.isfinite().all(dim=1)] = 0.0
-            scales = (clip / gradients.norm(dim=1)).clamp(max=1.0)
-            total += scales @ gradients
-            done += len(group)
+        total = torch.zeros(sum(weight.numel() for weight in self.weights), dtype=torch.int64)
+        for done, (_, gradient) in enumerate(self.of(units), start=1):
+            total += clipped(gradient, clip)
             report(done / len(units))
         return total
 
-    def of(self, units: Sequence[Tokens]) -> Tensor:
-        """Returns the gradient of each unit's mean loss: float32 [units, weights]."""
-        copies = [layer.weight.detach().expand(len(units), -1, -1).clone().requires_grad_() for layer in self._layers]
-        for layer, own in zip(self._layers, copies, strict=True):
-            layer.copies = own
-        for inputs, targets, owners, shares in self._passes(units):
-            for layer in self._layers:
-                layer.owners = owners
-            logits = self._model(input_ids=inputs, use_cache=False).logits[:, :-1]
-            logits.backward(loss_gradient(logits.detach(), targets, shares[:, None]))
-        gradients = [torch.zeros_like(own) if own.grad is None else own.grad for own in copies]
-        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
-
-    def _passes(self, units: Sequence[Tokens]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yields, for each pass: inputs, int64 [rows, T]; targets, [rows, T - 1]; the unit of each row; and the weight
-        of a row's tokens in the mean loss of its unit."""
-        device = self._model.device
-        packed = [pack(tokens, even_size(len(tokens), self._block)) for tokens in units]
-        width = max(inputs.shape[1] for inputs, _ in packed)
-        inputs, labels = (
-            torch.cat([pad(blocks, (0, width - blocks.shape[1]), value=filler) for blocks in side])
-            for side, filler in zip(zip(*packed, strict=True), (0, IGNORED), strict=True)
-        )
-        targets = labels[:, 1:]
-        owners = torch.tensor([unit for unit, (blocks, _) in enumerate(packed) for _ in blocks])
-        counts = torch.zeros(len(units), dtype=torch.int64).index_add_(0, owners, (targets != IGNORED).sum(dim=1))
-        shares = 1 / counts.clamp(min=1)[owners]
-        rows = max(1, TOKENS_AT_ONCE[device.type] // width)
-        for tensors in zip(*(torch.split(tensor, rows) for tensor in (inputs, targets, owners, shares)), strict=True):
-            first, second, third, fourth = (tensor.to(device) for tensor in tensors)
-            yield first, second, third, fourth
+    def of(self, units: Sequence[Tokens]) -> Iterator[tuple[int, Tensor]]:
+        """Yields the index of each unit and the gradient of its mean loss, float32 [weights], in any order."""
+        cut = [_rows(tokens, self._block) for tokens in units]
+        owners = [index for index, rows in enumerate(cut) for _ in rows]
+        left, sums = [len(rows) for rows in cut], dict[int, Tensor]()
+        for number, gradient in self._rows.of([row for rows in cut for row in rows]):
+            owner = owners[number]
+            sums[owner] = sums[owner] + gradient if owner in sums else gradient
+            left[owner] -= 1
+            if not left[owner]:
+                yield owner, sums.pop(owner)
 
 
-class _UnitLinear(nn.Module):
-    """A linear layer of an adapter, with a copy of its weight for each unit of a pass: float32 [units, out, in]."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.copies: Tensor | None = None
-        self.owners: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.copies is None:
-            return nn.functional.linear(x, self.weight)
-        return x @ self.copies[self.owners].transpose(1, 2)
+def _rows(tokens: Tokens, block: int) -> list[Row]:
+    """Cuts a unit into rows of one width, at most `block`. A token has the same weight in each."""
+    blocks, labels = pack(tokens, even_size(len(tokens), block))
+    count = max(1, int((labels[:, 1:] != IGNORED).sum()))
+    return [Row(inputs, targets, 1 / count) for inputs, targets in zip(blocks, labels[:, 1:], strict=True)]
 
 
 def _freeze_a(model: Any) -> None:
@@ -219,28 +179,3 @@ def _unfreeze(model: Any) -> None:
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
             layer.lora_A.requires_grad_(True)
-
-
-def _replace_linears(model: Any) -> Iterator[_UnitLinear]:
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            for matrices in (layer.lora_A, layer.lora_B):
-                for adapter, linear in list(matrices.items()):
-                    if not isinstance(linear, nn.Linear) or "bias" in dict(linear.named_parameters()):
-                        raise InputError(f"targets: DP-SGD adapts linear layers, and {name} is none")
-                    if linear.weight.requires_grad:
-                        copied = _UnitLinear(linear)
-                        matrices[adapter] = copied
-                        yield copied
-
-
-def _groups(units: Sequence[Tokens], tokens: int) -> Iterator[list[Tokens]]:
-    """Yields groups of units of similar length that fill one pass. A longer unit is a group by itself."""
-    group: list[Tokens] = []
-    for unit in sorted(units, key=len):  # so a group's longest unit is the last
-        if group and (len(group) + 1) * len(unit) > tokens:
-            yield group
-            group = []
-        group.append(unit)
-    if group:
-        yield group

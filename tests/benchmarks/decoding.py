@@ -105,8 +105,11 @@ def step_ms(decoding: Decoding, numbers: Sequence[int], steps: int) -> dict[str,
     return dict(measured)
 
 
-def stages_ms(engine: Any, decoding: Decoding, readers: int, steps: int) -> dict[str, float]:
-    """Returns the mean milliseconds of a step by stage, each timed on an idle device. The engine stays slower."""
+def stages_ms(engine: Any, decoding: Decoding, numbers: Sequence[int], steps: int) -> dict[str, dict[str, float]]:
+    """Returns the mean milliseconds of a step by the number of readers and by stage, each timed on an idle device.
+
+    The engine stays slower.
+    """
     seconds: dict[str, float] = defaultdict(float)
 
     def install(worker: Any) -> None:
@@ -119,14 +122,17 @@ def stages_ms(engine: Any, decoding: Decoding, readers: int, steps: int) -> dict
                 setattr(owner, name, on_an_idle_device(getattr(owner, name), seconds, stage))
 
     engine._worker(install)
-    use = on_an_idle_device(reducing(decoding.sequences, readers), seconds, "reduction") if readers else None
-    for _ in range(WARM_UPS):
-        decoding.step(readers, use)
-    seconds.clear()
-    total = sum(decoding.step(readers, use) for _ in range(steps))
-    stages = {**seconds, "passes": seconds["passes"] - seconds["readers"]}
-    stages["other"] = total - sum(stages.values())
-    return {stage: round(1000 * spent / steps, 3) for stage, spent in stages.items() if spent}
+    found: dict[str, dict[str, float]] = {}
+    for readers in (0, *numbers):
+        use = on_an_idle_device(reducing(decoding.sequences, readers), seconds, "reduction") if readers else None
+        for _ in range(WARM_UPS):
+            decoding.step(readers, use)
+        seconds.clear()
+        total = sum(decoding.step(readers, use) for _ in range(steps))
+        stages = {**seconds, "passes": seconds["passes"] - seconds["readers"]}
+        stages["other"] = total - sum(stages.values())
+        found[str(readers)] = {stage: round(1000 * spent / steps, 3) for stage, spent in stages.items() if spent}
+    return found
 
 
 def on_an_idle_device(method: Callable[..., Any], seconds: dict[str, float], stage: str) -> Callable[..., Any]:

@@ -184,23 +184,24 @@ def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: i
     return found
 
 
-def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int], profiled: bool) -> Found:
+def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int], profiled: int) -> Found:
     """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context.
 
     Args:
-        profiled: profile some steps too.
+        profiled: the number of readers in the steps that are profiled.
     """
     given = Case.of(case)
     engine, started = start(given)
     yield started
+    if hasattr(engine, "capture"):
+        engine.capture(numbers)
     for context in contexts:
         decoding = given.decoding(engine, context)
         yield {f"ms,{context}": step_ms(decoding, numbers, given.steps)}
         decoding.end()
     decoding = given.decoding(engine)
-    if profiled:
-        yield {"profile": profile(decoding, given.readers)}
-    yield {"stages_ms": stages_ms(engine, decoding, given.readers, given.steps)}
+    yield {"profile": profile(decoding, profiled)}
+    yield {"stages_ms": stages_ms(engine, decoding, numbers, given.steps)}
     engine.close()
 
 

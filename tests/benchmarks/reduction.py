@@ -1,7 +1,8 @@
 """Measures what leaves a shard, and the reduction of rows beside the engine: `python -m tests.benchmarks.reduction`.
 
 - `bytes_a_token`: for each `PROTOCOL,PARTS,SHARDS` the bytes that the shards return for one token of a sequence, with
-  reduced rows and with raw ones (float32: the public row, and the rows of the parts that are drawn).
+  reduced rows and with raw ones (float32: the public row, and the rows of the parts that are drawn), and with weights
+  that the only shard holds.
 - `ms`: for each `PROTOCOL,VOCABULARY` the milliseconds of processor time, of all threads together, for sequences with
   `--rows` rows each, from log-probabilities to integer weights: reduced as by one shard, and of raw rows as by the
   coordinator, which copies them out of the object store first. The least of the repetitions, because other load only
@@ -62,7 +63,8 @@ def bytes_of(protocol: Protocol, asked: int, shards: int, vocabulary: int) -> di
     for _ in range(shards):
         public = answers[0].public if answers else None
         answers.append(reducer.reduce(rows, reduction(protocol, 1, own), public))
-    return {"reduced": sum(answer.nbytes for answer in answers), "raw": 4 * vocabulary * (1 + asked)}
+    measured = {"reduced": sum(answer.nbytes for answer in answers), "raw": 4 * vocabulary * (1 + asked)}
+    return measured if shards > 1 else {**measured, "held": reducer.weigh(rows, reduction(protocol, 1, own))[0].nbytes}
 
 
 def least_ms(work: Callable[[], Any], repeats: int) -> float:

@@ -6,6 +6,10 @@
   float64, in nats; `variation` the largest total variation between the laws of a token by the kernels and in float64.
 - `individual`: `tilt` is the largest difference of a sum of tilts from torch's operators, over the largest sum;
   `charge` the same of charges, over the largest charge. None is above its allowance.
+- `pmixed`: `variation` is the largest total variation between a projected part by the kernels and by torch's operators.
+- `sampling`: `weight` is the largest difference of a sampling weight (exponential mechanism) from the CPU's, over its
+  total; `tokens` the number of tokens that differ from the CPU's for the same weights and points: 0.
+- `ms,weights`: device milliseconds from the sums of 64 sequences to their weights, added up, captured.
 - `ms,PROTOCOL,ROWS,VOCABULARY`: device milliseconds of a reduction of 64 sequences by the kernels and by torch's
   operators, and of the kernels in a captured graph; `p0` is the public rows' share, captured.
 """
@@ -25,7 +29,9 @@ from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, p
 from services.privacy.protocol import Partial, Protocol
 from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.protocols.pmixed import PMixed
 from services.privacy.reduction import reduce_at
+from services.privacy.sampling.categorical import accumulated, tokens_at
 
 RADIUS, TOKENS = 1.6, 1024
 _LN2 = math.log(2)
@@ -128,6 +134,55 @@ def agreement_of_tilts(parts: int, vocabulary: int, device: str) -> dict[str, fl
     }
 
 
+def agreement_of_projections(parts: int, vocabulary: int, device: str) -> dict[str, float]:
+    """Compares the projected row of the part that is drawn for each sequence with torch's operators."""
+    protocol = PMixed(parts, 1.0, RADIUS)
+    made = logits(len(OPTIONS), parts, vocabulary, device)
+    made[0, 1, 17] = torch.nan
+    public = shape_public(made[:, 0], OPTIONS)
+    degrees = temperatures(OPTIONS, public.device)
+    drawn = torch.zeros((len(OPTIONS), parts), dtype=torch.bool, device=device)
+    drawn[:, 0] = True
+    ours = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    with torch_alone():
+        theirs = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    return {"variation": float((ours - theirs).abs().sum(dim=1).max() / 2)}
+
+
+def agreement_of_samples(parts: int, vocabulary: int, device: str) -> dict[str, float]:
+    """Compares weights, and tokens of the same weights and points, with those of a CPU."""
+    protocol, public, sums = _sums(parts, vocabulary, device)
+    ours, theirs = protocol.combine(public, sums).weights, protocol.combine(public.cpu(), sums.cpu()).weights
+    cumulative = accumulated(ours)
+    totals = cumulative[:, -1].tolist()
+    points = torch.tensor([[total * share // 1000 for share in range(1000)] for total in totals]).T
+    tokens = torch.stack([tokens_at(own.contiguous().to(device), cumulative).cpu() for own in points])
+    expected = torch.stack([tokens_at(own.contiguous(), accumulated(ours.cpu())) for own in points])
+    return {
+        "weight": float((ours.cpu() - theirs).abs().max() / min(totals)),
+        "tokens": int((tokens != expected).sum()),
+    }
+
+
+def milliseconds_of_weights(vocabulary: int) -> float:
+    from triton.testing import do_bench_cudagraph
+
+    protocol, public, sums = _sums(16, vocabulary, "cuda", SEQUENCES)
+    return round(do_bench_cudagraph(lambda: accumulated(protocol.combine(public, sums).weights)), 3)
+
+
+def _sums(
+    parts: int, vocabulary: int, device: str, sequences: int = len(OPTIONS)
+) -> tuple[Exponential, Tensor, Tensor]:
+    """Returns a protocol, p0 and sums."""
+    protocol = Exponential(parts, parts, RADIUS)
+    made = logits(sequences, parts, vocabulary, device)
+    degrees = torch.ones(sequences, device=device)
+    public, _ = plain_public(made[:, 0], bits_per_nat(degrees))
+    drawn = torch.ones((sequences, parts), dtype=torch.bool, device=device)
+    return protocol, public, reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+
+
 def milliseconds(protocol: Protocol, parts: int, vocabulary: int) -> dict[str, float]:
     """Returns device milliseconds of a reduction by the kernels, by torch's operators, and captured."""
     from triton.testing import do_bench, do_bench_cudagraph
@@ -158,10 +213,13 @@ def gpu_kernels() -> dict[str, object]:
     measured: dict[str, Callable[[], object]] = {
         "exponential": lambda: agreement_of_the_exponential(16, 49152, "cuda"),
         "individual": lambda: agreement_of_tilts(16, 49152, "cuda"),
+        "pmixed": lambda: agreement_of_projections(4, 49152, "cuda"),
+        "sampling": lambda: agreement_of_samples(16, 49152, "cuda"),
+        **{f"ms,weights,{size}": partial(milliseconds_of_weights, size) for size in (49152, 128256)},
     }
     for parts, vocabulary in TIMED:
-        protocol = Exponential(parts, parts, RADIUS)
-        measured[f"ms,exponential,{parts},{vocabulary}"] = partial(milliseconds, protocol, parts, vocabulary)
+        for protocol in (Exponential(parts, parts, RADIUS), PMixed(parts, 1.0, RADIUS)):
+            measured[f"ms,{protocol.name},{parts},{vocabulary}"] = partial(milliseconds, protocol, parts, vocabulary)
     measured["ms,individual,64,49152"] = partial(milliseconds, IndividualSettings(tokens=TOKENS).plan(64), 64, 49152)
     return {name: _or_error(work) for name, work in measured.items()}
 

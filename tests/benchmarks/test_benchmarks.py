@@ -240,15 +240,15 @@ def test_the_engine_by_stage() -> None:
     keys(measured["rates"]["device"], "bytes", "operations")
     assert {each["not_captured"] for each in measured["exact"]["replays"].values() if isinstance(each, dict)} == {3}
     assert measured["exact"]["agreement"]["float32"]["variation"] < 0.1
+    cell = measured["small"]["all"]
+    keys(cell, "start_s")
+    keys(cell["ms,16"]["0"], "rows")
+    keys(cell["profile"], "step_ms", "profiled_ms")
     for readers in ("1", "2"):
-        cell = measured["small"][f"m={readers}"]
-        keys(cell, "start_s")
-        keys(cell["ms,16"]["0"], "rows")
         keys(cell["ms,16"][readers], "rows", "reduced")
-        keys(cell["stages_ms"], "passes", "head", "reduction", "other")
+        keys(cell["stages_ms"][readers], "passes", "head", "reduction", "other")
         keys(measured["ratios"][f"small,16,{readers}"], "tokens_per_s", "rows over plain", "reduced over plain")
         keys(measured["floors"][f"small,16,{readers}"]["measured_over_floor"], "rows", "all")
-    keys(measured["small"]["m=2"]["profile"], "step_ms", "profiled_ms")
     keys(measured["start"]["small"], "start_s", "first_rows_s")
     keys(measured["batches"]["ordinary"], "rows_compared")
     keys(measured, "recovery_s")

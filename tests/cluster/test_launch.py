@@ -135,6 +135,18 @@ def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path)
     assert not ray.util.list_named_actors(all_namespaces=True)
 
 
+def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
+    spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.launch.is_writable", lambda directory: directory != spoilable)
+    with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
+        check_ensemble(load(tmp_path, spoilable).choose())
+    (tmp_path / "anchors").mkdir()
+    configuration = load(tmp_path, spoilable, budget={"anchor": str(tmp_path / "anchors")}).choose()
+    check_ensemble(configuration, may_begin=True)
+    assert list((tmp_path / "anchors").iterdir())
+
+
 def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) -> None:
     settings = configure(tmp_path, spoilable, privacy={"epsilon": 1e-6, "tokens": 10**9})
     with pytest.raises(ConfigurationError, match="does not last"):

@@ -12,12 +12,16 @@ from typer.testing import CliRunner, Result
 from cluster.commands.ledger import ledger as application
 from cluster.configuration import Configuration
 from cluster.launch import check_ensemble
+from services.budget import ledger as writing
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.receipt import anchors_of
+from services.budget.records import KINDS
 from services.errors import Fenced, LedgerRolledBack
+from services.privacy.protocols.adapmixed import AdaPMixed
+from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble
@@ -194,3 +198,59 @@ def test_a_missing_place_is_reported(tmp_path: Path) -> None:
         assert refused.exit_code == 1
         assert "there is no such file" in refused.stderr
     assert not list(tmp_path.iterdir())
+
+
+INDIVIDUAL = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
+
+
+@pytest.fixture
+def accounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger with individual budgets: each lease, settlement and checkpoint holds what parts were charged."""
+    monkeypatch.setattr(writing, "CHECKPOINT_ROWS", 4)
+    planned = INDIVIDUAL.plan(4)
+    ledger = Ledger(tmp_path / "accounts.db", PrivacyBudget.of("e", INDIVIDUAL, planned, partition="p"))
+    for used in (1, 2):
+        grant = ledger.lease(planned.event, 4, parts=4)
+        ledger.settle(grant.lease, used, tuple(SECRET + part for part in range(4)))
+    ledger.lease(planned.event, 4, parts=4)
+    return tmp_path / "accounts.db"
+
+
+SECRET = 123_450
+
+
+def test_an_export_leaves_private_values_out_unless_the_operator_asks_by_name(accounted: Path, tmp_path: Path) -> None:
+    """With individual budgets every settlement says what each part was charged, and the help did not say so."""
+    lines = [json.loads(line) for line in run("export", str(accounted)).stdout.splitlines()]
+    assert {line["kind"] for line in lines if line.get("left_out")} == {"lease", "settle", "checkpoint"}
+    for line in lines:
+        body = json.loads(line["body"])
+        assert not any(body.get(name) for name in KINDS[line["kind"]].private)
+        assert not set(line.get("left_out", ())) & body.keys()
+        assert not re.search("|".join(str(SECRET + part) for part in range(4)), json.dumps(line))
+    first = next(line["seq"] for line in lines if "hash" not in line)
+    assert [line["seq"] for line in lines if "hash" in line] == list(range(1, first))
+    assert not any("previous" in line for line in lines[first - 1 :]), "a hash would confirm a guess"
+
+    file = tmp_path / "public.jsonl"
+    assert run("export", str(accounted), "--output", str(file)).exit_code == 0
+    refused = run("verify", str(file))
+    assert refused.exit_code == 1
+    assert "--private-values" in refused.output
+    assert run("export", str(accounted), "--private-values", "--output", str(file)).exit_code == 0
+    assert str(SECRET) in file.read_text()
+    assert run("verify", str(file)).exit_code == 0
+
+
+def test_the_help_of_an_export_says_what_is_private() -> None:
+    told = re.sub(r"\s+", " ", run("export", "--help").output)
+    assert "individual budgets" in told
+    assert "--private-values" in told
+
+
+def test_an_export_leaves_measured_losses_out(tmp_path: Path) -> None:
+    terms = PrivacyBudget(ensemble="e", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+    ledger = Ledger(tmp_path / "measured.db", terms)
+    ledger.charge(AdaPMixed(8, radius=0.01).event, [(0.012345,)], "one")
+    assert "0.012345" not in run("export", str(tmp_path / "measured.db")).stdout
+    assert "0.012345" in run("export", str(tmp_path / "measured.db"), "--private-values").stdout

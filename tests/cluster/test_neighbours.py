@@ -92,5 +92,8 @@ def test_a_user_changes_one_adapter_and_nothing_that_a_client_sees(tmp_path: Pat
     (section,) = json.loads(audited.stdout)["sections"]
     assert [(finding["subject"], finding["verdict"]) for finding in section["findings"]] == [
         ("privmix train", "holds"),
+        ("privmix ledger forfeit", "holds"),
+        ("privmix evaluate reference", "holds"),
         ("privmix serve", "holds"),
+        ("tokens that nobody pays for", "holds"),
     ]

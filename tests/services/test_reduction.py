@@ -11,10 +11,10 @@ from torch import Tensor, set_num_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.mollifiers.shaping import SamplingOptions, shape, shape_public
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduced, Reducer, Reduction, single_threaded_pool
 
@@ -103,21 +103,32 @@ def by_shards(
     return protocol.combine(torch.from_numpy(p0), whole, torch.cat(charges, dim=1) if charges else None)
 
 
+def rounding_of_sums(protocol: Individual, public: Tensor) -> Tensor:
+    """Returns how far apart the weights of two orders of a sum of tilts may be: README, Theorem 4, "Integers".
+
+    Each is within ``2^-51 N (1 + U) + 2^-50 (1 + U)`` of the exact one, relative to ``2^61 p0``, and is rounded.
+    """
+    each = (1 + protocol.upper) * (2.0**-51 * protocol.parts + 2.0**-50)
+    return 1 + 2.0**61 * 2 * each * public.double()
+
+
+@pytest.mark.exact
 @pytest.mark.parametrize("shards", [1, 2, 4, PARTS])
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_shards_release_what_all_rows_together_release(name: str, shards: int, public: Tensor, parts: Tensor) -> None:
-    """To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests."""
+    """To the last integer; the float64 sums of tilts to the rounding that each part pays for."""
     protocol = PROTOCOLS[name]
     drawn = draws(protocol)
     expected = together(protocol, public, parts, drawn)
     actual = by_shards(protocol, public, parts, drawn, shards)
-    if name != "individual":
+    if not isinstance(protocol, Individual):
         assert torch.equal(actual.weights, expected.weights)
         return
-    torch.testing.assert_close(actual.weights / 2.0**61, expected.weights / 2.0**61, rtol=1e-4, atol=2.0**-60)
+    apart = (actual.weights - expected.weights).abs()
+    assert bool((apart <= rounding_of_sums(protocol, shape_public(public, OPTIONS))).all())
     assert actual.charges is not None
     assert expected.charges is not None
-    assert bool(((actual.charges - expected.charges).abs() <= 1 + 1e-3 * expected.charges).all())
+    assert torch.equal(actual.charges, expected.charges)
     assert bool((expected.charges > 0).any())
     granted = allowances(protocol)
     assert granted is not None
@@ -172,6 +183,7 @@ def test_the_operations_depend_on_shapes_alone(name: str, public: Tensor, parts:
     assert not WAITS & {operation for operation, *_ in recorded[0]}
 
 
+@pytest.mark.exact
 def test_a_call_without_private_sequences_returns_p0(public: Tensor) -> None:
     given = Reduction(PROTOCOLS["pmixed clip"], OPTIONS, np.zeros((0, 1), dtype=np.bool_))
     reduced: Reduced = Reducer().reduce(public, given)

@@ -1,4 +1,4 @@
-"""Claim: a shard answers before it prepares the adapters of the next calls, and prepares none if all are resident."""
+"""Claim: a shard answers before it prepares the adapters of the next calls, and bounds the rows that it keeps."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,12 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
+from services import shard as shards
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduction
-from services.shard import Shard, StepKey
+from services.shard import LostStepError, Shard, StepKey
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 
@@ -86,3 +87,22 @@ def test_resident_adapters_are_not_prepared(settings: EngineSettings, tmp_path: 
     for _ in range(2):
         ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
     assert ray.get(shard.seen.remote(), timeout=ANSWER_S) == []
+
+
+def test_the_oldest_kept_rows_make_room_for_new_ones(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their coordinator repeats its step. Rows of one step never drop each other."""
+    shard = Shard(settings)
+    public = shard.reduce(REQUESTS, REDUCTION).public
+    assert public is not None
+    size = shard._engine.logits(REQUESTS).nbytes
+    monkeypatch.setattr(shards, "KEPT_BYTES", 2 * size)
+    first, second, third = StepKey("first", 1, 0), StepKey("second", 7, 0), StepKey("second", 7, 1)
+    for key in (first, second, third):
+        shard.keep(key, REQUESTS)
+    with pytest.raises(LostStepError):
+        shard.reduce_kept(first, REDUCTION, public)
+    monkeypatch.setattr(shards, "KEPT_BYTES", 0)
+    fourth = StepKey("second", 7, 2)
+    shard.keep(fourth, REQUESTS)
+    for key in (second, third, fourth):
+        assert shard.reduce_kept(key, REDUCTION, public).sums is not None

@@ -4,6 +4,7 @@ On a finite set the exponential mechanism is sampled exactly, so its guarantee h
 delta 0 (`services.privacy.sampling.selection`). Candidates come from a prior, or from a flow fitted to public rows.
 """
 
+from functools import partial
 from uuid import uuid4
 
 import numpy as np
@@ -16,6 +17,7 @@ from services.errors import InputError
 from services.laboratory.heads import expm_nf
 from services.laboratory.heads.expm_nf import ExpMNFSettings
 from services.laboratory.heads.models import Parametrised, squared_loss
+from services.laboratory.heads.row_function import RowFunction
 from services.laboratory.heads.table import Table
 from services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
 
@@ -53,18 +55,24 @@ def total_losses(model: Parametrised, thetas: Tensor, table: Table) -> NDArray[n
     """Returns for each candidate the sum of the users' losses, each clipped to [0, 1], int64 [K].
 
     The unit is `selection.LOSS_UNITS`. A user's loss is the sum of the l2 losses of the user's rows. The computation is
-    in float64, in blocks of candidates whose shapes do not depend on the rows.
+    in float64, and a row's loss does not depend on the rows beside it, to the last bit (`RowFunction`).
     """
     order = np.argsort(table.users, kind="stable")
     owners = table.users[order]
     starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
     x, y = torch.from_numpy(table.x[order]).double(), torch.from_numpy(table.y[order]).double()
-    totals = []
-    for block in torch.split(thetas.double(), _CANDIDATES_AT_ONCE):
-        losses = squared_loss(model.outputs(block, x), y).numpy()
+    totals, blocks = [], torch.split(thetas.double(), _CANDIDATES_AT_ONCE)
+    tried = {len(block): RowFunction(partial(_losses, model, block), x, y) for block in (blocks[0], blocks[-1])}
+    for block in blocks:
+        losses = tried[len(block)].by(partial(_losses, model, block))(x, y).T.numpy()
         per_user = losses if len(starts) == len(owners) else np.add.reduceat(losses, starts, axis=1)
         totals.append(loss_units(per_user).sum(axis=1))
     return np.concatenate(totals)
+
+
+def _losses(model: Parametrised, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Returns the loss of each row under each candidate, [R, K]."""
+    return squared_loss(model.outputs(thetas, x), y).T
 
 
 def event(

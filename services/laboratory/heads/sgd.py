@@ -1,4 +1,4 @@
-"""Implements the baselines of ExpM+NF: training without privacy, and DP-SGD (Abadi et al. 2016) with Opacus."""
+"""Implements the baselines of ExpM+NF: training without privacy, and DP-SGD (Abadi et al. 2016)."""
 
 import math
 import warnings
@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
-from services.privacy.sampling.randomness import normal, poisson_subsample
+from services.laboratory.heads.row_function import RowFunction
+from services.privacy.sampling.clipping import clipped, noised
+from services.privacy.sampling.randomness import poisson_subsample
 
 Loss = Literal["l2", "cross-entropy"]
 
@@ -80,43 +83,34 @@ def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: i
 
 
 def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settings: HeadDpSgdSettings) -> nn.Module:
-    """Trains with Opacus. Batches and noise come from the operating system's randomness, also in comparisons.
+    """Trains the model in place with DP-SGD.
 
-    PyTorch's generator on the CPU takes 32 bits of a seed, so its noise can be found by search, and then the gradients.
-    The noise is in floating point: its lowest bits could leak (Mironov 2012) to an observer of the weights.
-
-    Returns:
-        the model, without Opacus' wrapper.
+    A row moves the sum of clipped gradients by at most the clip, exactly: its gradient does not depend on the rows
+    beside it (`RowFunction`), and sums are exact (`services.privacy.sampling.clipping`). Batches and noise come from
+    the operating system's randomness, also in comparisons: PyTorch's generator on the CPU takes 32 bits of a seed, so
+    its noise can be found by search, and then the gradients.
     """
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPOptimizer
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}  # the optimiser's own memory
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
 
-    class SecretNoise(DPOptimizer):  # type: ignore[misc]
-        def add_noise(self) -> None:
-            deviation = self.noise_multiplier * self.max_grad_norm
-            for weight in self.params:
-                drawn = torch.from_numpy(normal(weight.numel())).view_as(weight) * deviation
-                weight.grad = (weight.summed_grad + drawn.to(weight)).view_as(weight)
+    def loss(named: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
+        return _loss(functional_call(model, named, (row[None],)), target[None], settings.loss)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wrapped = GradSampleModule(model)
-        optimizer = SecretNoise(
-            torch.optim.SGD(wrapped.parameters(), lr=settings.learning_rate),
-            noise_multiplier=noise.multiplier,
-            max_grad_norm=settings.clip,
-            expected_batch_size=noise.batch,
-        )
-        for _ in range(noise.steps):
-            chosen = list(poisson_subsample(len(x), noise.rate))
-            optimizer.zero_grad()
-            if chosen:
-                _loss(wrapped(x[chosen]), y[chosen], settings.loss).backward()  # type: ignore[no-untyped-call]
-            else:  # an empty batch gets noise too
-                for parameter in wrapped.parameters():
-                    parameter.grad_sample = torch.zeros(0, *parameter.shape)
-            optimizer.step()
-    wrapped.remove_hooks()
+    gradients_of = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def clipped_gradients(rows: Tensor, targets: Tensor) -> Tensor:
+        gradients = gradients_of(weights, rows, targets)
+        return clipped(torch.cat([each.flatten(1) for each in gradients.values()], dim=1), settings.clip)
+
+    function = RowFunction(clipped_gradients, x, y)
+    sizes = [weight.numel() for weight in weights.values()]
+    for _ in range(noise.steps):
+        chosen = list(poisson_subsample(len(x), noise.rate))
+        total = function(x[chosen], y[chosen]).sum(dim=0)
+        step = noised(total, noise.multiplier) * (noise.multiplier * settings.clip / noise.batch)
+        for weight, piece in zip(model.parameters(), torch.split(step, sizes), strict=True):
+            weight.grad = piece.view_as(weight).to(weight)
+        optimizer.step()
     return model
 
 

@@ -1,11 +1,14 @@
 """Writes labelled text by a published mechanism from references in prompts, as a directory for `evaluate task`.
 
 The prompt of a reference shows its text and asks for another of the same label; the public prompt names the label only.
-Labels are public: how many texts each has is given by its batches. Draws come from a seeded generator, because the
-texts are for comparison and not for publication.
+Who is in the corpus, and with which labels, is public; the texts are not (`guarantee`). Draws come from a seeded
+generator, because the texts are for comparison and not for publication.
 """
 
+import hashlib
+import hmac
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +42,7 @@ class ReferenceOptions:
 
     Attributes:
         method: one of `METHODS`.
-        references: B, the number of users of a batch, each with one reference.
+        references: B, the largest number of users of a batch, each with one reference.
         tokens: the largest number of tokens of a text; for Amin et al., of the private tokens of a batch.
         seed: of the batches and of all draws.
         sigma: the scale of the noise of Amin et al.'s sparse vector technique.
@@ -63,33 +66,62 @@ class ReferenceOptions:
 
 @dataclass(frozen=True)
 class ReferenceBatch:
-    """Holds one reference of each of B users, all with one label."""
+    """Holds one reference of each of at most `references` users, B, all with one label.
+
+    The public model stands for a reference that is missing, so that each of B has the same weight.
+    """
 
     label: str
     texts: tuple[str, ...]
+    references: int
 
 
 def batches(real: Labelled, references: int, seed: int) -> list[ReferenceBatch]:
     """Divides users into batches of one label, each user in at most one batch, with one text.
 
+    A label has as many batches as its users fill. A keyed hash of the user alone chooses the batch, which takes the B
+    users with the smallest hashes; it also chooses among the user's own labels, and among the texts with that label. So
+    a user's texts are one reference of one batch, and all other references stay, whatever replaces these texts.
+
     Raises:
         InputError: no label has enough users.
     """
-    order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed)).tolist()
-    waiting: dict[str, list[str]] = {label: [] for label in sorted(real.classes)}
-    taken: set[str] = set()
-    for index in order:
-        if real.users[index] not in taken:
-            taken.add(real.users[index])
-            waiting[real.labels[index]].append(real.texts[index])
+    key = f"references {seed}".encode()
+    own: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for user, label, text in zip(real.users, real.labels, real.texts, strict=True):
+        own[user][label].append(text)
+    members: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for user, labelled in own.items():
+        label = min(labelled, key=lambda each: _hash(key, user, "label", each))
+        texts = labelled[label]
+        members[label].append((_hash(key, user, "batch"), texts[_hash(key, user, "text") % len(texts)]))
     found = [
-        ReferenceBatch(label, tuple(texts[start : start + references]))
-        for label, texts in waiting.items()
-        for start in range(0, len(texts) - references + 1, references)
+        ReferenceBatch(label, tuple(_batch(members[label], number, count, references)), references)
+        for label in sorted(members)
+        if (count := len(members[label]) // references)
+        for number in range(count)
     ]
     if not found:
         raise InputError(f"references: no label has {references} users; use fewer references")
     return found
+
+
+def _batch(members: Sequence[tuple[int, str]], number: int, count: int, references: int) -> list[str]:
+    """Returns the texts of one of `count` batches of the members of a label, each a hash and a text."""
+    ordered = sorted((hashed // count, text) for hashed, text in members if hashed % count == number)
+    return [text for _, text in ordered[:references]]
+
+
+def _hash(key: bytes, *words: str) -> int:
+    return int.from_bytes(hmac.digest(key, json.dumps(words).encode(), hashlib.sha256), "big")
+
+
+def guarantee(options: ReferenceOptions) -> str:
+    """States the guarantee of all texts in one sentence."""
+    return (
+        f"({options.epsilon:g}, {options.delta:g})-differential privacy for the texts of one user, replaced by any "
+        "others with the same labels; who is in the corpus, and with which labels, is public."
+    )
 
 
 def write_texts(
@@ -125,6 +157,7 @@ def write_texts(
 def _card(options: ReferenceOptions, tokens: int) -> dict[str, Any]:
     return {
         "protocol": {"kind": options.method, "references": options.references},
+        "guarantee": guarantee(options),
         "epsilon": options.epsilon,
         "delta": options.delta,
         "budget": {"tokens_delivered": tokens},
@@ -150,7 +183,7 @@ class _Writer:
         A batch of InvisibleInk writes one text. One of Amin et al. writes texts until its `most` private tokens are
         spent, or until it has written `_TOKENS_BY_PRIVATE` times as many tokens: public ones have no end of their own.
         """
-        rows = _Rows(self._network, self._prompts(batch, field))
+        rows = _Rows(self._network, self._prompts(batch, field), batch.references)
         if isinstance(mechanism, InvisibleInk):
             yield self._text(rows, mechanism, most)
             return
@@ -190,13 +223,17 @@ class _Writer:
 
 
 class _Rows:
-    """Computes logits [1 + B, V] after B + 1 prompts and one text that follows them all, with one cache."""
+    """Computes logits [1 + B, V] after the public prompt, at most B others, and one text that follows them all.
 
-    def __init__(self, network: "PreTrainedModel", prompts: Sequence[Sequence[int]]) -> None:
+    They have one cache. The rows of missing prompts are the public one.
+    """
+
+    def __init__(self, network: "PreTrainedModel", prompts: Sequence[Sequence[int]], references: int) -> None:
         from transformers import DynamicCache  # slow to import
 
         rows = [torch.tensor(prompt, device=network.device) for prompt in prompts]
         self._network = network
+        self._missing = 1 + references - len(prompts)
         self._cache = DynamicCache(config=network.config)
         self._prompt_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         self._mask = self._prompt_mask
@@ -226,4 +263,4 @@ class _Rows:
             logits_to_keep=1,
         )
         logits: Tensor = answer.logits[:, -1]
-        return logits
+        return torch.cat([logits, logits[:1].expand(self._missing, -1)])

@@ -4,9 +4,9 @@
 - Amin et al. (EMNLP 2024; arXiv 2407.12108): clipped logits, and predictions of the public model alone by the sparse
   vector technique.
 
-Each batch has B references, one for a user, and no user is in two. So the budget of all texts is that of one batch, and
-all promise what privmix does: epsilon and delta for a user's text, replaced by any other. The papers count a reference
-that is added or removed, which halves each sensitivity below.
+Each batch has B references, one for a user, and no user is in two. So the budget of all texts is that of one batch:
+epsilon and delta for a user's texts, replaced by any others that leave all other references where they are
+(`reference_texts.batches`). The papers count a reference that is added or removed, which halves each sensitivity below.
 """
 
 import math

@@ -56,6 +56,24 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
     return _kept.tensors[wanted]
 
 
+def powers_of_two(exponents: Tensor, out: Tensor | None = None) -> Tensor:
+    """Returns 2^x; on a CPU by `exp`, because torch's `exp2` rounds a number at a block's end otherwise than others."""
+    if exponents.device.type == "cpu":
+        return torch.mul(exponents, math.log(2), out=out).exp_()
+    return torch.exp2(exponents, out=out)
+
+
+def totals(values: Tensor) -> Tensor:
+    """Sums the last dimension: [..., V] to [..., 1].
+
+    On a CPU the order of the additions depends on V alone, not on the number of rows or threads: torch would divide a
+    single row among its threads, and divides two by rows.
+    """
+    if values.device.type == "cpu" and values.numel() == values.shape[-1]:
+        return values.expand(2, *values.shape).sum(dim=-1, keepdim=True)[0]
+    return values.sum(dim=-1, keepdim=True)
+
+
 def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
     """Copies values from the host to a device. A GPU reads page-locked memory, so neither side waits for the other."""
     host = torch.from_numpy(values)

@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from services.privacy.mollifiers.blocks import rows_at_once, scratch
+from services.privacy.mollifiers.blocks import rows_at_once, scratch, totals
 from services.privacy.protocol import Answers
 from services.privacy.sampling.categorical import TOTAL
 
@@ -90,7 +90,7 @@ def accepted(rows: Tensor, public: Tensor) -> Tensor:
         rows: float32 [..., V].
         public: float32, p0, which broadcasts to the shape of ``rows``.
     """
-    good = ((rows.sum(dim=-1, keepdim=True) - 1).abs() <= _ACCEPTED).to(rows.dtype)
+    good = ((totals(rows) - 1).abs() <= _ACCEPTED).to(rows.dtype)
     return rows.mul_(good).nan_to_num_(0.0).addcmul_(public, 1 - good)
 
 

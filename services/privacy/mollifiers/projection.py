@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from services.privacy.arrays import Reals
-from services.privacy.mollifiers.blocks import scratch
+from services.privacy.mollifiers.blocks import scratch, totals
+from services.privacy.mollifiers.rows import clip_scales
 
 Projection = Literal["clip", "mix"]
 
@@ -35,13 +36,30 @@ _NEWTON_STEPS = 4
 _pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 
 
+def _root(ratios: Tensor, public: Tensor, radius: float, projected: Tensor) -> Tensor:
+    """Returns the scale of each row at which its sum is nearly 1, float32 [..., 1]. Overwrites ``projected``."""
+    low, high = math.exp(-radius), math.exp(radius)
+    applied = scratch("inner", ratios)
+    scale, below, above = _bracket(ratios, public, radius)
+    for _ in range(_NEWTON_STEPS):
+        torch.mul(ratios, scale, out=applied)
+        torch.clamp(applied, low, high, out=projected).mul_(public)
+        missing = 1 - totals(projected)
+        _pass_unclamped(projected, applied, low, high, grad_input=projected)
+        newton = scale * (1 + missing / totals(projected).clamp_(min=_NOTHING))
+        below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
+        usable = (newton >= below) & (newton <= above)
+        scale = torch.where(usable, newton, below.sqrt() * above.sqrt())
+    return scale
+
+
 def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
     """Returns the member of the ball that is closest to p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
 
-    The sum is monotone and piecewise linear in s. A histogram of the ratios brackets the root; a fixed number of
-    Newton steps follow. What then is missing from 1 is taken from the ball's upper bound, H p0, and what is too much
-    from its lower: a convex combination of two members of the ball. So the same operations run for all rows, and the
-    result is in the ball and sums to 1, however near the steps came.
+    The sum is monotone and piecewise linear in s. A histogram of the ratios brackets the root, or (a kernel on a GPU)
+    sections of its range do; a fixed number of Newton steps follow. What then is missing from 1 is taken from the
+    ball's upper bound, H p0, and what is too much from its lower: a convex combination of two members of the ball. So
+    the same operations run for all rows, and the result is in the ball and sums to 1, however near the steps came.
 
     Args:
         ratios: float32 [..., V], u = p_i / p0, contiguous.
@@ -53,20 +71,12 @@ def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = Non
         float32 [..., V], sums of 1 up to rounding.
     """
     low, high = math.exp(-radius), math.exp(radius)
-    applied = scratch("inner", ratios)
     projected = torch.empty_like(ratios) if out is None else out
-    scale, below, above = _bracket(ratios, public, radius)
-    for _ in range(_NEWTON_STEPS):
-        torch.mul(ratios, scale, out=applied)
-        torch.clamp(applied, low, high, out=projected).mul_(public)
-        missing = 1 - projected.sum(dim=-1, keepdim=True)
-        _pass_unclamped(projected, applied, low, high, grad_input=projected)
-        newton = scale * (1 + missing / projected.sum(dim=-1, keepdim=True).clamp_(min=_NOTHING))
-        below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
-        usable = (newton >= below) & (newton <= above)
-        scale = torch.where(usable, newton, below.sqrt() * above.sqrt())
+    scale = clip_scales(ratios, public, radius)
+    if scale is None:
+        scale = _root(ratios, public, radius, projected)
     torch.mul(ratios, scale, out=projected).clamp_(low, high).mul_(public)
-    sums = projected.sum(dim=-1, keepdim=True)
+    sums = totals(projected)
     bound = torch.where(sums < 1, high, low)
     share = ((1 - sums) / (bound - sums)).clamp_(0, 1)
     return torch.addcmul(projected.mul_(1 - share), public, share * bound, out=projected)
@@ -91,7 +101,7 @@ def _bracket(ratios: Tensor, public: Tensor, radius: float) -> tuple[Tensor, Ten
     larger, smaller = sums.gather(-1, first), sums.gather(-1, first + 1)
     share = ((larger - 1) / (larger - smaller).clamp_(min=_NOTHING)).clamp_(0, 1)
     above, below = buckets.scales[first], buckets.scales[first + 1]
-    return torch.lerp(above, below, share), below / buckets.width, above * buckets.width
+    return above + share * (below - above), below / buckets.width, above * buckets.width
 
 
 @dataclass(frozen=True)

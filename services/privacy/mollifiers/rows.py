@@ -2,7 +2,9 @@
 
 On a CPU `rows.cpp` does the operations of a pass together, while the row is in the cache, and on a GPU `rows_triton`.
 Without a compiler, or without Triton, torch's operators do the same one after another; results differ by rounding. Each
-pass is the same for every row, whatever it holds.
+pass is the same for every row, whatever it holds. On a CPU a row's numbers depend on the row and p0 alone, to the last
+bit: neither on the rows beside it nor on the number of threads. So torch's `matmul` and `exp2` are not used there:
+their kernels round a row in another order, and a token at a block's end otherwise.
 """
 
 import logging
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from services import compiled
-from services.privacy.mollifiers.blocks import scratch
+from services.privacy.mollifiers.blocks import powers_of_two, scratch, totals
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -49,7 +51,7 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
     p0 = public[:, None]
     u = torch.mul(log_p, scales[:, None, None], out=out).sub_(bits[:, None])
     u -= u.amax(dim=-1, keepdim=True)  # so no ratio overflows, and not all of them vanish
-    means = torch.mul(u.exp2_(), p0, out=scratch("inner", u)).sum(dim=-1, keepdim=True)
+    means = totals(torch.mul(powers_of_two(u, u), p0, out=scratch("inner", u)))
     usable = means.isfinite() & (means > _LEAST_MASS)
     u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
     return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
@@ -135,6 +137,20 @@ def centred_steps(
     return kernels.centred_steps(log_p, public, scales, drawn, radius, slope, per_nat, most) if kernels else None
 
 
+def clip_scales(ratios: Tensor, public: Tensor, radius: float) -> Tensor | None:
+    """Returns for each row the s for which p0 clamp(s u, e^-radius, e^radius) sums to 1, nearly, float32 [s, n, 1].
+
+    None where only torch's operators are, and for rows of another form: `projection.clip` then finds it.
+
+    Args:
+        ratios: float32 [s, n, V].
+        public: float32 [s, 1, V], p0.
+        radius: in nats.
+    """
+    kernels = _kernels(ratios) if ratios.ndim == 3 and public.shape[-2:-1] == (1,) else None
+    return kernels.clip_scales(ratios, public[:, 0], radius) if kernels else None
+
+
 def prepare(device: torch.device | None = None) -> None:
     """Builds the passes for a device, if needed, and loads them; by default those for a CPU."""
     if device is None or device.type == "cpu":
@@ -172,5 +188,7 @@ def _exact(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _means(rows: Tensor, p0: Tensor) -> Tensor:
-    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]."""
+    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]. On a CPU it overwrites the rows."""
+    if rows.device.type == "cpu":
+        return totals(rows.mul_(p0[:, None]))[:, :, 0]
     return torch.matmul(rows, p0[:, :, None])[:, :, 0]

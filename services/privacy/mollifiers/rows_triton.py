@@ -10,6 +10,8 @@ No guarantee rests on that rounding (`services/privacy/README.md`):
 - The exponential mechanism, Theorem 2: a score may be *any* function of the part's row and p0 with values in
   [-c, c]. `sum_steps` clamps each row's score as an integer, to at most ``most`` steps either way, before it adds the
   row; integers add exactly. Whatever the floats before the clamp are, the token's law keeps its bounded range.
+- PMixed, Theorem 1: `clip_scales` finds a number, and `projection.clip` makes a member of the ball of any number, by
+  torch's operators (`mixture.slack`).
 - Individual budgets, Theorem 4: tilt and charge are computed from ratios in memory, which every pass reads again. A
   clamp of float32 is exact, and moments and sums are in float64, as in torch's passes.
 
@@ -18,6 +20,7 @@ Written for Triton 3.6 and later. Shapes: S sequences, n rows of each, V tokens.
 public one.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -32,6 +35,13 @@ _INF = tl.constexpr(float("inf"))
 _ROW, _ROW_WARPS = 8192, 16
 # Tokens of a program that adds rows: enough programs for all processors, even with few sequences.
 _TILE, _TILE_WARPS = 1024, 4
+
+# Ratios are at most 2^37; those below 2^-110 count as 0 while a scale is sought (`projection`).
+_LARGEST_BITS, _SMALLEST_BITS = 37, 110
+# Each pass divides the range of the logarithm of a scale by 9: three leave some 0.2 bits of 150.
+_SECTIONS, _CANDIDATES, _SECTION = tl.constexpr(3), tl.constexpr(8), tl.constexpr(2048)
+_NEWTON_STEPS = tl.constexpr(4)
+_NOTHING = tl.constexpr(1e-30)  # replaces 0 as a divisor; the step is outside the bracket then
 
 
 def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> Tensor:
@@ -76,6 +86,18 @@ def centred_steps(
     return sums
 
 
+def clip_scales(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
+    """Returns the scale at which each row's clipped sum is nearly 1, float32 [S, n, 1]; see `rows.clip_scales`.
+
+    The sum rises with the scale. Sections of its range, then Newton's steps, each as many for every row.
+    """
+    scales = torch.empty((*ratios.shape[:2], 1), dtype=torch.float32, device=ratios.device)
+    low, high = math.exp(-radius), math.exp(radius)
+    least, most = math.log2(low) - _LARGEST_BITS, math.log2(high) + _SMALLEST_BITS
+    _for_each_row(_find_scales, ratios, public.contiguous(), scales, low, high, least, most)
+    return scales
+
+
 def prepare(device: torch.device) -> None:
     """Compiles the kernels for float32 rows that lie apart, as an engine's do, or finds them in Triton's cache."""
     made = torch.zeros((2, 3, _ROW), device=device)
@@ -84,6 +106,7 @@ def prepare(device: torch.device) -> None:
     clipped_means(ratios, public, ones, ones)
     clipped_moments(ratios, public.double(), ones, ones)
     clipped_sums(ratios, ones, ones, ones.double())
+    clip_scales(ratios, public, 1.0)
     centred_steps(log_p, public, ones[0], ones.bool(), 1.0, 0.5, 1.0, 2)
 
 
@@ -261,3 +284,38 @@ def _add_clipped(rows, vocabulary, row_s, row_i, count, lows, highs, scales, sum
         total += tl.minimum(tl.maximum(ratio, low), high).to(tl.float64) * scale
         row += row_i
     tl.store(sums + s * vocabulary + x, total, mask=x < vocabulary)
+
+
+@triton.jit
+def _find_scales(rows, vocabulary, row_s, row_i, public, scales, low, high, least, most, block: tl.constexpr):
+    s, i = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    row, p0 = rows + s * row_s + i * row_i, public + s * vocabulary
+    bottom = least  # log2 of a scale below the root
+    width = most - least
+    for _ in tl.static_range(_SECTIONS):
+        width = width / (_CANDIDATES + 1)
+        tried = tl.exp2(bottom + width * (1 + tl.arange(0, _CANDIDATES)))
+        masses = tl.zeros((_SECTION, _CANDIDATES), tl.float32)
+        for start in range(0, vocabulary, _SECTION):
+            x = start + tl.arange(0, _SECTION)
+            ratio = tl.load(row + x, mask=x < vocabulary, other=0.0)
+            p = tl.load(p0 + x, mask=x < vocabulary, other=0.0)
+            masses += tl.minimum(tl.maximum(ratio[:, None] * tried[None, :], low), high) * p[:, None]
+        bottom += width * tl.sum(tl.where(tl.sum(masses, 0) < 1, 1, 0), 0)
+    below, above = tl.exp2(bottom), tl.exp2(bottom + width)
+    scale = tl.exp2(bottom + width / 2)
+    for _ in tl.static_range(_NEWTON_STEPS):
+        mass = tl.zeros((block,), tl.float32)
+        unclipped = tl.zeros((block,), tl.float32)
+        for start in range(0, vocabulary, block):
+            x = start + tl.arange(0, block)
+            applied = tl.load(row + x, mask=x < vocabulary, other=0.0) * scale
+            p = tl.load(p0 + x, mask=x < vocabulary, other=0.0)
+            mass += tl.minimum(tl.maximum(applied, low), high) * p
+            unclipped += tl.where((applied > low) & (applied < high), applied * p, 0.0)
+        missing = 1 - tl.sum(mass, 0)
+        newton = scale * (1 + missing / tl.maximum(tl.sum(unclipped, 0), _NOTHING))
+        below, above = tl.where(missing > 0, scale, below), tl.where(missing < 0, scale, above)
+        usable = (newton >= below) & (newton <= above)
+        scale = tl.where(usable, newton, tl.sqrt(below) * tl.sqrt(above))
+    tl.store(scales + s * tl.num_programs(1) + i, scale)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.privacy.mollifiers import rows
-from services.privacy.mollifiers.blocks import on_device, rows_at_once, scratch
+from services.privacy.mollifiers.blocks import on_device, powers_of_two, rows_at_once, scratch, totals
 from services.privacy.protocol import Answers
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
@@ -195,10 +195,10 @@ def _shape_public(
             _drop_below(row, row.topk(option.top_k).values[-1], -math.inf)
         if option.top_p < 1.0:
             _drop_below(row, _nucleus_floor(row, option.top_p), -math.inf)
-    torch.exp2(logs, out=out)
-    out *= 1 / out.sum(dim=1, keepdim=True)
+    powers_of_two(logs, out)
+    out *= 1 / totals(out)
     _drop_below(out, SUPPORT_FLOOR, 0.0)
-    out *= 1 / out.sum(dim=1, keepdim=True)
+    out *= 1 / totals(out)
 
 
 def _drop_below(values: Tensor, least: Tensor | float, dropped: float) -> None:
@@ -212,9 +212,9 @@ def _drop_below(values: Tensor, least: Tensor | float, dropped: float) -> None:
 
 def _nucleus_floor(logs: Tensor, mass: float) -> Tensor:
     """Returns the smallest log-probability in the nucleus: the smallest set of top tokens that holds ``mass``."""
-    wanted = mass * torch.exp2(logs).sum(dtype=torch.float64)
+    wanted = mass * totals(powers_of_two(logs).double())[0]
     ranked = _descending(logs)
-    inside = (ranked.double().exp2_().cumsum(0) < wanted).sum()
+    inside = (powers_of_two(ranked.double()).cumsum(0) < wanted).sum()
     return ranked.index_select(0, inside.clamp_(max=len(logs) - 1)[None])[0]
 
 

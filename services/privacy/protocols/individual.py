@@ -27,6 +27,7 @@ from services.privacy import reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
 from services.privacy.arrays import Reals
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
+from services.privacy.mollifiers.blocks import totals
 from services.privacy.mollifiers.rows import clipped_means, clipped_moments, clipped_sums
 from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
@@ -182,7 +183,7 @@ class Individual(Protocol):
             float64 [S, V], the sum of the n tilts; int64 [S, n], charges in grains, none above its allowance.
         """
         p0 = public.double()
-        p0 /= p0.sum(dim=1, keepdim=True)
+        p0 /= totals(p0)
         affordable = ((allowances.double() * self._grain).sqrt_() / _RELATIVE_ROOM - self._slack).clamp_(min=0)
         low = torch.zeros_like(affordable, dtype=torch.float32)
         centres, variances = _moments(ratios, p0, low, low + (1 + self.cap))

@@ -56,6 +56,14 @@ def test_reading_stops_after_a_number_of_errors() -> None:
     assert len(errors) == MOST_ERRORS
 
 
+@pytest.mark.parametrize("model", [["privmix"], {}, 7, None, "priv\ud83d", "x\x00", "x" * 1000])
+def test_a_model_that_no_record_can_hold_is_none(model: object) -> None:
+    lines, errors = read_lines(
+        line("a", body={"model": model}) + b"\n" + line("b", body={"model": model}), ENDPOINT, 10
+    )
+    assert (len(lines), errors, model_of(lines)) == (2, [], None)
+
+
 @given(
     st.binary(max_size=300)
     | st.lists(st.text(max_size=30)).map(lambda texts: "\n".join(texts).encode("utf-8", "replace"))

@@ -37,7 +37,7 @@ EVENT = SETTINGS.plan(PARTS).event
 
 @pytest.fixture(scope="module")
 def terms() -> PrivacyBudget:
-    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(PARTS))
+    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(PARTS), partition="salt, 5 parts")
 
 
 @pytest.fixture
@@ -181,12 +181,13 @@ def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(
     spend("before the backup")
     at_backup = ledger.balance()
     lost = [spend(f"lost {number}") for number in range(4)][-1]
-    released = sum(ledger.balance().charged.values()) - sum(at_backup.charged.values())
-    forfeited = at_backup.accounts.largest(sum(at_backup.charged.values()), HORIZON, released)
+    first, last = (sum(balance.charged.values()) for balance in (at_backup, ledger.balance()))
+    forfeited = at_backup.accounts.largest(PARTS, first, last, HORIZON, last - first)
     assert all(own + most >= real for own, most, real in zip(at_backup.accounts.charged, forfeited, lost, strict=True))
     before = ledger.balance().accounts.charged
     assert ledger.forfeit(8) == {EVENT: 8}
-    assert all(after > own for after, own in zip(ledger.balance().accounts.charged, before, strict=True))
+    after = ledger.balance().accounts.charged
+    assert all(now > own for now, own in zip(after, (*before, 0, 0), strict=True)), "those that were never served, too"
     assert not ledger.balance().stopped
 
 
@@ -231,7 +232,7 @@ def test_a_ledger_of_another_protocol_or_horizon_is_refused(place: str, ledger: 
     longer = SETTINGS.model_copy(update={"tokens": 4096})
     with pytest.raises(LedgerMismatch, match="horizon is 2048 there and 4096 here"):
         Ledger(place, PrivacyBudget.of("clinic", longer, longer.plan(PARTS)))
-    with pytest.raises(LeaseRefused, match="need the number of parts and a ledger with accounts"):
+    with pytest.raises(LeaseRefused, match="need the number of parts that are served and a ledger"):
         Ledger(tmp_path / "counters.db", counters).lease(EVENT, 8, None, PARTS)
     with pytest.raises(LeaseRefused, match="need the number of parts"):
         ledger.lease(EVENT, 8)

@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from services.budget.anchor import Anchor, ChainEnd, DatabaseAnchor, DirectoryAn
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
-from services.budget.receipt import ReceiptAnchor, anchors_of, begin, known
+from services.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, known
 from services.errors import (
     LeaseRefused,
     LedgerForeign,
@@ -74,19 +75,23 @@ def ensemble(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture(params=["directory", "objects", "sqlite", "postgresql"])
-def second(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for the second anchor."""
-    match request.param:
+def _place(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    match kind:
         case "directory":
-            (tmp_path / "anchors").mkdir()
-            return str(tmp_path / "anchors")
+            (folder / "anchors").mkdir()
+            return str(folder / "anchors")
         case "objects":
             return f"memory://{uuid4().hex}/anchors"
         case "sqlite":
-            return f"sqlite:///{tmp_path}/anchors.db"
+            return f"sqlite:///{folder}/anchors.db"
     server: Server = request.getfixturevalue("postgresql")
     return server.database()
+
+
+@pytest.fixture(params=["directory", "objects", "sqlite", "postgresql"])
+def second(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for the second anchor."""
+    return _place(request.param, request, tmp_path)
 
 
 def opened(place: str, terms: PrivacyBudget, anchors: tuple[Anchor, ...], *, restored: bool = False) -> Ledger:
@@ -134,6 +139,48 @@ def test_each_kind_of_anchor_detects_the_roll_back(
     check(place, roomy, anchors=anchors)
     assert (end := anchors[0].read(read(place).id)) is not None
     assert (end.head, end.tokens) == (read(place).head, read(place).charged)
+
+
+def test_two_writers_on_copies_of_one_ledger_spend_it_once(
+    tmp_path: Path, terms: PrivacyBudget, second: str, path: Path
+) -> None:
+    """The old primary lives on while a standby that has all of its rows is promoted."""
+    anchors, clone = (anchor_at(second),), tmp_path / "clone.db"
+    primary = Ledger(path, terms, anchors=anchors, holder="primary")
+    granted = primary.lease(COARSE, 8).count
+    shutil.copy(path, clone)
+    standby = Ledger(clone, terms, create=False, anchors=anchors, holder="standby")
+    granted += primary.lease(COARSE, 2).count
+    for _ in range(3):
+        with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
+            standby.lease(COARSE, 2)
+        with pytest.raises(LedgerRolledBack):
+            standby.check()
+        granted += primary.lease(COARSE, 50).count
+    assert granted + primary.lease(COARSE, 208).count == 208
+    assert read(clone).charged == {COARSE: 10}, "what is refused again and again is charged once"
+    check(str(path), terms, anchors=anchors)
+    with pytest.raises(LedgerRolledBack):
+        check(str(clone), terms, anchors=anchors)
+
+
+def test_forfeit_is_refused_where_the_anchor_moved_meanwhile(
+    tmp_path: Path, roomy: PrivacyBudget, second: str, path: Path
+) -> None:
+    """The writer whose rows were thought lost lives on."""
+    anchors, copy = (anchor_at(second),), tmp_path / "copy.db"
+    alive = Ledger(path, roomy, anchors=anchors)
+    alive.lease(COARSE, 1)
+    shutil.copy(path, copy)
+    alive.lease(COARSE, 5)
+    restored = opened(str(copy), roomy, anchors, restored=True)
+    alive.lease(COARSE, 5)
+    with pytest.raises(LedgerRolledBack):
+        restored.forfeit()
+    assert opened(str(copy), roomy, anchors, restored=True).forfeit() == {COARSE: 5}, "the others are charged already"
+    with pytest.raises(LedgerRolledBack):
+        alive.lease(COARSE, 1)
+    assert opened(str(copy), roomy, anchors).lease(COARSE, 1).count == 1
 
 
 def test_tokens_in_flight_are_charged_exactly(path: Path, tmp_path: Path, roomy: PrivacyBudget) -> None:
@@ -231,16 +278,75 @@ def test_an_anchor_of_another_ledger_is_refused(path: Path, tmp_path: Path, room
         opened(str(path), roomy, (anchor,))
 
 
-def test_an_older_write_does_not_replace_a_later_end(second: str) -> None:
-    anchor = anchor_at(second)
-    later, older = (ChainEnd(ledger="mine", rows=rows, head=f"{rows}" * 64) for rows in (5, 3))
+@pytest.fixture(params=["receipt", "directory", "objects", "sqlite", "postgresql"])
+def anchor(request: pytest.FixtureRequest, ensemble: Path, tmp_path: Path) -> Anchor:
+    if request.param == "receipt":
+        Receipt(ledger="mine").save(ensemble)
+        return ReceiptAnchor(ensemble)
+    return anchor_at(_place(request.param, request, tmp_path))
+
+
+def end_of(rows: int, chain: str = "a") -> ChainEnd:
+    return ChainEnd(ledger="mine", rows=rows, head=f"{chain}{rows}" * 32)
+
+
+def test_an_end_replaces_only_the_end_that_its_writer_knows(anchor: Anchor) -> None:
+    first, second, other = end_of(1), end_of(2), end_of(2, "b")
     assert anchor.read("mine") is None
-    anchor.write(later)
-    anchor.write(older)
-    assert anchor.read("mine") == later
-    anchor.write(older, rewound=True)
-    assert anchor.read("mine") == older
-    assert anchor.read("another") is None
+    assert anchor.swap(first, None) == anchor.read("mine") == first
+    assert anchor.swap(second, None) == anchor.read("mine") == first
+    assert anchor.swap(second, first) == anchor.read("mine") == second
+    assert anchor.swap(other, first) == anchor.read("mine") == second, "one with as many rows does not count as later"
+    assert anchor.swap(end_of(9, "b"), first) == anchor.read("mine") == second, "nor one with more"
+    assert anchor.swap(first, second) == anchor.read("mine") == first, "forfeit returns to a shorter chain"
+    for rows in range(2, 8):
+        assert anchor.swap(end_of(rows), end_of(rows - 1)) == anchor.read("mine") == end_of(rows)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_of_many_writers_at_once_one_replaces_an_end(anchor: Anchor, held: bool) -> None:
+    before = end_of(1) if held else None
+    assert anchor.read("mine") is None
+    if before:
+        anchor.swap(before, None)
+    chains = "cdefghij"
+    with ThreadPoolExecutor(len(chains)) as pool:
+        stored = list(pool.map(lambda chain: anchor.swap(end_of(2, chain), before), chains))
+    assert len({end.head for end in stored}) == 1
+    assert anchor.read("mine") == stored[0]
+
+
+def test_a_writer_that_was_paused_does_not_create_an_object_again() -> None:
+    """The numbers that it would create are those of objects that were replaced and removed since."""
+    anchor = ObjectAnchor(f"memory://{uuid4().hex}")
+    anchor.swap(end_of(1), None)
+    paused = ObjectAnchor(anchor.url)
+    last = paused._last("mine")
+    for rows in range(2, 9):
+        anchor.swap(end_of(rows), end_of(rows - 1))
+    with pytest.MonkeyPatch.context() as patch:
+        answers = iter([last])
+        patch.setattr(ObjectAnchor, "_last", lambda self, ledger: next(answers, None) or last_of(self, ledger))
+        assert paused.swap(end_of(2, "b"), end_of(1)) == end_of(8)
+    assert anchor.read("mine") == end_of(8)
+    assert len(anchor._numbers("mine")) <= 3, "older objects are removed"
+
+
+last_of = ObjectAnchor._last
+
+
+def test_an_object_of_an_earlier_version_is_the_first_end() -> None:
+    anchor = ObjectAnchor(f"memory://{uuid4().hex}")
+    anchor._files.pipe_file(f"{anchor.url}/mine.json", end_of(4).model_dump_json().encode())
+    assert anchor.read("mine") == end_of(4)
+    assert anchor.swap(end_of(5), None) == end_of(4)
+    assert anchor.swap(end_of(5), end_of(4)) == anchor.read("mine") == end_of(5)
+
+
+def test_an_end_that_is_gone_is_not_written_again(anchor: Anchor) -> None:
+    assert anchor.read("mine") is None
+    with pytest.raises(LedgerUnavailable, match="its anchor"):
+        anchor.swap(end_of(2), end_of(1))
 
 
 def test_a_lost_stop_is_kept(path: Path, tmp_path: Path, terms: PrivacyBudget) -> None:

@@ -1,5 +1,7 @@
 """Claim: an ensemble's ledger is created once, explicitly, and the service accepts no other in its place."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,15 @@ from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.receipt import FILE, Receipt, begin, is_fresh, known
-from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
+from services.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, known
+from services.errors import (
+    LedgerForeign,
+    LedgerMismatch,
+    LedgerMissing,
+    LedgerRolledBack,
+    LedgerUnavailable,
+    LedgerUnknown,
+)
 from tests.postgresql import Server
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE
@@ -89,6 +98,40 @@ def test_a_read_only_ensemble_gets_no_ledger(terms: PrivacyBudget, public_direct
     assert "cannot be written" in str(refused)
     assert not place.exists()
     assert not list(ensemble.iterdir())
+
+
+def test_nothing_is_granted_while_the_ensembles_directory_is_read_only(
+    terms: PrivacyBudget, public_directory: Path
+) -> None:
+    """An older copy of the ledger would be accepted later, because the receipt does not know the grants."""
+    ensemble, place = public_directory / "ensemble", public_directory / "ledger.db"
+    ensemble.mkdir()
+    if os.geteuid() == 0:
+        shutil.chown(ensemble, writers.NOBODY)
+    told = answer(writers.meet_a_read_only_ensemble, str(place), terms, ensemble, None)
+    before, meanwhile, after = told[:6], told[6:12], told[12:]
+    assert before == after == [2, None] * 3
+    assert {type(each) for each in meanwhile} == {LedgerUnavailable}
+    assert "ledger.receipt cannot be written" in str(meanwhile[0])
+    assert sum(read(place).charged.values()) <= 2 * (6 + 2), "refused tokens are charged once by each writer"
+    known(str(place), terms, ensemble)
+
+
+def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
+    terms: PrivacyBudget, ensemble: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, kept = tmp_path / "anchors", tmp_path / "kept.db"
+    second.mkdir()
+    begin(str(path), terms, ensemble, anchor=str(second))
+    stored = Receipt.load(ensemble)
+    monkeypatch.setattr(receipt, "is_writable", lambda directory: False)
+    anchors = anchors_of(ensemble, str(second))
+    shutil.copy(path, kept)
+    assert Ledger(path, terms, create=False, anchors=anchors).lease(COARSE, 2).count == 2
+    assert Receipt.load(ensemble) == stored
+    known(str(path), terms, ensemble, anchor=str(second))
+    with pytest.raises(LedgerRolledBack):
+        known(str(kept), terms, ensemble, anchor=str(second))
 
 
 def test_an_unwritable_directory_uses_the_configured_id(

@@ -14,7 +14,7 @@ from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.receipt import LedgerCreation, begin
+from services.budget.receipt import LedgerCreation, anchors_of, begin
 from services.errors import LedgerError, LedgerUnavailable
 from tests.services.budget.events import COARSE, EVENTS
 
@@ -115,6 +115,31 @@ def begin_in_a_read_only_directory(connection: Connection, place: str, terms: Pr
     except LedgerError as error:
         begun = error
     connection.send(begun)
+
+
+def meet_a_read_only_ensemble(
+    connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path, second: str | None
+) -> None:
+    """Leases while the ensemble's directory is writable, read-only and writable again, with one writer and a new one.
+
+    Sends the granted numbers and the errors, in this order, and what the writers' health checks said.
+    """
+    if os.geteuid() == 0:
+        os.setuid(NOBODY)
+    begin(place, terms, ensemble, anchor=second)
+    ledger = Ledger(place, terms, create=False, anchors=anchors_of(ensemble, second), holder="one")
+    told: list[int | LedgerError | None] = []
+    for mode in (0o777, 0o555, 0o777):
+        ensemble.chmod(mode)
+        successor = Ledger(place, terms, create=False, anchors=anchors_of(ensemble, second), holder="one")
+        for writer in (ledger, ledger, successor):
+            for ask in (lambda writer=writer: writer.lease(COARSE, 2).count, writer.check):
+                try:
+                    told.append(ask())
+                except LedgerError as error:
+                    told.append(error)
+        ledger = Ledger(place, terms, create=False, anchors=anchors_of(ensemble, second), holder="one")
+    connection.send(told)
 
 
 def die_before_commit(connection: Connection, number: int, source: str, target: str) -> None:

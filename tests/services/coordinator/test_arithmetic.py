@@ -26,6 +26,7 @@ def rows() -> Rows:
     return Rows(log_p[: len(DRAWN)], log_p[len(DRAWN) :], models, PRIVATE, len(values), 0)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_threads_share_the_sequences(rows: Rows, threads: int) -> None:
     async def run() -> None:
@@ -42,13 +43,18 @@ def test_threads_share_the_sequences(rows: Rows, threads: int) -> None:
         firsts = accumulate((len(piece.public) for piece in pending), initial=0)
         private = [first + index for first, piece in zip(firsts, pending, strict=False) for index in piece.private]
         assert tuple(private) == whole.private
+        everyone = range(len(DRAWN))
         for granted in (0, 3, len(private)):
-            tokens = await arithmetic.sample(pending, granted)
-            assert len(tokens) == len(DRAWN)
-            assert tokens[0] == int(np.argmax(rows.public[0])), (
-                "with top_k 1 the first sequence gets its most likely token"
-            )
-            for token, row, options in zip(tokens, rows.public, OPTIONS, strict=True):
-                assert token in np.argsort(row)[-(options.top_k or 0) :]
+            paid = private[:granted]
+            free = [index for index in everyone if index not in paid]
+            for left_out in ([], everyone[::2]):
+                wanted = [[index for index in places if index not in left_out] for places in (paid, free)]
+                tokens = await arithmetic.sample(pending, *wanted)
+                assert sorted(tokens) == sorted(wanted[0] + wanted[1])
+                assert left_out or tokens[0] == int(np.argmax(rows.public[0])), (
+                    "with top_k 1 the first sequence gets its most likely token"
+                )
+                for index, token in tokens.items():
+                    assert token in np.argsort(rows.public[index])[-(OPTIONS[index].top_k or 0) :]
 
     asyncio.run(run())

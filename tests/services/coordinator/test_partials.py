@@ -1,6 +1,7 @@
 """Claim: the coordinator releases the same from the shards' partials as from raw rows, for any number of shards.
 
-To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests.
+To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests. And a
+shard that has all parts makes the same tokens of the same points beside its rows as the coordinator from its partials.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
@@ -23,7 +25,8 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
-from services.shard import Shard
+from services.privacy.sampling import categorical
+from services.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 
@@ -112,6 +115,7 @@ def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) 
     return ShardedEnsemble(ShardMap(1, protocol, tuple(groups)), handles.__getitem__, 60.0, 5.0)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_partials_release_what_raw_rows_release(
@@ -150,3 +154,75 @@ def test_partials_release_what_raw_rows_release(
         assert any(reduced.charges[0])
     else:
         assert torch.equal(reduced.weights, raw.weights)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_a_shard_makes_the_same_tokens_of_the_same_points(
+    protocol: Protocol, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+    draws = {"a": protocol.draw(), "b": protocol.draw()}
+    allowances = [[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]] if protocol.event.accounts else []
+
+    async def run() -> None:
+        whole = asked(shards, protocol, 1)
+        assert whole.samples
+        monkeypatch.setattr(whole._draws, "current", draws.__getitem__)
+        partials = await whole.reduce(QUERIES, OPTIONS, allowances)
+        pending = PendingRelease.combined(protocol, partials, "cpu")
+        for share in range(20):
+            held = await whole.weigh(QUERIES, OPTIONS, allowances)
+            points = [share * total // 20 + share for total in held.totals]
+            drawn = dict(zip(held.totals, points, strict=True))
+            monkeypatch.setattr(categorical, "uniform_below", drawn.__getitem__)
+            chosen = ({0, 2}, {1}) if share % 2 else ({2}, {1})
+            assert await whole.sample(held, *chosen) == pending.sample(*chosen)
+        assert held.private == partials.private
+        assert held.computed == partials.computed
+        assert held.received < 10 * 8 * len(QUERIES) * PARTS < partials.received
+        assert [list(own) for own in held.charges] == [list(own) for own in partials.charges]
+
+    asyncio.run(run())
+
+
+def test_only_a_shard_with_all_parts_samples(shards: dict[tuple[int, int], Shard]) -> None:
+    assert not asked(shards, PROTOCOLS[0], 2).samples
+    assert not asked(shards, PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1), 1).samples
+
+
+def test_weights_make_one_token_and_none_when_they_are_lost(
+    shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+
+    async def run() -> None:
+        whole = asked(shards, PROTOCOLS[1], 1)
+        held = await whole.weigh(QUERIES, OPTIONS)
+        for confused in (({0, 1}, set()), ({0}, {1, 2})):
+            with pytest.raises(ValueError, match="free must name public ones"):
+                await whole.sample(held, *confused)
+        assert set(await whole.sample(held, {0, 2}, ())) == {0, 2}
+        with pytest.raises(LostStepError):
+            await whole.sample(held, (), {1})
+        held = await whole.weigh(QUERIES, OPTIONS)
+        await whole.weigh(QUERIES, OPTIONS)
+        with pytest.raises(LostStepError):
+            await whole.sample(held, {0}, ())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("points", [[0, 0], [0, -2, 0], "totals"])
+def test_points_outside_the_totals_make_no_token(
+    points: Any, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+
+    async def run() -> None:
+        held = await asked(shards, PROTOCOLS[1], 1).weigh(QUERIES, OPTIONS)
+        (batch,) = held.held
+        given = batch.weighed.totals if points == "totals" else np.array(points)
+        with pytest.raises(ValueError, match="points must be"):
+            shards[0, PARTS].pick(batch.key, given)
+
+    asyncio.run(run())

@@ -30,7 +30,7 @@ from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.pmixed import PMixed
-from services.reduction import Reduced, Reduction
+from services.reduction import Reduced, Reduction, Weighed
 from services.shard import LostStepError, Shard, ShardActor, StepKey
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
@@ -68,6 +68,8 @@ class RecordingShard(Shard):
         self._engine.logits = self._recorded  # type: ignore[method-assign]
         self._reduce = self._reducer.reduce
         self._reducer.reduce = self._recorded_reduction  # type: ignore[method-assign, assignment]
+        self._weigh = self._reducer.weigh
+        self._reducer.weigh = self._recorded_weighing  # type: ignore[method-assign, assignment]
 
     def _recorded(self, requests: Sequence[Request]) -> torch.Tensor:
         rows = self._compute(requests)
@@ -90,6 +92,21 @@ class RecordingShard(Shard):
             self._losses -= 1
             self._kept.clear()
 
+    def weigh(
+        self,
+        key: StepKey,
+        requests: Sequence[Request],
+        reduction: Reduction,
+        coming: Sequence[str] = (),
+        trace: str | None = None,
+    ) -> Weighed:
+        self._note(requests, coming)
+        weighed = super().weigh(key, requests, reduction, coming, trace)
+        if self._losses:
+            self._losses -= 1
+            self._kept.clear()
+        return weighed
+
     def lose(self, steps: int) -> None:
         """Loses the rows of the next steps, as a restart between two calls does."""
         self._losses = steps
@@ -97,6 +114,10 @@ class RecordingShard(Shard):
     def _recorded_reduction(self, *arguments: Any) -> Reduced:
         with Operations(self._operations):
             return self._reduce(*arguments)
+
+    def _recorded_weighing(self, *arguments: Any) -> tuple[Weighed, torch.Tensor]:
+        with Operations(self._operations):
+            return self._weigh(*arguments)
 
     def _note(self, requests: Sequence[Request], coming: Sequence[str]) -> None:
         self._coming = len(coming)
@@ -211,6 +232,29 @@ def test_one_partial_of_each_shard_leaves_it_whatever_is_drawn(
         assert measures["rows"] == TOKENS * 2 * len(shards) * (1 + 1)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("draw", [(), (0,), (1,)])
+def test_a_shard_with_all_parts_sends_totals_and_tokens(
+    engines: tuple[EngineSettings, ...],
+    shards: list[ActorHandle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draw: tuple[int, ...],
+) -> None:
+    monkeypatch.setattr(PMixed, "draw", lambda self: draw)
+
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(2, 0.5, 0.4), ("shard-0",))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            deltas = await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
+            measures = await coordinator.measures()
+        assert measures["row_bytes"] == TOKENS * 2 * 8, "a total for each token"
+        assert measures["rows"] == TOKENS * 2 * (1 + 1)
+        return deltas
+
+    assert set(reasons(asyncio.run(run())).values()) == {"length"}
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS * 2
 
 
 @pytest.mark.slow
@@ -390,6 +434,24 @@ def test_a_step_whose_rows_are_lost_is_repeated_with_the_same_draws(
     assert len(draws) == TOKENS + AHEAD, "a repeated step draws nothing"
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS, "failed attempts are not charged"
     assert ray.get(shards[1].status.remote()).failure is None, "the shard is sound"
+
+
+def test_a_token_whose_weights_are_lost_stays_charged(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    """Its point was drawn, so it was sampled, although nobody saw it. Two attempts fail after their charge."""
+
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(2, 1.0, 0.4), ("shard-0",))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            ray.get(shards[0].lose.remote(2))
+            return await generate(coordinator, {"a": PROMPTS[0]}, TOKENS)
+
+    deltas = asyncio.run(run())
+    assert set(reasons(deltas).values()) == {"length"}
+    assert sum(delta.charged for delta in deltas) == TOKENS + 2
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS + 2
+    assert ray.get(shards[0].status.remote()).failure is None, "the shard is sound"
 
 
 def test_a_shard_keeps_the_rows_of_each_callers_last_step(engines: tuple[EngineSettings, ...]) -> None:

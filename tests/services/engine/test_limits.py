@@ -220,6 +220,44 @@ def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None
     release(engine, requests)
 
 
+def test_preempted_requests_continue(engine: VllmEngine, expected: Any) -> None:
+    """vLLM drops their caches and computes them again, also those that no call continues."""
+    requests = [Request(f"preempted-{seed}", context(90 + seed, seed), (PUBLIC, "part-1")) for seed in range(4)]
+    engine.next_token(requests)
+    for more in range(1, 4):
+        scheduler = engine._core.engine_core.scheduler
+        assert scheduler.reset_prefix_cache(reset_running_requests=True)
+        batch = [replace(request, tokens=request.tokens + (9, 3) * more) for request in requests[more:]]
+        assert_same(engine.next_token(batch), expected(batch))
+    assert {session.request.num_preemptions for session in engine._sessions.values()} == {3}
+    release(engine, requests)
+
+
+def test_tokens_of_a_grammar_arrive_several_at_once(engine: VllmEngine, expected: Any) -> None:
+    """Beside sequences that get one, in batches that lose and regain members."""
+    requests = [Request(f"forced-{seed}", context(30 + seed, seed), (PUBLIC, NAMES[seed])) for seed in range(4)]
+    for step in range(5):
+        requests = [
+            replace(request, tokens=request.tokens + context(1 + (step + index) % 3, 100 * step + index))
+            for index, request in enumerate(requests)
+        ]
+        batch = [request for index, request in enumerate(requests) if (index + step) % 3]
+        assert_same(engine.next_token(batch), expected(batch))
+    release(engine, requests)
+
+
+def test_a_context_is_checked_once(engine: VllmEngine) -> None:
+    """A token outside the vocabulary is found in what is new, also after a context that does not continue."""
+    tokens = context(20)
+    engine.next_token([Request("checked", tokens, (PUBLIC,))])
+    assert engine._unchecked(Request("checked", (*tokens, 5), (PUBLIC,))) == (5,)
+    assert engine._unchecked(Request("checked", (1, *tokens), (PUBLIC,))) == (1, *tokens)
+    for wrong in ((*tokens, 128), (*tokens[:-1], -1, 3)):
+        with pytest.raises(ValueError, match=r"tokens: every token id lies in \[0, 128\)"):
+            engine.next_token([Request("checked", wrong, (PUBLIC,))])
+    engine.release("checked")
+
+
 def test_a_stalled_engine_reports_it_and_recovers(
     engine: VllmEngine, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

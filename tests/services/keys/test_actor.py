@@ -4,9 +4,10 @@ import asyncio
 import random
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event
@@ -63,6 +64,24 @@ async def admitted(keys: KeysOfOneEnsemble, id_: str, subjects: Sequence[str], w
     outcome = await keys.request(id_, subjects, wanted, 1, GATEWAY)
     assert isinstance(outcome, Admitted)
     return outcome.tokens
+
+
+async def until(state: Callable[[], bool]) -> None:
+    """Returns once the actor is in a state, however long a busy machine takes."""
+    async with asyncio.timeout(120):
+        while not state():
+            await asyncio.sleep(0.01)
+
+
+def in_queue(keys: Keys, limits: AdmissionLimits) -> int:
+    """Returns how many generations wait for capacity, of background requests too."""
+    queue = keys._queue_for(limits)
+    return queue._foreground.waiting + queue._background.waiting
+
+
+def for_tokens(keys: Keys) -> int:
+    """Returns how many requests wait for tokens of their shares."""
+    return keys._waiting.total()
 
 
 async def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(place: str) -> None:
@@ -139,10 +158,10 @@ async def test_a_large_request_shares_the_capacity_with_another_key(place: str) 
         while sum(task.done() for task in entering) < 7:
             await asyncio.sleep(0.01)
     other = asyncio.create_task(keys.request("small", small.subjects, 1, 1, GATEWAY))
-    await asyncio.sleep(0.1)
+    await until(lambda: in_queue(keys, keys._room) == 9)
     assert not other.done()
     await keys.leave("large", 1)
-    assert isinstance(await asyncio.wait_for(other, 5), Admitted)
+    assert isinstance(await asyncio.wait_for(other, 120), Admitted)
     assert sum(task.done() for task in entering) == 7
     await keys.settle("large", 8)
     await asyncio.wait(entering)
@@ -271,7 +290,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     await admitted(keys, "first", identity.subjects, 4)
     waits_for_capacity = asyncio.create_task(keys.request("second", identity.subjects, 2, 1, GATEWAY))
     waits_for_tokens = asyncio.create_task(keys.request("third", identity.subjects, 9, 1, GATEWAY))
-    await asyncio.sleep(0.1)
+    await until(lambda: in_queue(keys, keys._room) == for_tokens(keys) == 1)
     assert not waits_for_capacity.done()
     assert not waits_for_tokens.done()
     await keys.settle("second", 0)
@@ -288,7 +307,7 @@ async def test_a_background_request_holds_no_tokens_while_it_waits(place: str) -
     await admitted(keys, "person", identity.subjects, 6)
     await keys.request("line", identity.subjects, 2, 1, GATEWAY, background=True)
     waiting = asyncio.create_task(keys.request("behind", identity.subjects, 2, 1, GATEWAY, background=True))
-    await asyncio.sleep(0.1)
+    await until(lambda: in_queue(keys, keys._room) == 1)
     assert not waiting.done()
     assert (await keys.account("k")).usage.held == 8
     await keys.settle("line", 2)
@@ -310,7 +329,7 @@ async def test_a_restarted_actor_continues_from_the_database(place: str) -> None
     after = start(place, capacity=1)
     assert await admitted(after, "a", identity.subjects, 6) == 6, "Ray repeats calls after a restart"
     waiting = asyncio.create_task(after.request("b", identity.subjects, 4, 1, GATEWAY))
-    await asyncio.sleep(0.1)
+    await until(lambda: in_queue(after, after._room) == 1)
     assert not waiting.done(), "the first request still runs"
     await after.settle("a", 5)
     await waiting
@@ -319,16 +338,19 @@ async def test_a_restarted_actor_continues_from_the_database(place: str) -> None
 
 
 async def test_tokens_that_a_lost_gateway_held_stay_charged(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
     monkeypatch.setattr(keys_actor, "WATCH_S", 0.02)
-    monkeypatch.setattr(keys_actor, "HEARTBEAT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(keys_actor, "time", SimpleNamespace(monotonic=lambda: clock))
     keys = start(place)
     identity = await new_key(keys, "k", Share(tokens=10))
     await keys.request("lost", identity.subjects, 6, 1, "gone")
     await keys.request("kept", identity.subjects, 4, 1, "here")
-    for _ in range(30):
-        await keys.heartbeat("here", TrafficUpdate())
-        await asyncio.sleep(0.02)
-    usage = (await keys.account("k")).usage
+    clock = keys_actor.HEARTBEAT_TIMEOUT_S
+    await keys.heartbeat("here", TrafficUpdate())
+    clock += 1
+    await until(lambda: "lost" not in keys._requests)
+    while not (usage := (await keys.account("k")).usage).spent:
+        await asyncio.sleep(0.01)
     assert (usage.spent, usage.held) == (6, 4)
 
 
@@ -337,10 +359,10 @@ async def test_a_larger_share_wakes_waiting_requests(place: str) -> None:
     identity = await new_key(keys, "k", Share(tokens=5))
     await admitted(keys, "a", identity.subjects, 5)
     waiting = asyncio.create_task(keys.request("b", identity.subjects, 5, 1, GATEWAY))
-    await asyncio.sleep(0.05)
+    await until(lambda: for_tokens(keys) == 1)
     account: KeyAccount = await keys.limit("k", Share(tokens=50))
     assert account.share.tokens == 50
-    outcome = await asyncio.wait_for(waiting, 5)
+    outcome = await asyncio.wait_for(waiting, 120)
     assert isinstance(outcome, Admitted)
     assert outcome.tokens == 5
 
@@ -406,7 +428,7 @@ async def test_a_full_ensemble_does_not_delay_another(place: str) -> None:
     await keys.admit("a", identity.subjects, CLINIC, 1, 1, GATEWAY)
     waiting = asyncio.create_task(keys.admit("b", identity.subjects, CLINIC, 1, 1, GATEWAY))
     assert isinstance(await keys.admit("c", identity.subjects, COURT, 1, 1, GATEWAY), Admitted)
-    await asyncio.sleep(0.05)
+    await until(lambda: in_queue(keys, CLINIC) == 1)
     assert not waiting.done()
     assert (await keys.traffic("clinic")).waiting == 1
     assert (await keys.traffic("court")).waiting == 0
@@ -414,7 +436,7 @@ async def test_a_full_ensemble_does_not_delay_another(place: str) -> None:
     assert waiting.cancelled()
     restarted = start(place)
     waiting = asyncio.create_task(restarted.admit("d", identity.subjects, CLINIC, 1, 1, GATEWAY))
-    await asyncio.sleep(0.05)
+    await until(lambda: in_queue(restarted, CLINIC) == 1)
     assert not waiting.done(), "a restarted actor knows the running requests of each ensemble"
     await restarted.settle("a", 1)
     assert isinstance(await waiting, Admitted)

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import random
+import string
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from services.structure import compiler, grammar
 from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
+from services.structure.grammar import is_choice
 from services.structure.limits import MAX_BYTES, MAX_CHOICES, MAX_DEPTH, MAX_NODES
 from services.structure.satisfiable import has_finite_value
 from tests.services.structure.compilations import recorded
@@ -61,6 +65,7 @@ REFUSED: dict[str, Callable[[], str]] = {
     "unproductive grammar": lambda: grammar.of_grammar("start: x\nx: x"),
     "no choice": lambda: grammar.of_choice([]),
     "empty choice": lambda: grammar.of_choice([SECRET, ""]),
+    "special token": lambda: grammar.of_choice(["run <|im_end|>", "walk"]),
     "choices": lambda: grammar.of_choice([str(number) for number in range(MAX_CHOICES + 1)]),
     "no tool": lambda: grammar.of_tool_call({}),
     "a tool without calls": lambda: grammar.of_tool_call({SECRET: LOOP}),
@@ -117,23 +122,71 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
         assert end.complete
 
 
-def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MAX_GRAMMARS", 2)
+def test_a_compiler_knows_the_latest_grammars_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MAX_CHECKED", 2)
     made = recorded(monkeypatch)
 
     async def run() -> None:
         own = Compiler(vocabulary)
         first, second, third = list(GRAMMARS.values())[:3]
         for text in (first, second, first, third, first, second):
-            await own.matcher(text)
+            await own.check(text)
         assert made == [first, second, third, second], "the least recently used grammar leaves"
-        await asyncio.gather(*(own.matcher(third) for _ in range(5)))
+        await asyncio.gather(*(own.check(third) for _ in range(5)))
         assert made.count(third) == 2, "concurrent requests compile a grammar once"
         for salt in ("hers", "hers", "his"):
-            await own.matcher(third, salt)
+            await own.check(third, salt)
         assert made.count(third) == 4, "a grammar is found under its own salt only"
+        await asyncio.gather(*(own.matcher(third) for _ in range(5)))
+        assert made.count(third) == 9, "each answer has a compilation of its own"
 
     asyncio.run(run())
+
+
+LETTERS = string.ascii_lowercase + string.digits + " "
+
+
+def words(count: int, length: int) -> list[str]:
+    chance = random.Random(count * length)
+    return ["".join(chance.choices(LETTERS, k=length)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        words(1000, 60),
+        words(5000, 12),
+        [*words(1, 20_000), "B"],
+        [*(f"A{word}" for word in words(4000, 14)), "B"],
+        ["yes", "yesterday", "a\nb", '"quoted" \\ é 🎉', "(a|b)*"],
+    ],
+    ids=["1000 of 60", "5000 of 12", "a long one", "a late fork", "odd ones"],
+)
+def test_each_string_of_a_choice_can_be_finished(choices: list[str]) -> None:
+    """A rule of the grammar for each string compiled, and failed after the first paid token."""
+    text = grammar.of_choice(choices)
+    tokenizer = vocabulary().tokenizer
+    for chosen in {*random.Random(0).sample(choices, min(5, len(choices))), choices[0]}:
+        follower = asyncio.run(Compiler(vocabulary).matcher(text))
+        tokens = tuple(tokenizer.tokenize_str(chosen))[:2000]
+        at = len(follower.after(()).forced)
+        while at < len(tokens):
+            at += 1 + len(follower.after(tokens[:at], len(tokens) - at).forced)
+        assert chosen.startswith(tokenizer.decode_str(list(tokens)))
+        last = follower.after(tokens, 0)
+        end = any(last.legal[token // 8 : token // 8 + 1] != b"" for token in (0, 2))
+        assert last.complete or end or len(tokens) == 2000
+
+
+def test_a_client_cannot_name_its_grammar_a_choice() -> None:
+    """A choice has wider limits, because its strings bound what it can need."""
+    assert is_choice(grammar.of_choice(["a", "b"]))
+    disguised = json.dumps({"grammars": [{"name": "choice", "lark_grammar": 'start: "a" ::= '}]})
+    for make in (lambda: grammar.of_grammar(disguised), lambda: grammar.of_grammar(disguised.replace("::=", ""))):
+        with suppress(StructureError):
+            assert not is_choice(make())
+    for text in GRAMMARS.values():
+        assert is_choice(text) == (text == GRAMMARS["choice"])
 
 
 def test_a_slow_compilation_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
 from services.structure import grammar
+from services.structure import matcher as matching
 from services.structure.compiler import LIMITS, Compiler
 from services.structure.errors import StructureError
 from services.structure.matcher import Matcher
@@ -161,3 +163,97 @@ def test_a_text_outside_the_grammar_is_refused_and_the_next_one_starts_again() -
     with pytest.raises(StructureError):
         follower.after(tuple(vocabulary().tokenizer.tokenize_str("maybe")))
     assert follower.after(()).legal
+
+
+LONG: dict[str, Any] = {
+    "type": "object",
+    "properties": {f"field {length}": {"type": "string", "maxLength": length} for length in range(300, 2000, 240)},
+    "additionalProperties": False,
+}
+LONG["required"] = list(LONG["properties"])
+
+
+def long_text(fields: Collection[int] = range(len(LONG["properties"]))) -> tuple[int, ...]:
+    """Returns a value of `LONG`. The strings with these numbers are as long as they may be, the others are empty."""
+    words = "the quick brown fox 123 jumps " * 70
+    schemas = enumerate(LONG["properties"].items())
+    value = {name: words[: schema["maxLength"] * (number in fields)] for number, (name, schema) in schemas}
+    return tuple(vocabulary().tokenizer.tokenize_str(json.dumps(value)))
+
+
+def followers(text: str, count: int) -> list[Matcher]:
+    """Returns matchers of several answers, which one compiler made."""
+
+    async def made() -> list[Matcher]:
+        own = Compiler(vocabulary)
+        return [await own.matcher(text) for _ in range(count)]
+
+    return asyncio.run(made())
+
+
+def test_a_schema_serves_any_number_of_answers() -> None:
+    """Copies of one engine share its lexer, so one of these answers failed, and each one after it."""
+    answers = 3 * len(LONG["properties"])
+    for number, follower in enumerate(followers(grammar.of_json_schema(LONG), answers)):
+        text = long_text({number % len(LONG["properties"])})
+        positions = [follower.after(text[:length]) for length in range(len(text) + 1)]
+        assert positions[-1].complete, number
+
+
+def test_an_answer_tells_nothing_of_another_one() -> None:
+    """The first answer exhausts its engine; a client would learn from the others which token the first had."""
+    secret = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz0123456789 ", k=24_000))
+    first, second = [vocabulary().tokenizer.tokenize_str(letter)[0] for letter in "AB"]
+    exhausted, other = followers(grammar.of_grammar(f'start: "A{secret}" | "B"'), 2)
+    with pytest.raises(StructureError):
+        exhausted.after((first,))
+    assert other.after((second,)).complete
+    with pytest.raises(StructureError):
+        other.after((first,))
+    assert other.after((second,)).complete, "nor of a token that was taken back"
+
+
+def test_a_long_answer_continues_anywhere_as_if_it_had_never_been_interrupted() -> None:
+    """Its masks need more states than an engine may have, so it uses several engines one after another."""
+    text = long_text()
+    assert len(text) > 2000
+    whole = matcher(grammar.of_json_schema(LONG))
+    positions = [whole.after(text[:length]) for length in range(len(text) + 1)]
+    assert positions[-1].complete
+    for length in (0, 1, 1200, 1300, 1400, 2000, len(text)):
+        follower = matcher(grammar.of_json_schema(LONG))
+        assert [follower.after(text[:at]) for at in range(length, min(length + 3, len(text)) + 1)] == (
+            positions[length : min(length + 3, len(text)) + 1]
+        )
+
+
+class Watched:
+    """Passes calls to an engine and records the tokens that it consumes between two masks."""
+
+    def __init__(self, engine: LLMatcher, pieces: list[int]) -> None:
+        self._engine = engine
+        self._pieces = pieces
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def consume_tokens(self, tokens: Sequence[int]) -> bool:
+        self._pieces[-1] += len(tokens)
+        return self._engine.consume_tokens(tokens)
+
+    def compute_bitmask(self) -> bytes:
+        self._pieces.append(0)
+        return self._engine.compute_bitmask()
+
+
+@pytest.mark.parametrize("schema", [LONG, {"const": "constant " * 1000}])
+def test_an_engine_never_reads_much_without_a_mask(schema: dict[str, Any]) -> None:
+    """It renews its fuel at masks only, so a text that passed token by token could fail when it was read at once."""
+    pieces = [0]
+    text = grammar.of_json_schema(schema)
+    whole = matcher(text)
+    follower = Matcher(lambda: Watched(whole._compile(), pieces), vocabulary())  # type: ignore[arg-type, return-value]
+    answer = long_text() if schema is LONG else ()
+    assert follower.after(answer) == whole.after(answer)
+    assert sum(pieces) >= 1000
+    assert max(pieces) <= matching.PIECE

@@ -164,6 +164,7 @@ def _forgets(protocol: Individual) -> bool:
         adjacency=protocol.guarantee.adjacency,
         horizon=protocol.tokens,
         partition="audit",
+        parts=protocol.parts,
     )
     with TemporaryDirectory() as folder:
         place = Path(folder) / "ledger.db"

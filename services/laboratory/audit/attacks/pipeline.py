@@ -174,10 +174,10 @@ def view_differences(without: Any, present: Any) -> tuple[str, ...]:
     return tuple(_unequal(without, present))
 
 
-def finding(subject: str, differences: tuple[str, ...]) -> Finding:
+def finding(subject: str, differences: tuple[str, ...], attack: str = "comparison of neighbouring corpora") -> Finding:
     """Returns the finding of a comparison. Any difference breaks the claim, with certainty."""
     return Finding(
-        attack="comparison of neighbouring corpora",
+        attack=attack,
         subject=subject,
         status="certified",
         claims={},

@@ -1,9 +1,11 @@
 """Claim: every method learns, and with a required guarantee only a certified method can be chosen."""
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,14 @@ from services.laboratory.heads import certified, compare, data, head, methods, s
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
 from services.laboratory.heads.data import read_table
 from services.laboratory.heads.methods import METHODS
-from services.laboratory.heads.models import GRUD, Parametrised
+from services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from services.laboratory.heads.names import MethodName
+from services.laboratory.heads.row_function import ROWS, RowFunction
 from services.laboratory.heads.score import auc_of
 from services.laboratory.heads.sgd import Noise
 from services.laboratory.heads.table import Table, split
+from services.privacy.sampling import clipping
+from services.privacy.sampling.clipping import GRAINS
 from services.privacy.sampling.selection import LOSS_UNITS
 from services.progress import Display
 
@@ -63,6 +68,43 @@ def test_a_user_changes_total_losses_by_at_most_one() -> None:
         flipped[mine] = 1 - flipped[mine]
         replaced = total_losses(model, thetas, replace(table, y=flipped))
         assert (abs(whole - replaced) <= LOSS_UNITS).all()
+
+
+@pytest.mark.parametrize("series", [False, True])
+def test_a_row_moves_no_number_of_the_rows_beside_it(series: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its gradient in DP-SGD nor its losses under candidates: to the last bit, wherever it is."""
+    functions: list[RowFunction] = []
+
+    class Spied(RowFunction):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            functions.append(self)
+
+    for module in (sgd, certified):
+        monkeypatch.setattr(module, "RowFunction", Spied)
+    random = torch.Generator().manual_seed(0)
+    x = torch.rand(600, 5, 9, generator=random) if series else 10 * torch.rand(600, 3, generator=random)
+    y = torch.randint(2, (600,), generator=random).float()
+    model = GRUD(3, hidden=4) if series else LogisticRegression(3)
+    noise = Noise(multiplier=1.0, rate=1.0, steps=1, epsilon=1.0, accountant="none", batch=600.0)
+    candidates = torch.randn(5, Parametrised(model).dimension, generator=random)
+    total_losses(Parametrised(model), candidates, Table("rows", x.numpy(), y.numpy(), np.arange(600)))
+    sgd.train_privately(model, x, y, noise, methods.DP_SGD.model_copy(update={"clip": 0.3}))
+    order = torch.randperm(600, generator=random)
+    losses, *_, gradients = functions
+    for function, inputs in ((losses, (x.double(), y.double())), (gradients, (x, y))):
+        whole = function(*inputs)
+        assert torch.equal(function(*(values[order][:301] for values in inputs)), whole[order][:301])
+    longest = max(math.isqrt(sum(int(grain) ** 2 for grain in row)) for row in gradients(x, y))
+    assert 0.99 * GRAINS < longest < GRAINS
+
+
+def test_rows_whose_place_matters_are_evaluated_alone() -> None:
+    """A function of the rows beside a row, and one of its place, are found, and are evaluated one row at a time."""
+    x, y = torch.rand(300, 2), torch.rand(300)
+    for faulty in (lambda x, y: x + x.mean() * 1e-6, lambda x, y: x + torch.arange(len(x))[:, None].eq(7) * 1e-7):
+        assert RowFunction(faulty, x, y).rows == 1
+    assert RowFunction(lambda x, y: 2 * x, x, y).rows == ROWS
 
 
 def test_features_scaled_by_private_rows_are_never_certified(tmp_path: Path) -> None:
@@ -201,7 +243,7 @@ def _without_one(table: Table) -> Table:
 def test_a_row_changes_no_factor_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step divided the noise by the number of rows. With empty batches, only noise is released."""
     monkeypatch.setattr(sgd, "poisson_subsample", lambda rows, rate: range(0))
-    monkeypatch.setattr(sgd, "normal", np.ones)
+    monkeypatch.setattr(clipping, "normal", np.ones)
     table, noise = generated(200), sgd.noise_for(1.0, methods.DELTA, 200, 100, 1)
     model = methods.build(table)()
     released = [

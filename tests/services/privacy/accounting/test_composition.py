@@ -1,4 +1,4 @@
-"""Claim (privacy.md 4, 9.3): costs, their composition and conversion agree with an independent implementation."""
+"""Claim: costs, their composition and conversion agree with an independent implementation."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 3, 9.4): released distributions lie in the ball, in the arithmetic that the service uses.
+"""Claim: released distributions lie in the ball, in the arithmetic that the service uses (README, Theorem 1).
 
 The tests compare weights as integers of any size; only e^c is rounded, to a double.
 """
@@ -119,6 +119,7 @@ def test_without_slack_rounding_leaves_the_ball(kind: str) -> None:
     assert sum(outside(weights, weights.sum(), nothing_drawn, 1.6) for weights in drawn) > 0
 
 
+@pytest.mark.exact
 def test_the_public_model_replaces_a_row_that_is_not_a_distribution() -> None:
     public = torch.tensor([0.5, 0.25, 0.25])
     answers = shape(public.log()[None], public.log().expand(2, 3), [(0, 1)], SamplingOptions())
@@ -127,6 +128,7 @@ def test_the_public_model_replaces_a_row_that_is_not_a_distribution() -> None:
     assert torch.equal(weights[0], ((good + public) / 2 * 2.0**61).long())
 
 
+@pytest.mark.exact
 def test_public_weights_are_exact() -> None:
     logits = public_logits("steep", torch.Generator().manual_seed(1))
     answers = shape(logits[None], torch.empty(0, VOCABULARY), [()], SamplingOptions())

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 9.5): clip returns the KL-closest member of the ball; mix keeps the largest share that fits."""
+"""Claim: clip returns the KL-closest member of the ball; mix keeps the largest share that fits."""
 
 import numpy as np
 import pytest
@@ -93,6 +93,7 @@ def test_a_part_without_mass_where_the_public_model_has_nearly_all() -> None:
     assert np.all((r >= low * (1 - 1e-6)) & (r <= high * (1 + 1e-6)))
 
 
+@pytest.mark.exact
 def test_a_part_without_mass_does_not_change_other_parts() -> None:
     """Uses a part whose scale is so large that a floor under its own ratios would be visible."""
     p0 = torch.tensor([0.9, 0.06, 0.04])
@@ -102,6 +103,7 @@ def test_a_part_without_mass_does_not_change_other_parts() -> None:
     assert torch.equal(clip(torch.stack([easy, hopeless]), p0, 1.0)[0], alone[0])
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("project", [clip, mix])
 def test_a_row_does_not_depend_on_its_neighbours(project) -> None:  # type: ignore[no-untyped-def]
     """Rows are independent, and a public row per part gives the same result as a shared one."""

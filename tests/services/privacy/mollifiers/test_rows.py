@@ -5,10 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import (
+    Tensor,
+    set_num_threads,  # bound before an engine of vLLM in this process makes torch's do nothing
+)
 
 from services import compiled
-from services.privacy.mollifiers import rows
+from services.privacy.mollifiers import projection, rows
+from services.privacy.mollifiers.mixture import accepted
+from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
 
 SEQUENCES, PARTS, VOCABULARY = 2, 5, 3001
 
@@ -63,6 +68,7 @@ def test_shaping_of_logits_in_bfloat16(public: Tensor) -> None:
     torch.testing.assert_close(ratios, exact, rtol=1e-4, atol=2.0**-54)
 
 
+@pytest.mark.exact
 def test_shaping_in_place_and_of_rows_that_are_not_contiguous(log_p: Tensor, public: Tensor) -> None:
     expected = shaped(log_p, public, 1.0)
     scales = torch.tensor([1.0, 2.0])
@@ -104,6 +110,7 @@ def test_moments_and_sums(log_p: Tensor, public: Tensor, low: float, monkeypatch
                 torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.exact
 def test_summed_steps_are_the_same_integers(log_p: Tensor, public: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = shaped(log_p, public, 1.0)
     drawn = torch.tensor([[True, True, False, True, True], [False, True, True, True, False]])
@@ -130,3 +137,55 @@ def test_the_compiled_passes_refuse_other_types_sizes_and_layouts(public: Tensor
             public = public.T.contiguous().T
     with pytest.raises(RuntimeError, match="rows must"):
         operators.clipped_means(made, public, bounds, bounds)
+
+
+def every_pass(log_p: Tensor, own_public: Tensor, public: Tensor) -> dict[str, Tensor]:
+    """Returns what the additive protocols compute of each row [s, n, V] with the p0 of its sequence [s, V]."""
+    p0 = public[:, None]
+    ratios = rows.shape_parts(log_p, public, torch.full((len(log_p),), 1.4), torch.empty_like(log_p)).clone()
+    low, high = torch.full(ratios.shape[:2], 0.5), torch.full(ratios.shape[:2], 3.0)
+    means, squares = rows.clipped_moments(ratios, public.double(), low, high)
+    drawn = torch.ones(ratios.shape[:2], dtype=torch.bool)
+    return {
+        "ratios": ratios,
+        "means": rows.clipped_means(ratios, public, low, high),
+        "exact means": means,
+        "exact squares": squares,
+        "steps": rows.summed_steps(ratios, low, drawn, 2.0**20, 2**22)[:, None],
+        "clip": accepted(projection.clip(ratios, p0, 0.4), p0),
+        "mix": accepted(projection.mix(ratios, p0, 1.6), p0),
+        "public": shape_public(own_public, [SamplingOptions(top_p=0.95)] * len(public))[:, None],
+    }
+
+
+@pytest.mark.exact
+@pytest.mark.usefixtures("operators")
+@pytest.mark.parametrize(("sequences", "parts", "vocabulary"), [(2, 40, 300), (2, 5, 3001), (2, 2, 50_257)])
+def test_a_row_has_the_same_bits_among_any_others_and_on_any_number_of_threads(
+    sequences: int, parts: int, vocabulary: int
+) -> None:
+    """So shards and threads, however they divide sequences and parts, release the same integers."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    log_p = torch.randn(sequences, parts, vocabulary, generator=generator).mul(4).log_softmax(-1)
+    own_public = torch.randn(sequences, vocabulary, generator=generator).mul(4).log_softmax(-1)
+    public = shape_public(own_public, [SamplingOptions()] * sequences)
+    # The sums over parts, and p0, are those of one part.
+    of_sequence, differing = {"steps", "public"}, set()
+    before = torch.get_num_threads()
+    try:
+        set_num_threads(1)
+        together = every_pass(log_p, own_public, public)
+        alone = [every_pass(log_p[:, [i]], own_public, public)["steps"] for i in range(parts)]
+        assert torch.equal(torch.stack(alone).sum(dim=0, dtype=torch.int32), together["steps"])
+        for threads in (1, 2):
+            set_num_threads(threads)
+            for s in (slice(1, 2), slice(0, sequences)):
+                for i in (slice(1, 2), slice(0, parts)):
+                    some = every_pass(log_p[s, i], own_public[s], public[s])
+                    for name, values in some.items():
+                        if name != "steps" or i == slice(0, parts):
+                            whole = together[name][s] if name in of_sequence else together[name][s, i]
+                            differing |= set() if torch.equal(values, whole) else {(name, threads)}
+    finally:
+        set_num_threads(before)
+    assert not differing

@@ -20,10 +20,16 @@ from torch import Tensor
 
 from services import compiled
 from services.privacy import mollifiers, reduction
-from services.privacy.mollifiers import rows
+from services.privacy.mollifiers import projection, rows
 from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
 from services.privacy.protocols.exponential import Exponential
-from tests.benchmarks.row_kernels import agreement_of_the_exponential, agreement_of_tilts, logits
+from tests.benchmarks.row_kernels import (
+    agreement_of_projections,
+    agreement_of_samples,
+    agreement_of_the_exponential,
+    agreement_of_tilts,
+    logits,
+)
 
 pytest.importorskip("triton", reason="Triton is not installed: neither a CUDA build of torch nor vLLM brought it")
 
@@ -92,6 +98,18 @@ def test_tilts_and_charges_are_those_of_torch(run: Run) -> None:
     agreement = run(agreement_of_tilts, PARTS, VOCABULARY, DEVICE)
     assert agreement["tilt"] < 1e-5
     assert agreement["charge"] < 1e-4
+
+
+def test_projected_parts_are_those_of_torch(run: Run) -> None:
+    assert run(agreement_of_projections, 1, VOCABULARY, DEVICE)["variation"] < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA GPU")
+def test_a_gpu_makes_the_tokens_of_a_cpu() -> None:
+    agreement = agreement_of_samples(PARTS, VOCABULARY, DEVICE)
+    assert agreement["weight"] < 2.0**-40
+    assert agreement["tokens"] == 0
 
 
 def shaped(log_p: Tensor, public: Tensor, scale: float) -> Tensor:
@@ -199,6 +217,32 @@ def test_a_row_is_the_same_beside_any_others(log_p: Tensor, public: Tensor, run:
     assert alone[0].any()
 
 
+def clipped(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
+    return projection.clip(ratios, public[:, None], radius)
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.4, 1.6, 6.0])
+def test_projections_are_those_of_torch(radius: float, public: Tensor, run: Run) -> None:
+    """Of parts near p0 and far from it, of one that says one token, and of one without mass on nearly all of p0."""
+    logs = torch.randn(SEQUENCES, PARTS, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    ratios = (logs * torch.tensor([0.1, 2.0, 8.0, 0, 0])[:, None]).exp() * public.sign()[:, None]
+    ratios[:, 3] = torch.arange(VOCABULARY) == 5
+    ratios[:, 4] = (public < public.median()).to(torch.float32) * public.sign()
+    ratios /= (ratios.double() * public[:, None]).sum(dim=-1, keepdim=True).clamp(min=1e-12)
+    ours, theirs = on_both(run, clipped, ratios, public, radius)
+    scales = run(scales_of, ratios.to(DEVICE), public.to(DEVICE), radius).cpu()
+    assert (ours - theirs).abs().sum(dim=-1).max() < 2e-5
+    low, high = math.exp(-radius), math.exp(radius)
+    sums = ((ratios * scales).clamp(low, high).double() * public[:, None]).sum(dim=-1)
+    assert (sums[:, :3] - 1).abs().max() < projection.TOLERANCE, "the last two parts have no such scale"
+
+
+def scales_of(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
+    scales = rows.clip_scales(ratios, public[:, None], radius)
+    assert scales is not None, "the kernel is in use"
+    return scales
+
+
 FLOATS, DOUBLES, INTEGERS = "*fp32", "*fp64", "*i32"
 ROWS = {"rows": FLOATS, "vocabulary": "i32", "row_s": "i32", "row_i": "i32"}
 ROW, TILE = (8192, 16), (1024, 4)
@@ -227,6 +271,14 @@ KERNELS: Mapping[str, tuple[dict[str, str], tuple[int, int]]] = {
     "_sum_clipped": ({**ROWS, **dict.fromkeys(("public", "lows", "highs", "means"), FLOATS)}, ROW),
     "_sum_moments": (
         {**ROWS, "public": DOUBLES, "lows": FLOATS, "highs": FLOATS, "means": DOUBLES, "seconds": DOUBLES},
+        ROW,
+    ),
+    "_find_scales": (
+        {
+            **ROWS,
+            **dict.fromkeys(("public", "scales"), FLOATS),
+            **dict.fromkeys(("low", "high", "least", "most"), "fp32"),
+        },
         ROW,
     ),
     "_add_clipped": (

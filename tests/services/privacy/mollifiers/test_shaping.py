@@ -68,6 +68,7 @@ def test_shaped_distributions_are_those_of_the_definitions(options: SamplingOpti
     assert answers.models == ((4, 5, 6),)
 
 
+@pytest.mark.exact
 def test_each_sequence_has_its_own_options_and_rows() -> None:
     public, parts = logits(3, seed=3), logits(4, seed=4)
     together = shape(public, parts, [(0, 1), (), (2, 3)], OPTIONS[:3])
@@ -85,6 +86,7 @@ def test_tokens_that_tie_with_the_last_one_kept_stay() -> None:
         assert kept.tolist() == [True, True, True, False, False]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 3.0])
 def test_an_unusable_part_counts_as_the_public_model(temperature: float) -> None:
     public = torch.tensor([0.5, 0.3, 0.2 - 1e-12, 1e-12]).log()
@@ -103,6 +105,7 @@ def test_low_temperatures_neither_overflow_nor_vanish() -> None:
     assert (answers.ratios * answers.public)[[0, 1], likeliest].tolist() == pytest.approx([1, 1], abs=0.01)
 
 
+@pytest.mark.exact
 def test_ratios_may_take_the_memory_of_the_parts() -> None:
     public, parts = logits(1, seed=7), logits(2, seed=8)
     expected = shape(public, parts, [(0, 1)]).ratios

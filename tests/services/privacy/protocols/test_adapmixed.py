@@ -103,6 +103,7 @@ def test_the_renyi_mollifier_has_the_cost_of_the_algorithm(parts: int, order: fl
         np.testing.assert_allclose(release.losses, [[expected]], rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.exact
 def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screening() -> None:
     protocol = AdaPMixed(3, radius=1.0, threshold=ALWAYS)
     query = answers(*rows(3, 200), sequences=3)
@@ -112,6 +113,7 @@ def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screenin
     np.testing.assert_allclose(release.losses, screening_cost(protocol), rtol=1e-12)
 
 
+@pytest.mark.exact
 def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     protocol = AdaPMixed(4, radius=0.7, threshold=NEVER)
     queries = [answers(*rows(4, 500, seed)) for seed in range(5)]

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 7, 9.1): the event of the exponential mechanism bounds the cost of every input."""
+"""Claim: the event of the exponential mechanism bounds the cost of every input (README, Theorems 2 and 3)."""
 
 from fractions import Fraction
 from itertools import combinations, permutations, product

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 7, 9.1): for all votes, the cost of GNMax is at most its event's cost and the votes' own loss."""
+"""Claim: for all votes, the cost of GNMax is at most its event's cost and the votes' own loss."""
 
 import math
 from collections import Counter

@@ -219,6 +219,7 @@ def depends_on_others(mechanism: Individual) -> bool:
     return not (same_tilts and torch.equal(charges, torch.cat([charge for _, charge in alone], dim=1)))
 
 
+@pytest.mark.exact
 def test_a_part_depends_on_its_own_row_and_allowance_alone() -> None:
     """So shards can compute the tilts of their own parts, and the sums of shards add up."""
     sound = protocol(5)
@@ -249,6 +250,7 @@ def test_a_tilt_keeps_its_bounds_and_its_charge_covers_its_exact_variance() -> N
             assert (charge == 0) == (not any(tilt))
 
 
+@pytest.mark.exact
 def test_a_part_without_an_allowance_is_silent() -> None:
     mechanism = protocol(3)
     rng = np.random.default_rng(3)

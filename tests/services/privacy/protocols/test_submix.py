@@ -138,6 +138,7 @@ def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
     assert np.isfinite(release.losses).tolist() == [[False, True]]
 
 
+@pytest.mark.exact
 def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     protocol, queries = SubMix(3, 4.0, 0.01), [query(3, 700, seed) for seed in range(6)]
     together = protocol.release(

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 7, 9.1): subsample-and-aggregate's event bounds the cost of all sums, and some sums attain it."""
+"""Claim: subsample-and-aggregate's event bounds the cost of all sums, and some sums attain it."""
 
 import math
 from typing import Any
@@ -153,6 +153,7 @@ def test_only_kept_candidates_are_released() -> None:
         assert int(weights.sum(dim=1).max()) < TOTAL
 
 
+@pytest.mark.exact
 def test_the_public_model_answers_for_an_empty_sum() -> None:
     public = torch.tensor([[0.6, 0.4]]).log().expand(4000, 2)
     answers = shape(public, torch.tensor([[-30.0, 0.0]]).log_softmax(1).expand(4000, 2), [(0,)] * 4000)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from services.privacy.sampling.categorical import TOTAL, quantise, sample
+from services.privacy.sampling.categorical import TOTAL, accumulated, draw, quantise, sample, tokens_at
 
 
 def test_frequencies_are_those_of_the_weights() -> None:
@@ -53,3 +53,21 @@ def test_rows_without_mass_and_floating_point_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="int64"):
         sample(torch.ones(1, 3))
     assert sample(torch.zeros(0, 3, dtype=torch.int64)) == []
+
+
+def test_each_token_has_as_many_points_as_its_weight() -> None:
+    weights = torch.tensor([[3, 0, 1, 2], [0, 5, 0, 1]])
+    cumulative = accumulated(weights)
+    assert cumulative[:, -1].tolist() == [6, 6]
+    picked = torch.stack([tokens_at(torch.tensor([point, point]), cumulative) for point in range(6)], dim=1)
+    assert picked.tolist() == [[0, 0, 0, 2, 3, 3], [1, 1, 1, 1, 1, 3]]
+
+
+def test_points_are_below_their_totals_and_reach_all_of_them() -> None:
+    points = [draw([1, 3, 2**61]) for _ in range(200)]
+    assert {one for one, _, _ in points} == {0}
+    assert {three for _, three, _ in points} == {0, 1, 2}
+    assert max(huge for _, _, huge in points) > 2**60
+    for total in (0, -1):
+        with pytest.raises(ValueError, match="no mass"):
+            draw([5, total])

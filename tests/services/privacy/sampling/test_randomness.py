@@ -60,6 +60,10 @@ NOT_PRIVATE = {
         {"manual_seed", "rand"},
         "queries, initial weights and assignment to parts; `discrete_gaussian` hides the votes",
     ),
+    "services/laboratory/heads/row_function.py": (
+        {"Generator", "manual_seed", "rand"},
+        "numbers on which places of a batch are compared",
+    ),
     "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
     "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
     "services/laboratory/utility/labelled.py": ({"default_rng"}, "the texts of a measurement, the same every time"),
@@ -83,6 +87,10 @@ NOT_PRIVATE = {
     "services/training/demo.py": ({"randint", "random"}, "a generated corpus"),
     "services/training/partition.py": ({"secrets"}, "a key, which is drawn once"),
     "services/training/per_unit.py": ({"manual_seed"}, "initial weights"),
+    "services/training/row_gradients.py": (
+        {"Generator", "manual_seed", "randint", "randn"},
+        "tokens and weights on which places of a pass are compared",
+    ),
 }
 """The other modules that draw at random: with what, and for what. No guarantee rests on these draws."""
 

@@ -1,12 +1,13 @@
 """Claim: the audits call every planted fault broken, and no sound mechanism, in three consecutive runs."""
 
 import dataclasses
-import secrets
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from inspect import isabstract
 from pkgutil import iter_modules
 from typing import Any, Literal, get_args, get_origin
+from typing import Protocol as Interface
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ from services.privacy.protocols.individual import WHOLE, Individual
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.noise import discrete_gaussian, discrete_laplace
-from services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample
+from services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
 from services.privacy.settings import Settings
+
+pytest_plugins = ["pytester"]
 
 DELTA = 1e-5
 PARTS = 4
@@ -60,6 +63,37 @@ def planned(name: str, tokens: int = 1, epsilon: float = 2.0, **parameters: Any)
     return PROTOCOLS[name].model_validate({"epsilon": epsilon, "tokens": tokens, **parameters}).plan(PARTS)
 
 
+class Plant(Interface):
+    def __call__(
+        self, owner: Any, name: str, fault: Callable[..., Any], kind: Callable[..., Any] = ..., what: str = ...
+    ) -> None: ...
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+    """Replaces a function by a faulty one for a test, and fails the test if nothing has called the fault by its end.
+
+    A `kind` such as `property` wraps the function. Of the faults that are planted under one `what`, one must be called.
+    """
+    calls: Counter[str] = Counter()
+
+    def put(
+        owner: Any, name: str, fault: Callable[..., Any], kind: Callable[..., Any] = lambda f: f, what: str = ""
+    ) -> None:
+        what = what or f"{owner.__name__}.{name}"
+        calls[what] += 0
+
+        def counted(*given: Any, **named: Any) -> Any:
+            calls[what] += 1
+            return fault(*given, **named)
+
+        monkeypatch.setattr(owner, name, kind(counted))
+
+    yield put
+    assert calls, "no fault was planted"
+    assert not [what for what, count in calls.items() if not count], "nothing called the fault"
+
+
 def verdicts(audit: Callable[[], Finding]) -> set[str]:
     return {audit().verdict for _ in range(RUNS)}
 
@@ -81,14 +115,17 @@ def of_releases(protocol: Protocol) -> Callable[[], Finding]:
     return audit
 
 
-def with_radius_off(monkeypatch: pytest.MonkeyPatch, factor: float = 1.05) -> None:
+def with_radius_off(plant: Plant, factor: float = 1.05) -> None:
     for by in ("clip", "mix"):
         project = getattr(projection, by)
-        monkeypatch.setattr(
-            projection, by, lambda u, p0, radius, out, project=project: project(u, p0, factor * radius, out)
+        plant(
+            projection,
+            by,
+            lambda u, p0, radius, out, project=project: project(u, p0, factor * radius, out),
+            what="radius",
         )
     clip: Any = Exponential.__dict__["_clip"]
-    monkeypatch.setattr(Exponential, "_clip", property(lambda self: factor * clip.fget(self)))
+    plant(Exponential, "_clip", lambda self: factor * clip.fget(self), property, what="radius")
 
 
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
@@ -106,21 +143,19 @@ def test_sound_releases_hold(name: str, parameters: dict[str, Any], tokens: int,
 @pytest.mark.parametrize("tokens", [1, 1024])
 @pytest.mark.parametrize(("name", "parameters"), WITH_RADIUS)
 def test_a_radius_wrong_by_5_percent_is_detected_in_the_releases(
-    name: str, parameters: dict[str, Any], tokens: int, factor: float, monkeypatch: pytest.MonkeyPatch
+    name: str, parameters: dict[str, Any], tokens: int, factor: float, plant: Plant
 ) -> None:
     """The comparison is exact: it has no false alarms and no misses."""
     protocol = planned(name, tokens, 8.0, **parameters)
-    with_radius_off(monkeypatch, factor)
+    with_radius_off(plant, factor)
     assert verdicts(of_releases(protocol)) == {"broken"}
 
 
 @pytest.mark.parametrize("tokens", [1024, 131_072])
-def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_releases(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_releases(tokens: int, plant: Plant) -> None:
     protocol = planned("individual", tokens, 8.0)
     grain = Individual._grain.func(protocol)  # type: ignore[attr-defined]
-    monkeypatch.setattr(Individual, "_grain", property(lambda self: grain / 0.95))
+    plant(Individual, "_grain", lambda self: grain / 0.95, property)
     assert verdicts(of_releases(protocol)) == {"broken"}
 
 
@@ -136,9 +171,7 @@ def test_sound_accounts_hold(tokens: int, epsilon: float) -> None:
 
 
 @pytest.mark.parametrize("tokens", [64, 1024, 131_072])
-def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(tokens: int, plant: Plant) -> None:
     """The tokens do not change, so that neither they nor the formula show it."""
     tilts = Individual.tilts
 
@@ -146,41 +179,41 @@ def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(
         sums, charges = tilts(*given)
         return sums, (charges * 0.95).long()
 
-    monkeypatch.setattr(Individual, "tilts", charging_less)
+    plant(Individual, "tilts", charging_less)
     assert verdicts(of_releases(planned("individual", tokens, 8.0))) == {"holds"}
     verdict, (reason,) = of_accounts(tokens)
     assert verdict == "broken"
     assert "tells 1.05 times as much" in reason
 
 
-def test_a_strength_that_looks_at_another_part_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strength_that_looks_at_another_part_is_detected(plant: Plant) -> None:
     tilts = Individual.tilts
 
     def by_the_loudest(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
         loudest = (ratios - 1).abs().amax(dim=(1, 2))[:, None]
         return tilts(self, ratios, public, (allowances / (1 + loudest)).long())
 
-    monkeypatch.setattr(Individual, "tilts", by_the_loudest)
+    plant(Individual, "tilts", by_the_loudest)
     verdict, reasons = of_accounts(1024)
     assert verdict == "broken"
     assert "what a part says or pays depends on another part" in reasons
 
 
-def test_a_part_that_speaks_when_its_account_is_empty_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_speaks_when_its_account_is_empty_is_detected(plant: Plant) -> None:
     tilts = Individual.tilts
 
     def never_silent(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
         sums, charges = tilts(self, ratios, public, allowances.clamp(min=WHOLE // self.tokens))
         return sums, torch.minimum(charges, allowances.to(charges.device))
 
-    monkeypatch.setattr(Individual, "tilts", never_silent)
+    plant(Individual, "tilts", never_silent)
     verdict, reasons = of_accounts(1024)
     assert verdict == "broken"
     assert "a part whose account is empty changes a token" in reasons
 
 
 @pytest.mark.parametrize("forgotten", ["charged", "held"])
-def test_an_account_that_a_restart_resets_is_detected(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_that_a_restart_resets_is_detected(forgotten: str, plant: Plant) -> None:
     replay = LedgerState.replay.__func__  # type: ignore[attr-defined]
 
     def forgetful(cls: type[LedgerState], rows: Iterable[LedgerRow], before: LedgerRow | None = None) -> LedgerState:
@@ -188,12 +221,12 @@ def test_an_account_that_a_restart_resets_is_detected(forgotten: str, monkeypatc
         state.accounts = dataclasses.replace(state.accounts, **{forgotten: ()})
         return state
 
-    monkeypatch.setattr(LedgerState, "replay", classmethod(forgetful))
+    plant(LedgerState, "replay", forgetful, classmethod)
     assert of_accounts(1024) == ("broken", ("a restart of the ledger changes what the accounts were charged",))
 
 
-def test_scores_that_count_twice_are_detected_in_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exponential, "quantise", lambda weights: quantise(weights.square()))
+def test_scores_that_count_twice_are_detected_in_the_releases(plant: Plant) -> None:
+    plant(exponential, "quantise", lambda weights: quantise(weights.square()))
     assert verdicts(of_releases(Exponential(PARTS, 2, 0.3))) == {"broken"}
 
 
@@ -204,9 +237,9 @@ def test_sound_tokens_hold(name: str, parameters: dict[str, Any]) -> None:
     assert "broken" not in verdicts(of_tokens(planned(name, **parameters), releases=8_000))
 
 
-def test_a_doubled_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pmixed, "poisson_subsample", lambda parts, q: poisson_subsample(parts, 2 * q))
-    monkeypatch.setattr(exponential, "fixed_size_subsample", lambda parts, m: fixed_size_subsample(parts, 2 * m))
+def test_a_doubled_draw_is_caught(plant: Plant) -> None:
+    plant(pmixed, "poisson_subsample", lambda parts, q: poisson_subsample(parts, 2 * q))
+    plant(exponential, "fixed_size_subsample", lambda parts, m: fixed_size_subsample(parts, 2 * m))
     assert verdicts(of_draws(PMixed(PARTS, 0.1, 1.0))) == {"broken"}
     assert verdicts(of_draws(Exponential(PARTS, 2, 0.3))) == {"broken"}
     assert verdicts(of_tokens(PMixed(PARTS, 0.1, 1.5))) == {"broken"}
@@ -214,11 +247,8 @@ def test_a_doubled_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_part_that_is_chosen_more_often_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choice(drawn: tuple[int, ...]) -> int:
-        return int(np.random.default_rng().choice([*drawn, drawn[-1]]))
-
-    monkeypatch.setattr(secrets, "choice", choice)
+def test_a_part_that_is_chosen_more_often_is_caught(plant: Plant) -> None:
+    plant(pmixed, "uniform_below", lambda bound: min(uniform_below(bound + 1), bound - 1))
     assert verdicts(of_draws(PMixed(PARTS, 1.0, 1.0))) == {"broken"}
     assert verdicts(of_tokens(PMixed(PARTS, 1.0, 1.5))) == {"broken"}
 
@@ -235,9 +265,9 @@ def test_a_part_that_is_chosen_more_often_is_caught(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
-    name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, parameters: dict[str, Any], plant: Plant
 ) -> None:
-    with_radius_off(monkeypatch)
+    with_radius_off(plant)
     assert verdicts(of_tokens(planned(name, **parameters), releases=4_000)) == {"broken"}
 
 
@@ -247,14 +277,14 @@ def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
     ("name", "parameters"), [case for case in EVERY if not {"gnmax", "individual"} & set(str(case.id).split("-"))]
 )
 def test_a_charge_for_each_sequence_instead_of_each_token_is_caught(
-    name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, parameters: dict[str, Any], plant: Plant
 ) -> None:
     protocol = planned(name, tokens=16, **parameters)
-    monkeypatch.setattr(composition, "paid", lambda event, count: min(count, 1))
+    plant(composition, "paid", lambda event, count: min(count, 1))
     assert verdicts(of_tokens(protocol, tokens=16, releases=4_000)) == {"broken"}
 
 
-def test_draws_that_are_used_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_that_are_used_twice_are_caught(plant: Plant) -> None:
     last: list[tuple[int, ...]] = []
 
     def twice(parts: int, q: float) -> tuple[int, ...]:
@@ -263,8 +293,8 @@ def test_draws_that_are_used_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
         last.append(poisson_subsample(parts, q))
         return last[0]
 
-    monkeypatch.setattr(pmixed, "poisson_subsample", twice)
-    monkeypatch.setattr(secrets, "choice", lambda drawn: drawn[0])
+    plant(pmixed, "poisson_subsample", twice)
+    plant(pmixed, "uniform_below", lambda bound: 0)
     assert verdicts(of_draws(PMixed(PARTS, 0.25, 1.0))) == {"broken"}
 
 
@@ -278,29 +308,48 @@ def test_draws_that_are_used_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_noise_that_is_used_for_two_tokens_is_caught(
-    module: Any, sampler: str, noise: Callable[[Integers, float], Integers], name: str, monkeypatch: pytest.MonkeyPatch
+    module: Any, sampler: str, noise: Callable[[Integers, float], Integers], name: str, plant: Plant
 ) -> None:
     def twice(values: Integers, scale: float) -> Integers:
         fresh = noise(np.zeros_like(values[::2]), scale)
         return values + np.repeat(fresh, 2, axis=0)[: len(values)]
 
-    monkeypatch.setattr(module, sampler, twice)
+    plant(module, sampler, twice)
     assert verdicts(of_tokens(planned(name), releases=8_000)) == {"broken"}
 
 
 @pytest.mark.slow
-def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins(plant: Plant) -> None:
     """Guesses the 40 clearest of 64 planted parts. A delta of 1e-5 would be too large for a certain verdict."""
     protocol, queries = PMixed(64, 1.0, 1.6), 1200
-    for _ in range(RUNS):
-        guessed = one_run.guess_parts(protocol, queries, 40)
-        for expected, paid in (("holds", composition.paid), ("broken", lambda event, count: min(count, 1))):
-            monkeypatch.setattr(composition, "paid", paid)
+    runs = [one_run.guess_parts(protocol, queries, 40) for _ in range(RUNS)]
+
+    def assert_all(expected: str) -> None:
+        for guessed in runs:
             findings = one_run.findings(protocol, guessed, queries * 64, 1e-9, 0.95, "64 parts")
             assert [finding.verdict for finding in findings] == [expected, expected]
-        monkeypatch.undo()
+
+    assert_all("holds")
+    plant(composition, "paid", lambda event, count: min(count, 1))
+    assert_all("broken")
+
+
+def test_a_fault_that_nothing_calls_fails_its_test(pytester: pytest.Pytester) -> None:
+    """Shows the power of `plant` on a test whose fault is planted where nothing is called any more."""
+    pytester.makeconftest("from tests.services.laboratory.audit.attacks.test_mutants import plant")
+    pytester.makepyfile(
+        """
+        import secrets
+        from services.privacy.protocols.pmixed import PMixed
+
+        def test_stale(plant):
+            plant(secrets, "choice", lambda drawn: drawn[0])
+            PMixed(4, 1.0, 1.0).draw()
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*nothing called the fault*"])
 
 
 def test_no_certified_protocol_is_left_out() -> None:

@@ -1,0 +1,151 @@
+"""Claim: whatever fails in a line fails this line alone; charged tokens are delivered, or named in the error file."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.batches import runner
+from services.batches.lines import Line
+from services.batches.records import Batch, File, LineResponse, LineResult, new_id
+from services.batches.runner import Runner, RunningBatch, _AnswerLostError
+from services.batches.settings import BatchSettings
+from services.batches.store import BatchStore
+from services.database.service import ServiceDatabase
+from services.requests.errors import ApiError, unavailable
+
+pytestmark = pytest.mark.anyio
+
+OWNER, HOLDER, PROMPT = "key_a", "this", 3
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Answers(Runner):
+    """A runner whose answers are drawn: it counts the tokens that a coordinator would have charged, by line."""
+
+    charged: Counter[str]
+    runs: Counter[str]
+
+    async def _answer(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
+        model, asked = (json.loads(line.body).get(field) for field in ("model", "prompt"))
+        self.runs[line.custom_id] += 1
+        await asyncio.sleep(0)
+        if not isinstance(model, str):
+            raise ApiError(400, "model: must be text", code="invalid_type", param="model")
+        if asked == "waits" and self.runs[line.custom_id] == 1:
+            raise unavailable("busy", headers={"retry-after": "0"})
+        tokens = len(line.custom_id)
+        self.charged[line.custom_id] += tokens
+        if asked == "lost":
+            raise _AnswerLostError(unavailable("the coordinator died"), (PROMPT, tokens))
+        body: dict[str, Any] = {"usage": {"completion_tokens": tokens}, "text": "\ud83d" if asked == "half" else "x"}
+        if asked == "unwritable":
+            body["text"] = float("nan")
+        response = LineResponse(status_code=200, request_id=new_id("req_"), body=body)
+        return LineResult(id=new_id("batch_req_"), custom_id=line.custom_id, response=response), (PROMPT, tokens)
+
+
+CUSTOM_IDS = ("caf\u00e9 \ud83d", "\udc00", "\x00", "\u2028", "\U0001f600", "plain")
+MODELS: tuple[Any, ...] = ("privmix", "priv\ud83dmix", "\x00", "x" * 10**5, ["privmix"], {}, None, 7)
+PROMPTS: tuple[Any, ...] = ("x", "waits", "lost", "half", "unwritable", "\ud83d", [], None)
+
+
+def random_lines(chance: random.Random) -> list[dict[str, Any]]:
+    fixed = chance.choice((None, *MODELS))  # all lines of a file may name one model
+    return [
+        {
+            "custom_id": f"{number} {chance.choice(CUSTOM_IDS)}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": fixed or chance.choice(MODELS), "prompt": chance.choice(PROMPTS)},
+        }
+        for number in range(chance.randint(1, 30))
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BatchStore:
+    store = BatchStore(ServiceDatabase(str(tmp_path / "keys.db")))
+    assert store.take_lease(HOLDER, 3000)
+    return store
+
+
+def answering(store: BatchStore) -> Answers:
+    nothing: Any = None
+    answers = Answers(store, BatchSettings(), nothing, nothing, nothing, 4, HOLDER)
+    answers.charged, answers.runs = Counter(), Counter()
+    return answers
+
+
+def put(store: BatchStore, lines: list[dict[str, Any]]) -> Batch:
+    content, now = "\n".join(json.dumps(line) for line in lines).encode(), int(time.time())
+    later = now + 86_400
+    file = File(id=new_id("file-"), bytes=len(content), created_at=now, expires_at=later, filename="f", purpose="batch")
+    store.put_file(OWNER, file, content, 10**9)
+    batch = Batch(
+        id=new_id("batch_"),
+        endpoint="/v1/completions",
+        input_file_id=file.id,
+        completion_window="24h",
+        created_at=now,
+        expires_at=later,
+    )
+    store.put_batch(OWNER, batch, None, 50)
+    return batch
+
+
+async def run(answers: Answers, store: BatchStore) -> None:
+    (open_batch,) = store.open_batches()
+    answers.start(open_batch)
+    while answers._running:
+        await asyncio.gather(*answers._running)
+
+
+def written(store: BatchStore, file_id: str | None) -> dict[str, Any]:
+    """Returns the lines of a file by their custom ids, as a client reads them."""
+    lines = [] if file_id is None else [json.loads(line) for line in store.content(OWNER, file_id).splitlines()]
+    assert len({line["custom_id"] for line in lines}) == len(lines)
+    return {line["custom_id"]: line for line in lines}
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_charged_tokens_are_delivered_or_named(
+    store: BatchStore, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "FIRST_RETRY_S", 0.01)
+    lines = random_lines(random.Random(seed))
+    batch, answers = put(store, lines), answering(store)
+    await run(answers, store)
+    done = store.batch(OWNER, batch.id)
+    assert done.status == "completed"
+    delivered, failed = (written(store, file) for file in (done.output_file_id, done.error_file_id))
+    assert delivered.keys() | failed.keys() == {line["custom_id"] for line in lines}
+    assert not delivered.keys() & failed.keys()
+    named = {
+        custom_id: line["response"]["body"].get("usage", {"completion_tokens": 0})["completion_tokens"]
+        for custom_id, line in (delivered | failed).items()
+    }
+    assert +Counter(named) == answers.charged
+    assert done.usage is not None
+    assert done.usage.output_tokens == answers.charged.total()
+    assert (done.request_counts.completed, done.request_counts.failed) == (len(delivered), len(failed))
+    store.delete_file(OWNER, batch.input_file_id)
+
+
+async def test_a_batch_with_an_unwritable_custom_id_can_be_cancelled(store: BatchStore) -> None:
+    batch = put(store, [line | {"custom_id": f"{line['custom_id']}\ud83d"} for line in random_lines(random.Random(1))])
+    store.change(batch.id, status="cancelling")
+    answers = answering(store)
+    await run(answers, store)
+    done = store.batch(OWNER, batch.id)
+    assert (done.status, answers.charged) == ("cancelled", {})
+    assert {line["error"]["code"] for line in written(store, done.error_file_id).values()} == {"batch_cancelled"}

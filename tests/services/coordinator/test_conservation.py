@@ -1,0 +1,123 @@
+"""Claim: whatever fails and whoever leaves, the tokens that are sampled are those that the ledger and keys pay for."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.budget.privacy_budget import PrivacyBudget
+from services.coordinator import coordinator as coordinating
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.messages import Delta, Generation
+from services.errors import CoordinatorUnavailable
+from services.laboratory.audit.worlds.offline import offline
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocol import Protocol
+from services.privacy.protocols.individual import IndividualSettings
+from services.privacy.protocols.pmixed import PMixed
+from services.structure import grammar
+from services.training import public_model
+
+Call = Callable[..., Awaitable[Any]]
+
+PARTS, SEQUENCES, TOKENS = 2, 3, 4
+GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")
+INDIVIDUAL = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
+ACCOUNTED = INDIVIDUAL.plan(PARTS)
+WORLDS: dict[str, tuple[Protocol, PrivacyBudget]] = {
+    "pmixed": (
+        PMixed(PARTS, 1.0, 0.4),
+        PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user"),
+    ),
+    "individual": (ACCOUNTED, PrivacyBudget.of("e", INDIVIDUAL, ACCOUNTED, partition="p")),
+}
+
+
+@dataclass
+class Faults:
+    """Makes calls fail now and then, and names those that happened."""
+
+    chance: random.Random
+    errors: tuple[Exception, ...] = (CoordinatorUnavailable("a shard is away"), RuntimeError("out of memory"))
+    struck: list[str] = field(default_factory=list)
+
+    def strike(self, name: str, probability: float) -> None:
+        if self.chance.random() < probability:
+            self.struck.append(name)
+            raise self.chance.choice(self.errors)
+
+    def in_calls(self, name: str, work: Call, before: float, after: float) -> Call:
+        """Returns a coroutine function that fails with these probabilities, before its work or after it."""
+
+        async def called(*arguments: Any) -> Any:
+            self.strike(f"{name}, before", before)
+            result = await work(*arguments)
+            self.strike(f"{name}, after", after)
+            return result
+
+        return called
+
+
+async def run_schedule(kind: str, held: bool, ledger: Path, faults: Faults) -> dict[str, tuple[int, ...]]:
+    """Runs answers during faults; returns by place what was sampled and paid: tokens, and then the accounts' grains."""
+    coordinator, arithmetic, budget = offline(Coordinator, *WORLDS[kind], ledger, public_model.resolve(), held=held)
+    deltas: list[Delta] = []
+
+    async def read() -> None:
+        async for batch in coordinator.events("channel"):
+            deltas.extend(batch)
+
+    reading = asyncio.create_task(read())
+    generations = [
+        Generation(f"{at}", (504, 253 + at), SamplingOptions(), TOKENS, grammar=GRAMMAR if at else None)
+        for at in range(SEQUENCES)
+    ]
+    await coordinator.submit("channel", generations)
+    leasing = coordinator._budget._budget.lease
+    shards: Any = coordinator._ensemble
+    if held:
+        shards.sample = faults.in_calls("pick", shards.sample, 0.0, 0.2)  # its points are drawn at once
+    for owner, name, before, after in (
+        (shards, "reduce", 0.1, 0.1),
+        (arithmetic, "combine", 0.1, 0.1),
+        (arithmetic, "sample", 0.0, 0.2),
+        (coordinator, "_positions", 0.1, 0.1),
+        (leasing, "remote", 0.2, 0.0),  # a lease whose answer is lost stays charged
+    ):
+        setattr(owner, name, faults.in_calls(name, getattr(owner, name), before, after))
+    while await coordinator.load():
+        await asyncio.sleep(0)
+        if faults.chance.random() < 0.02:
+            faults.struck.append("a client leaves")
+            await coordinator.cancel([faults.chance.choice(generations).id])
+    while coordinator._stepping is not None and not coordinator._stepping.done():
+        await asyncio.sleep(0)
+    await coordinator.close()
+    reading.cancel()
+    balance = budget.balance()
+    return {
+        "sampled": (arithmetic.sampled, *arithmetic.charges),
+        "ledger": (sum(balance.charged.values()), *balance.accounts.charged),
+        "keys": (sum(delta.charged for delta in deltas), *arithmetic.charges),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("kind", WORLDS)
+def test_what_is_sampled_is_paid_for_in_every_schedule_of_faults(
+    kind: str, held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinating, "REPEAT_S", 0.0)
+    struck: set[str] = set()
+    for seed in range(6):
+        faults = Faults(random.Random(seed))
+        paid = asyncio.run(run_schedule(kind, held, tmp_path / f"{seed}.db", faults))
+        assert paid["sampled"] == paid["ledger"] == paid["keys"], f"seed {seed}: {faults.struck}"
+        struck |= set(faults.struck)
+    own = {"pick, after"} if held else {"sample, after", "combine, before"}
+    assert {*own, "_positions, after", "remote, before", "a client leaves"} <= struck

@@ -1,0 +1,74 @@
+"""Claim: every token that is sampled is paid for, wherever its client leaves, and the attack finds one that is not."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from services.budget.client import Reservation
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.ensemble import HeldWeights, PartialSums, Rows
+from services.coordinator.sequence import LiveSequence
+from services.laboratory.audit.attacks.unpaid import finding, unpaid
+from services.laboratory.audit.report.finding import broken
+
+pytestmark = pytest.mark.slow
+
+
+class PaysAfterwards(Coordinator):
+    """Samples first, and charges what its clients stay for."""
+
+    async def _draw(
+        self,
+        batch: Sequence[LiveSequence],
+        private: Sequence[LiveSequence],
+        answers: HeldWeights | PartialSums | Rows,
+        reserved: Reservation,
+    ) -> dict[int, int]:
+        pending = await self._mix(answers, [live.options for live in batch], reserved.allowances[: len(private)])
+        sampling = (
+            self._ensemble.sample(pending, range(len(batch)), ())
+            if isinstance(pending, HeldWeights)
+            else self._arithmetic.sample(pending, range(len(batch)), ())
+        )
+        tokens = await sampling
+        await asyncio.sleep(0)
+        await self._charge(pending, [at for at, live in enumerate(private) if live.id in self._live], reserved)
+        for live in private:
+            live.charge()
+        return tokens
+
+
+class SparesKeys(Coordinator):
+    """Charges the ledger alone for tokens that do not reach their client."""
+
+    async def _draw(
+        self,
+        batch: Sequence[LiveSequence],
+        private: Sequence[LiveSequence],
+        answers: HeldWeights | PartialSums | Rows,
+        reserved: Reservation,
+    ) -> dict[int, int]:
+        tokens = await super()._draw(batch, private, answers, reserved)
+        for live in private:
+            live.charge(-1)
+        return tokens
+
+
+def test_a_client_pays_for_every_sample_wherever_it_leaves() -> None:
+    assert unpaid() == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (PaysAfterwards, "1 tokens are sampled and 0 charged"),
+        (SparesKeys, "1 tokens are sampled and the key pays for 0"),
+    ],
+)
+def test_a_sample_that_nobody_pays_for_is_found(fault: type[Coordinator], told: str) -> None:
+    """A client that disconnected while a sampled token was held back learnt it for nothing."""
+    found = unpaid(fault)
+    assert any(told in sentence for sentence in found)
+    assert broken([finding(found)])
+    assert not broken([finding(())])
