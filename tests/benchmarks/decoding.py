@@ -169,7 +169,7 @@ def profile(decoding: Decoding, readers: int) -> dict[str, Any]:
     with torch.profiler.profile() as profiler:
         seconds = sum(decoding.step(readers, use) for _ in range(PROFILED_STEPS))
     events = profiler.events() or []
-    on_device = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [event for event in events if event.device_type.name == "CUDA"]
     launches = Counter(event.name for event in events if "Launch" in event.name)
     spent: dict[str, float] = defaultdict(float)
     for event in on_device:

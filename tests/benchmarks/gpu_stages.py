@@ -70,7 +70,7 @@ class Case:
         """Returns the engine's settings; those that the engine of another commit does not know are left out."""
         dummy = not list(self.model.glob("*.safetensors"))
         known = {field.name for field in fields(EngineSettings)}
-        new = {"rows": self.readers, "load_format": "dummy" if dummy else "auto"}
+        new: dict[str, Any] = {"rows": self.readers, "load_format": "dummy" if dummy else "auto"}
         return EngineSettings(
             self.model,
             context_length=self.context + SPARE,
@@ -122,8 +122,8 @@ def reduction_kernels() -> Found:
     yield gpu_kernels()
 
 
-def lora_kernels(shape: str, sequences: int, numbers: Sequence[int], parts: int) -> Found:
-    """Checks the LoRA kernels on the gate and up projections against float64, and measures them.
+def lora_kernels(shapes: Sequence[str], sequences: int, numbers: Sequence[int], parts: int) -> Found:
+    """Checks the LoRA kernels on the gate and up projections of models against float64, and measures them.
 
     `error` is the largest difference over the largest result; results of bfloat16 have up to 0.004. `again` says
     whether a second run gave the same bits.
@@ -131,6 +131,11 @@ def lora_kernels(shape: str, sequences: int, numbers: Sequence[int], parts: int)
     if not ON_GPU:
         yield {"skipped": "no CUDA GPU is here"}
         return
+    for shape in shapes:
+        yield {shape: lora_kernels_of(shape, sequences, numbers, parts)}
+
+
+def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: int) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
@@ -147,6 +152,7 @@ def lora_kernels(shape: str, sequences: int, numbers: Sequence[int], parts: int)
         tuple(normal(slots, 1, width, RANK, std=RANK**-0.5) for _ in range(2)),
         (0, width),
     )
+    found = {}
     for readers in numbers:
         rows = sequences * readers
         places = np.arange(sequences * (1 + readers)).reshape(sequences, -1)[:, 1:].ravel()
@@ -169,18 +175,21 @@ def lora_kernels(shape: str, sequences: int, numbers: Sequence[int], parts: int)
                 difference = max(difference, float((ours - exact).abs().max())) if len(at) else difference
                 largest = max(largest, float(exact.abs().max())) if len(at) else largest
         took = do_bench(lambda y=y, x=x, tiles=tiles: add_lora(y, x, slices, tiles))
-        yield {
-            str(readers): {
-                "error": round(difference / largest, 5),
-                "again": bool(torch.equal(y, again)),
-                "public_rows_untouched": not bool(y[:: 1 + readers].any()),
-                "ms": round(took, 4),
-            }
+        found[str(readers)] = {
+            "error": round(difference / largest, 5),
+            "again": bool(torch.equal(y, again)),
+            "public_rows_untouched": not bool(y[:: 1 + readers].any()),
+            "ms": round(took, 4),
         }
+    return found
 
 
-def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int], stages: bool) -> Found:
-    """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context."""
+def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int], profiled: int) -> Found:
+    """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context.
+
+    Args:
+        profiled: the number of readers in the steps that are profiled.
+    """
     given = Case.of(case)
     engine, started = start(given)
     yield started
@@ -190,9 +199,9 @@ def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[in
         decoding = given.decoding(engine, context)
         yield {f"ms,{context}": step_ms(decoding, numbers, given.steps)}
         decoding.end()
-    if stages:
-        decoding = given.decoding(engine)
-        yield {"stages_ms": stages_ms(engine, decoding, numbers, given.steps)}
+    decoding = given.decoding(engine)
+    yield {"profile": profile(decoding, profiled)}
+    yield {"stages_ms": stages_ms(engine, decoding, numbers, given.steps)}
     engine.close()
 
 
@@ -233,13 +242,6 @@ def restart(case: Mapping[str, Any]) -> Found:
     engine.close()
 
 
-def profiled(case: Mapping[str, Any]) -> Found:
-    given = Case.of(case)
-    engine, _ = start(given)
-    yield profile(given.decoding(engine), given.readers)
-    engine.close()
-
-
 def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
     """Measures the milliseconds of a step of vLLM alone, decoding greedily with its own scheduling and sampler.
 
@@ -250,6 +252,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # this process has asked for GPUs already
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
@@ -454,7 +457,6 @@ CELLS: Mapping[str, Callable[..., Found]] = {
         lora_kernels,
         speed,
         restart,
-        profiled,
         plain_vllm,
         replays,
         agreement,

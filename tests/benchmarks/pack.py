@@ -21,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -147,7 +147,7 @@ def hopper_files() -> dict[str, bytes]:
         pip("download", ["vllm"], f"--dest={folder}")
         (wheel,) = Path(folder).glob("vllm-*.whl")
         with zipfile.ZipFile(wheel) as packed:
-            files = {name: packed.read(name) for name in packed.namelist() if _is_needed(name)}
+            files = {name: packed.read(name) for name in hopper_names(packed.namelist())}
     for name in WITH_DEVICE_CODE:
         library = bytearray(files[name])
         left = keep_architecture(library, HOPPER)
@@ -156,10 +156,12 @@ def hopper_files() -> dict[str, bytes]:
     return files
 
 
-def _is_needed(name: str) -> bool:
-    if name.startswith(OTHER_KERNELS):
-        return False
-    return name in LIBRARIES or name.endswith(SUFFIXES) or ".dist-info/" in name
+def hopper_names(names: Iterable[str]) -> Iterator[str]:
+    """Yields the names of vLLM's files that a dense model on Hopper needs."""
+    for name in names:
+        needed = name in LIBRARIES or name.endswith(SUFFIXES) or ".dist-info/" in name
+        if needed and not name.startswith(OTHER_KERNELS):
+            yield name
 
 
 def write_archive(path: Path, files: Mapping[str, bytes]) -> None:

@@ -4,7 +4,8 @@
   the steps that it prints, and a first token over HTTP.
 - `shard`: what "Loading" consists of, in a new process like that of a shard: its imports, the engine, and the first
   rows, of the public model and of one part. `within_engine` has its longest steps: the weights, compilation with the
-  profile of memory, warm-up with the capture of graphs (a CPU compiles and captures nothing), and the adapters.
+  profile of memory, warm-up with the capture of graphs (a CPU compiles and captures nothing), the adapters,
+  and the capture of steps.
 
 The adapters are random, of the default layers and in as many files as parts.
 """
@@ -79,6 +80,7 @@ WITHIN_ENGINE = {
     "determine_available_memory": "compile",
     "compile_or_warm_up_model": "capture",
     "load_adapters": "adapters",
+    "capture_steps": "steps",
 }
 """The methods of vLLM's worker that the start of an engine calls."""
 
@@ -104,7 +106,8 @@ def time_worker() -> dict[str, float]:
     name = "cpu_reader_worker:CPUReaderWorker" if current_platform.is_cpu() else "gpu_reader_worker:GPUReaderWorker"
     worker, seconds = resolve_name(f"services.engine.{name}"), defaultdict[str, float](float)
     for method, step in WITHIN_ENGINE.items():
-        setattr(worker, method, timed(getattr(worker, method), seconds, step))
+        if hasattr(worker, method):  # an engine of another commit may lack one
+            setattr(worker, method, timed(getattr(worker, method), seconds, step))
     return seconds
 
 

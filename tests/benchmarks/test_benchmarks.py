@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from services.files import load_lines, write_lines
 from services.laboratory.evaluation.trial import WINDOWS
 from services.training.demo import TRAIN, write_demo_corpus
-from tests.benchmarks import labelled, private_base
+from tests.benchmarks import gpu, labelled, private_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_every_benchmark_has_a_quick_form_with_a_test_and_a_row_on_the_page() -> None:
     modules = [file for file in Path(__file__).parent.glob("*.py") if file != Path(__file__)]
     commands = {file.stem for file in modules if "typer.run(" in file.read_text()}
-    names = commands - {"plain"}  # the other side of `load`, which starts it
+    names = commands - {"plain", "pack"}  # `load` starts one, and test_pack tests the other
     tests, page = Path(__file__).read_text(), (Path(__file__).parent / "README.md").read_text()
     assert len(names) >= 18
     assert {name for name in names if f'figures("{name}"' not in tests} == set()
@@ -227,28 +228,56 @@ def test_many_small_trainings() -> None:
         keys(speeds, "privmix", "opacus", "ratio")
 
 
-def check_agreement(agreement: Mapping[str, Mapping[str, float]]) -> None:
-    """Rows of bfloat16 differ from those of float32 by their rounding."""
-    assert set(agreement) == {"dense, head in the model's type", "dense, head in float32", "experts", "texts"}
-    for measured in agreement.values():
-        keys(measured, "largest", "mean", "variation", "ratio")
-        assert measured["variation"] < 0.1
-    rounded, exact = (agreement[f"dense, head in {name}"] for name in ("the model's type", "float32"))
-    assert exact["ratio"] < rounded["ratio"]
+@slow
+@pytest.mark.timeout(1800)
+def test_the_engine_by_stage() -> None:
+    """Nothing is captured without a GPU, so `replays` says that it compared no rows."""
+    stages = ("rates", "exact", "small", "start", "batches")
+    measured = figures("gpu", "--json", *(f"--stage={stage}" for stage in stages))
+    for stage in stages:
+        for name, cell in measured[stage].items():
+            assert "error" not in cell, (stage, name)
+    keys(measured["rates"]["device"], "bytes", "operations")
+    assert {each["not_captured"] for each in measured["exact"]["replays"].values() if isinstance(each, dict)} == {3}
+    assert measured["exact"]["agreement"]["float32"]["variation"] < 0.1
+    cell = measured["small"]["all"]
+    keys(cell, "start_s")
+    keys(cell["ms,16"]["0"], "rows")
+    keys(cell["profile"], "step_ms", "profiled_ms")
+    for readers in ("1", "2"):
+        keys(cell["ms,16"][readers], "rows", "reduced")
+        keys(cell["stages_ms"][readers], "passes", "head", "reduction", "other")
+        keys(measured["ratios"][f"small,16,{readers}"], "tokens_per_s", "rows over plain", "reduced over plain")
+        keys(measured["floors"][f"small,16,{readers}"]["measured_over_floor"], "rows", "all")
+    keys(measured["start"]["small"], "start_s", "first_rows_s")
+    keys(measured["batches"]["ordinary"], "rows_compared")
+    keys(measured, "recovery_s")
 
 
 @slow
-def test_the_engine_across_batches() -> None:
-    measured = figures("gpu", "--json")
-    check_agreement(measured["agreement"])
-    keys(measured["ordinary"], "rows_compared")
-    keys(measured["ordinary"]["tokens_per_second"], "plain")
-    keys(measured["ordinary"]["private_over_plain"], "1", "2")
-    assert set(measured["ordinary"]["stages_ms"]) == {"1", "2"}
-    for stages in measured["ordinary"]["stages_ms"].values():
-        keys(stages, "public", "head", "reduction", "other")
-    keys(measured["restart"], "engine", "first rows")
-    keys(measured, "recovery_s")
+@pytest.mark.timeout(900)
+def test_rows_of_each_family_agree_with_transformers() -> None:
+    """Rows of bfloat16 differ from those of float32 by their rounding, and a head in float32 rounds less."""
+    agreement = figures("gpu", "--json", "--stage=families")["families"]["agreement"]
+    kinds = ("model", "float32", "experts", "texts")
+    for kind in kinds:
+        keys(agreement[kind], "largest", "mean", "variation", "ratio")
+        assert agreement[kind]["variation"] < 0.1
+    assert agreement["float32"]["ratio"] < agreement["model"]["ratio"]
+
+
+def test_a_stage_that_fails_says_why_and_stops_no_other(tmp_path: Path) -> None:
+    """Two of three cells fail: one by itself, and one at its limit."""
+    cells = (
+        gpu.Cell("wrong", "rates", {"copied": "many", "side": 1, "sequences": 1, "vocabulary": 1}, 600),
+        gpu.Cell("slow", "rates", {"copied": 1, "side": 1, "sequences": 1, "vocabulary": 1}, 0.1),
+        gpu.Cell("right", "rates", {"copied": 1024, "side": 8, "sequences": 2, "vocabulary": 16}, 600),
+    )
+    wrong, stopped, right = (gpu.run(cell, 1, time.monotonic() + 600, tmp_path) for cell in cells)
+    assert "TypeError" in wrong["error"]
+    assert "was stopped after 0 s" in stopped["error"]
+    assert "error" not in right
+    keys(right, "bytes", "operations")
 
 
 @slow

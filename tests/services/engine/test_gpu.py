@@ -24,7 +24,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured() -> Any:
-    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--steps", "16", "--json"]
+    stages = [f"--stage={stage}" for stage in ("exact", "small", "batches", "invariant")]
+    command = [sys.executable, "-m", "tests.benchmarks.gpu", *stages, "--limit-s", "1800", "--json"]
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
@@ -35,10 +36,21 @@ def test_every_engine_agrees_with_a_plain_forward_pass(invariant: str) -> None:
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
+def test_a_captured_step_has_the_bits_of_its_code(measured: Any) -> None:
+    cells = [cell for cell in measured["exact"]["replays"].values() if isinstance(cell, dict)]
+    assert sum(cell["rows"] for cell in cells) > 1000
+    assert [cell["rows_that_differ"] for cell in cells] == [0] * len(cells)
+
+
+def test_captured_rows_agree_with_transformers(measured: Any) -> None:
+    assert measured["exact"]["agreement"]["float32"]["mean"] < 0.2
+
+
 def test_a_row_has_the_same_bits_in_every_batch(measured: Any) -> None:
-    assert measured["invariant"]["rows_compared"] > 100
-    assert measured["invariant"]["rows_that_differ"] == 0
+    found = measured["invariant"]["invariant"]
+    assert found["rows_compared"] > 100
+    assert found["rows_that_differ"] == 0
 
 
 def test_tokens_are_decoded(measured: Any) -> None:
-    assert min(measured["invariant"]["tokens_per_second"]["private"].values()) > 0
+    assert min(ratios["tokens_per_s"] for ratios in measured["ratios"].values()) > 0
