@@ -81,7 +81,7 @@ def write_tiles(row_of: np.ndarray, slots: np.ndarray, count: int, order: np.nda
 
 
 @triton.jit
-def shrink_kernel(  # type: ignore[no-untyped-def]
+def shrink_kernel(
     x,
     a_0,
     a_1,
@@ -128,7 +128,7 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def expand_kernel(  # type: ignore[no-untyped-def]
+def expand_kernel(
     sums,
     b_0,
     b_1,

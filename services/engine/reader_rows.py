@@ -357,7 +357,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     def _mark_copied(self) -> None:
         """Notes that all copies to the device for the coming pass are on their way."""
         if self.device.type != "cpu":
-            self._copied = self._copied or torch.cuda.Event()
+            self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
     def _ended(self) -> ModelRunnerOutput:

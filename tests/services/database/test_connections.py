@@ -161,13 +161,13 @@ def test_an_anchor_is_written_with_the_limits_of_a_charge(postgresql: Server, mo
     first, second = (ChainEnd(ledger="a", rows=rows, head="0" * 64) for rows in (1, 2))
     anchor = DatabaseAnchor(url := postgresql.database())
     assert anchor.read("a") is None
-    anchor.write(first)
+    anchor.swap(first, None)
     with pytest.raises(DatabaseUnavailable), anchor._database.transaction() as connection:
         time.sleep(2.5)  # longer than a writer may keep the others out
         connection.exec_driver_sql("SELECT 1")
-    anchor.write(first)
+    anchor.swap(first, first)
     with postgresql.hanging_sessions(url):
-        anchor.write(second)  # over another connection
+        anchor.swap(second, first)  # over another connection
     assert anchor.read("a") == second
 
 
