@@ -63,6 +63,7 @@ LACKING = (
     "jsonschema",
     "jsonschema-specifications",
     "llguidance",
+    "loguru",
     "msgspec",
     "numexpr",
     "openai",
