@@ -21,7 +21,7 @@ from services.reduction import Reduced, Reducer, Reduction, Weighed, on_host, pi
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
 KEPT_BYTES = 4 * 2**30
-"""The most memory of kept rows, which all coordinators share. Beyond it the oldest are dropped, and their coordinators
+"""The most memory of kept rows and weights, which all coordinators share. Beyond it the oldest are dropped, and their coordinators
 repeat their steps."""
 
 
@@ -148,7 +148,7 @@ class Shard:
             self._kept[key] = _Kept(kept, time.monotonic(), coming)
 
     def _make_room(self, size: int, key: StepKey) -> None:
-        """Drops the oldest kept rows, but none of this step, until rows of this size fit into `KEPT_BYTES`."""
+        """Drops the oldest of what is kept, but none of this step, until this size fits into `KEPT_BYTES`."""
         others = [old for old in self._kept if (old.caller, old.step) != (key.caller, key.step)]
         used = size + sum(kept.rows.nbytes for kept in self._kept.values())
         for old in others:
@@ -191,6 +191,7 @@ class Shard:
         with self._working("shard.weigh", trace):
             self._forget_before(key)
             weighed, cumulative = self._reducer.weigh(self._engine.logits(requests), reduction)
+            self._make_room(cumulative.nbytes, key)
             self._kept[key] = _Kept(cumulative, time.monotonic(), ())
         self._prepare_later(coming)
         return weighed
