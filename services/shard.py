@@ -21,8 +21,8 @@ from services.reduction import Reduced, Reducer, Reduction, Weighed, on_host, pi
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
 KEPT_BYTES = 4 * 2**30
-"""The most memory of kept rows and weights, which all coordinators share. Beyond it the oldest are dropped, and their coordinators
-repeat their steps."""
+"""The most memory of kept rows and weights, which all coordinators share. Beyond it the oldest are dropped, and their
+coordinators repeat their steps."""
 
 
 class LostStepError(RuntimeError):

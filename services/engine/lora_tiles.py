@@ -10,9 +10,11 @@ divided into tiles of rows with one adapter. `shrink` multiplies the rows of a t
   needs are empty. So a graph can hold the kernels, and launches say nothing of a draw. As before, the time to read the
   weights follows the number of distinct adapters in a step, which a draw of parts determines.
 - A row is multiplied in the same order whichever rows share its tile, so its bits depend neither on its neighbours nor
-  on the run.
+  on the run. They may depend on the height of the tiles, which follows from the number of rows; where vLLM is asked for
+  batch-invariant kernels, it is always the least.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +51,8 @@ class Tiles(NamedTuple):
 
 def height_of(rows: int, slots: int) -> int:
     """Returns the height of tiles for so many rows that are divided among so many slots."""
+    if int(os.environ.get("VLLM_BATCH_INVARIANT", "0")):
+        return HEIGHTS[0]
     each = rows // max(1, min(rows, slots))
     return next((height for height in HEIGHTS if height >= each), HEIGHTS[-1])
 

@@ -36,6 +36,15 @@ def test_tiles_hold_each_row_once_beside_rows_of_its_adapter(rows: int, count: i
     assert sorted(seen) == sorted(row_of.tolist())
 
 
+def test_tiles_have_one_height_where_rows_must_have_the_same_bits_in_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = [(64, 65), (1024, 65), (4096, 65)]
+    assert len({height_of(*shape) for shape in shapes}) > 1
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert len({height_of(*shape) for shape in shapes}) == 1
+
+
 CHECK = """
 import numpy as np, torch
 from services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
