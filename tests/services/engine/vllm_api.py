@@ -17,7 +17,6 @@ TABLE = Path(__file__).with_suffix(".json")
 USED: Mapping[str, Sequence[str]] = {
     "config/lora.py": ["LoRAConfig.specialize_active_lora", "LoRAConfig.max_loras"],
     "config/model.py": [
-        "ModelConfig.enforce_eager",
         "ModelConfig.head_dtype",
         "ModelConfig.is_moe",
         "ModelConfig.use_mla",
