@@ -176,10 +176,10 @@ def test_the_server_imports_only_what_is_installed_without_extras() -> None:
     }
     own = {"services", "cluster", *sys.stdlib_module_names}
     wrong = {(module, name) for module, name in packages if name not in own and not providers(name) & base()}
-    assert {name for module, name in wrong if module.startswith("services.engine.")} == {"vllm"}
+    assert {name for module, name in wrong if module.startswith("services.engine.")} == {"vllm", "triton"}
     assert {each for each in wrong if not each[0].startswith("services.engine.")} == {
         ("services.database.limited_connection", "psycopg"),
-        ("services.privacy.mollifiers.rows_triton", "triton"),  # a CUDA build of torch brings it
+        ("services.privacy.mollifiers.rows_triton", "triton"),  # as the engine's: a CUDA build of torch brings it
         ("services.training.demo", "faker"),
         ("cluster.work.plan", "matplotlib"),
     }

@@ -29,7 +29,7 @@ from vllm.platforms import current_platform
 
 from services import compiled
 from services.engine.adapter_slots import slots_by_id
-from services.engine.step_graph import Shape
+from services.engine.step_graph import StepShape
 
 BLOCK = 4
 """The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""
@@ -121,14 +121,14 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         self._count = len(indices)
         self._blocks = -(-len(indices) // BLOCK)
 
-    def integers_for(self, shape: Shape) -> int:
+    def integers_for(self, shape: StepShape) -> int:
         return -(-shape.sequences * shape.readers // BLOCK) * BLOCK
 
-    def write_adapters(self, shape: Shape, slots: np.ndarray, out: np.ndarray) -> None:
+    def write_adapters(self, shape: StepShape, slots: np.ndarray, out: np.ndarray) -> None:
         out[: slots.size] = slots.ravel()
         out[slots.size :] = 0
 
-    def use_adapters(self, shape: Shape, integers: torch.Tensor) -> None:
+    def use_adapters(self, shape: StepShape, integers: torch.Tensor) -> None:
         self._runs = []
         rows = torch.arange(shape.rows).view(shape.sequences, 1 + shape.readers)[:, 1:].flatten()
         self._use_rows(rows, rows)

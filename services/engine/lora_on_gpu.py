@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 from services.engine.adapter_slots import slots_by_id
 from services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
-from services.engine.step_graph import Shape
+from services.engine.step_graph import StepShape
 
 
 class TilePunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
@@ -44,15 +44,15 @@ class TilePunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]
             _write(row_of, slots[row_of], count, integers)
             self.rows = _read(torch.from_numpy(integers).to(self.device), len(row_of), count)
 
-    def integers_for(self, shape: Shape) -> int:
+    def integers_for(self, shape: StepShape) -> int:
         rows = shape.sequences * shape.readers
         return rows + 3 * tiles_for(rows, self.max_loras)
 
-    def write_adapters(self, shape: Shape, slots: np.ndarray, out: np.ndarray) -> None:
+    def write_adapters(self, shape: StepShape, slots: np.ndarray, out: np.ndarray) -> None:
         places = np.arange(shape.rows).reshape(shape.sequences, 1 + shape.readers)[:, 1:]
         _write(places.ravel(), slots.ravel(), self.max_loras, out)
 
-    def use_adapters(self, shape: Shape, integers: Tensor) -> None:
+    def use_adapters(self, shape: StepShape, integers: Tensor) -> None:
         rows = shape.sequences * shape.readers
         self.rows = _read(integers, rows, self.max_loras) if rows else None
 

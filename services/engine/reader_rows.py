@@ -62,7 +62,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from services.engine.adapter_slots import AdapterSlots
-from services.engine.step_graph import Graph, Shape, StepGraphs, shapes
+from services.engine.step_graph import Graph, StepGraphs, StepShape, shapes
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as ModelRunner
@@ -295,7 +295,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         finally:
             self._batch = None
 
-    def _captured_shape(self, scheduler_output: SchedulerOutput) -> Shape | None:
+    def _captured_shape(self, scheduler_output: SchedulerOutput) -> StepShape | None:
         """Returns the captured step that computes what the scheduler asks for, if there is one.
 
         It computes the last token of each request whose rows are requested, and nothing else.
@@ -314,7 +314,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         readers = max(len(requested.adapters) for requested in self._requested.values())
         return self._graphs.shape_for(len(scheduled), readers)
 
-    def _execute_captured(self, scheduler_output: SchedulerOutput, shape: Shape) -> ModelRunnerOutput:
+    def _execute_captured(self, scheduler_output: SchedulerOutput, shape: StepShape) -> ModelRunnerOutput:
         """Runs a captured step. vLLM's own inputs of a pass are not prepared: the graph has its own."""
         assert self._graphs is not None
         self._update_states(scheduler_output)

@@ -39,7 +39,7 @@ WARM_UPS = 2
 """The number of runs before a capture, in which kernels are compiled and libraries allocate their workspaces."""
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """Names a captured step: the number of sequences, padding included, and of readers for each of them."""
 
     sequences: int
@@ -50,21 +50,21 @@ class Shape(NamedTuple):
         return self.sequences * (1 + self.readers)
 
 
-def shapes(readers: int) -> list[Shape]:
+def shapes(readers: int) -> list[StepShape]:
     """Returns the shapes with this number of readers, the largest first."""
-    return [shape for size in reversed(SIZES) if (shape := Shape(size, readers)).rows <= MAX_ROWS]
+    return [shape for size in reversed(SIZES) if (shape := StepShape(size, readers)).rows <= MAX_ROWS]
 
 
 class ReaderAdapters(Protocol):
     """Applies adapters to the rows of a step. The LoRA implementations of both devices have these methods."""
 
-    def integers_for(self, shape: Shape) -> int:
+    def integers_for(self, shape: StepShape) -> int:
         """Returns how many integers `write_adapters` writes."""
 
-    def write_adapters(self, shape: Shape, slots: np.ndarray, out: np.ndarray) -> None:
+    def write_adapters(self, shape: StepShape, slots: np.ndarray, out: np.ndarray) -> None:
         """Writes what the layers need to know of the adapter slots of each reader, int [S, m], into `out`, int32."""
 
-    def use_adapters(self, shape: Shape, integers: Tensor) -> None:
+    def use_adapters(self, shape: StepShape, integers: Tensor) -> None:
         """Lets the coming layers of a step read what `write_adapters` wrote, from its copy on the device."""
 
 
@@ -82,10 +82,10 @@ class StepInputs:
         self._integers = self._host.numpy()
 
     @staticmethod
-    def size(shape: Shape, adapters: int) -> int:
+    def size(shape: StepShape, adapters: int) -> int:
         return 1 + 3 * shape.sequences + adapters
 
-    def write(self, shape: Shape, tokens: np.ndarray, positions: np.ndarray, table_rows: np.ndarray) -> np.ndarray:
+    def write(self, shape: StepShape, tokens: np.ndarray, positions: np.ndarray, table_rows: np.ndarray) -> np.ndarray:
         """Writes a step of at most `shape.sequences` sequences. Returns the place for the adapters' integers."""
         count, size = len(tokens), shape.sequences
         self._integers[0] = count
@@ -98,7 +98,7 @@ class StepInputs:
         """Copies the first integers to the device."""
         self._device[:integers].copy_(self._host[:integers], non_blocking=True)
 
-    def views(self, shape: Shape, adapters: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def views(self, shape: StepShape, adapters: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns the device's count [1], tokens, positions and rows of the block table [S], and adapters' integers."""
         size = shape.sequences
         starts = (0, 1, 1 + size, 1 + 2 * size, 1 + 3 * size, self.size(shape, adapters))
@@ -162,7 +162,7 @@ class StepGraphs:
             graph = lambda: CudaGraph(pool)  # noqa: E731
         self._new_graph = graph
         self._inputs = StepInputs(1 + 3 * max(SIZES) + MAX_ADAPTER_INTEGERS, runner.device)
-        self._graphs: dict[Shape, tuple[Graph, Tensor]] = {}
+        self._graphs: dict[StepShape, tuple[Graph, Tensor]] = {}
 
     def capture(self, readers: int) -> None:
         """Captures the steps with this number of readers for each sequence."""
@@ -177,13 +177,13 @@ class StepGraphs:
         finally:
             gc.unfreeze()
 
-    def shape_for(self, sequences: int, readers: int) -> Shape | None:
+    def shape_for(self, sequences: int, readers: int) -> StepShape | None:
         """Returns the smallest captured shape that holds these sequences with this many readers; None if none does."""
-        fitting = (Shape(size, readers) for size in SIZES if size >= sequences)
+        fitting = (StepShape(size, readers) for size in SIZES if size >= sequences)
         return next((shape for shape in fitting if shape in self._graphs), None)
 
     def step(
-        self, shape: Shape, tokens: np.ndarray, positions: np.ndarray, table_rows: np.ndarray, slots: np.ndarray
+        self, shape: StepShape, tokens: np.ndarray, positions: np.ndarray, table_rows: np.ndarray, slots: np.ndarray
     ) -> Tensor:
         """Runs a captured step. vLLM's block table on the device must be current.
 
@@ -205,7 +205,7 @@ class StepGraphs:
         graph.replay()
         return logits.view(shape.sequences, 1 + shape.readers, -1)
 
-    def run(self, shape: Shape, *, profiling: bool = False) -> Tensor:
+    def run(self, shape: StepShape, *, profiling: bool = False) -> Tensor:
         """Runs the layers and the head on what the buffers hold: the work that a graph records.
 
         Args:
@@ -246,10 +246,10 @@ class StepGraphs:
         logits: Tensor = runner.get_model().compute_logits(decoder.norm(states, residual)[0])
         return logits
 
-    def _integers(self, shape: Shape) -> int:
+    def _integers(self, shape: StepShape) -> int:
         return StepInputs.size(shape, self._adapter_integers(shape))
 
-    def _adapter_integers(self, shape: Shape) -> int:
+    def _adapter_integers(self, shape: StepShape) -> int:
         return self._adapters.integers_for(shape) if self._adapters is not None and shape.readers else 0
 
     def _attention(

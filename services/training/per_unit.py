@@ -21,7 +21,7 @@ from services.privacy.sampling.randomness import poisson_subsample
 from services.training.adapter import Files, files_of, with_lora
 from services.training.options import Matrices, TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
-from services.training.row_gradients import Row, RowGradients
+from services.training.row_gradients import RowGradients, TokenRow
 
 _PUBLIC_BATCH = 8
 """The number of public texts in a step of a warm start."""
@@ -162,11 +162,11 @@ class UnitGradients:
                 yield owner, sums.pop(owner)
 
 
-def _rows(tokens: Tokens, block: int) -> list[Row]:
+def _rows(tokens: Tokens, block: int) -> list[TokenRow]:
     """Cuts a unit into rows of one width, at most `block`. A token has the same weight in each."""
     blocks, labels = pack(tokens, even_size(len(tokens), block))
     count = max(1, int((labels[:, 1:] != IGNORED).sum()))
-    return [Row(inputs, targets, 1 / count) for inputs, targets in zip(blocks, labels[:, 1:], strict=True)]
+    return [TokenRow(inputs, targets, 1 / count) for inputs, targets in zip(blocks, labels[:, 1:], strict=True)]
 
 
 def _freeze_a(model: Any) -> None:

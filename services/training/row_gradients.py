@@ -44,7 +44,7 @@ _STEP = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class TokenRow:
     """Tokens and their targets.
 
     Attributes:
@@ -86,7 +86,7 @@ class RowGradients:
         for layer in self._layers:
             layer.copies = None
 
-    def of(self, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+    def of(self, rows: Sequence[TokenRow]) -> Iterator[tuple[int, Tensor]]:
         """Yields the index of each row and its gradient, float32 [weights]: by width, else in the rows' order."""
         by_width: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
@@ -98,7 +98,7 @@ class RowGradients:
                 gradients = self._pass([rows[index] for index in chosen], width, places, self.weights)
                 yield from zip(chosen, gradients[: len(chosen)], strict=True)
 
-    def _width(self, row: Row) -> int:
+    def _width(self, row: TokenRow) -> int:
         size = len(row.inputs)
         return -(-size // _STEP) * _STEP if self._on_gpu else size
 
@@ -115,14 +115,14 @@ class RowGradients:
         """Returns whether a row has the same bits in every place of a pass, beside itself and beside other rows."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self._model.config.vocab_size, (1 + places, width), generator=generator)
-        row, *others = (Row(each, each[1:], 1 / width) for each in tokens)
+        row, *others = (TokenRow(each, each[1:], 1 / width) for each in tokens)
         weights = [torch.randn(weight.shape, generator=generator).to(weight) for weight in self.weights]
         mixed = [other if place % 2 else row for place, other in enumerate(others)]
         alike = self._pass([row] * places, width, places, weights)
         beside = self._pass(mixed, width, places, weights)
         return bool((alike == alike[:1]).all()) and bool((beside[::2] == alike[:1]).all())
 
-    def _pass(self, rows: Sequence[Row], width: int, places: int, weights: Sequence[Tensor]) -> Tensor:
+    def _pass(self, rows: Sequence[TokenRow], width: int, places: int, weights: Sequence[Tensor]) -> Tensor:
         """Returns the gradients of at most `places` rows at these weights: float32 [places, weights]."""
         device = self._model.device
         missing = places - len(rows)

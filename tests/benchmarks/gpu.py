@@ -64,7 +64,7 @@ ON_REQUEST = ("batches", "invariant", "families", "compiled")
 
 
 @dataclass(frozen=True)
-class Size:
+class GpuSize:
     """Holds the size of all measurements.
 
     Attributes:
@@ -89,7 +89,7 @@ class Size:
     side: int = 8192
 
 
-QUICK = Size(
+QUICK = GpuSize(
     small="tiny",
     large="tiny",
     parts=4,
@@ -106,7 +106,7 @@ QUICK = Size(
 
 
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """Names a measurement in a process of its own.
 
     Attributes:
@@ -126,7 +126,7 @@ class Cell:
 class Bench:
     """Makes the cells of each stage, with the files that they need."""
 
-    def __init__(self, size: Size, folder: Path, before: Path | None) -> None:
+    def __init__(self, size: GpuSize, folder: Path, before: Path | None) -> None:
         self._size = size
         self._folder = folder
         self._checkout = before
@@ -137,7 +137,7 @@ class Bench:
         write_readers(folder / "small-readers", names, small)
         write_readers(folder / "large-readers", names, large, size.linked)
 
-    def cells(self, stage: str) -> list[Cell]:
+    def cells(self, stage: str) -> list[Measurement]:
         return list(getattr(self, stage)())
 
     def _case(self, which: str, readers: int) -> dict[str, Any]:
@@ -153,71 +153,71 @@ class Bench:
             "steps": size.steps,
         }
 
-    def rates(self) -> Iterator[Cell]:
+    def rates(self) -> Iterator[Measurement]:
         size = self._size
         vocabulary = SHAPES[size.small].vocabulary
         arguments = {"copied": size.copied, "side": size.side, "sequences": size.sequences, "vocabulary": vocabulary}
-        yield Cell("device", "rates", arguments, 60)
+        yield Measurement("device", "rates", arguments, 60)
 
-    def kernels(self) -> Iterator[Cell]:
+    def kernels(self) -> Iterator[Measurement]:
         size = self._size
-        yield Cell("reduction", "reduction_kernels", {}, 90)
+        yield Measurement("reduction", "reduction_kernels", {}, 90)
         arguments = {"sequences": size.sequences, "numbers": size.numbers, "parts": size.parts}
-        yield Cell("lora", "lora_kernels", {"shapes": (size.small, size.large), **arguments}, 90)
+        yield Measurement("lora", "lora_kernels", {"shapes": (size.small, size.large), **arguments}, 90)
 
-    def exact(self) -> Iterator[Cell]:
-        yield Cell("replays", "replays", {"case": {**self._case("small", self._size.few), "steps": 3}}, 90)
+    def exact(self) -> Iterator[Measurement]:
+        yield Measurement("replays", "replays", {"case": {**self._case("small", self._size.few), "steps": 3}}, 90)
         yield self._agreement("agreement", ("float32",), 90)
 
-    def families(self) -> Iterator[Cell]:
+    def families(self) -> Iterator[Measurement]:
         yield self._agreement("agreement", ("model", "float32", "experts", "texts"), 400)
 
-    def _agreement(self, name: str, kinds: Sequence[str], limit_s: float) -> Cell:
+    def _agreement(self, name: str, kinds: Sequence[str], limit_s: float) -> Measurement:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         arguments = {"contexts": self._size.compared, "kinds": kinds, "folder": str(folder)}
-        return Cell(name, "agreement", {"case": self._case("small", 1), **arguments}, limit_s)
+        return Measurement(name, "agreement", {"case": self._case("small", 1), **arguments}, limit_s)
 
-    def small(self) -> Iterator[Cell]:
+    def small(self) -> Iterator[Measurement]:
         yield self._speed("all", "small", self._size.numbers, 90)
 
-    def large(self) -> Iterator[Cell]:
+    def large(self) -> Iterator[Measurement]:
         yield self._speed("all", "large", self._size.numbers, 150)
 
-    def before(self) -> Iterator[Cell]:
+    def before(self) -> Iterator[Measurement]:
         if self._checkout is not None:
             numbers = [readers for readers in self._size.numbers if readers <= self._size.few]
             cell = self._speed("m<=few", "small", numbers, 240)
             yield replace(cell, environment={"PYTHONPATH": str(self._checkout)})
 
-    def _speed(self, name: str, which: str, numbers: Sequence[int], limit_s: float) -> Cell:
+    def _speed(self, name: str, which: str, numbers: Sequence[int], limit_s: float) -> Measurement:
         size = self._size
         contexts = size.contexts if which == "large" else size.contexts[:1]
         case = self._case(which, max(numbers))
         arguments = {"case": case, "numbers": numbers, "contexts": contexts, "profiled": size.few}
-        return Cell(name, "speed", arguments, limit_s)
+        return Measurement(name, "speed", arguments, limit_s)
 
-    def vllm(self) -> Iterator[Cell]:
+    def vllm(self) -> Iterator[Measurement]:
         for which in ("small", "large"):
             case = self._case(which, 0)
             name, arguments = f"{which},{case['context']}", {"case": case, "compiled": False}
-            yield Cell(name, "plain_vllm", arguments, 75, again=PLAINEST_VLLM)
+            yield Measurement(name, "plain_vllm", arguments, 75, again=PLAINEST_VLLM)
 
-    def compiled(self) -> Iterator[Cell]:
+    def compiled(self) -> Iterator[Measurement]:
         case = self._case("small", 0)
-        yield Cell("small", "plain_vllm", {"case": case, "compiled": True}, 300)
+        yield Measurement("small", "plain_vllm", {"case": case, "compiled": True}, 300)
 
-    def start(self) -> Iterator[Cell]:
-        yield Cell("small", "restart", {"case": self._case("small", self._size.few)}, 60)
+    def start(self) -> Iterator[Measurement]:
+        yield Measurement("small", "restart", {"case": self._case("small", self._size.few)}, 60)
 
-    def batches(self) -> Iterator[Cell]:
-        yield Cell("ordinary", "batches", {"case": self._case("small", self._size.few)}, 100)
+    def batches(self) -> Iterator[Measurement]:
+        yield Measurement("ordinary", "batches", {"case": self._case("small", self._size.few)}, 100)
 
-    def invariant(self) -> Iterator[Cell]:
+    def invariant(self) -> Iterator[Measurement]:
         case = {"case": self._case("small", self._size.few)}
-        yield Cell("invariant", "batches", case, 400, {"VLLM_BATCH_INVARIANT": "1"})
+        yield Measurement("invariant", "batches", case, 400, {"VLLM_BATCH_INVARIANT": "1"})
 
 
-def run(cell: Cell, slower: int, until: float, folder: Path) -> dict[str, Any]:
+def run(cell: Measurement, slower: int, until: float, folder: Path) -> dict[str, Any]:
     """Runs a cell. Returns its values with its seconds, and with `error` if it failed or was stopped.
 
     Args:
@@ -271,7 +271,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def summary(report: Mapping[str, Any], size: Size) -> dict[str, Any]:
+def summary(report: Mapping[str, Any], size: GpuSize) -> dict[str, Any]:
     """Returns the ratios to a plain token, and the floors on this device, of what was measured."""
     found: dict[str, Any] = {"ratios": {}, "floors": {}}
     device = report.get("rates", {}).get("device", {})
@@ -291,7 +291,7 @@ def _compare(
     by_readers: Mapping[str, Mapping[str, float]],
     vllm: Mapping[str, Any],
     device: Mapping[str, Any],
-    size: Size,
+    size: GpuSize,
 ) -> None:
     shape = "large" if which == "large" else "small"
     plain, alone = by_readers["0"]["rows"], vllm.get(f"{shape},{context}", {}).get("ms")
@@ -332,7 +332,7 @@ def main(
         return
     slower = 1 if torch.cuda.is_available() else SLOWER_CPU
     until = time.monotonic() + slower * limit_s
-    size = QUICK if quick else Size()
+    size = QUICK if quick else GpuSize()
     report: dict[str, Any] = {"recovery_s": StepSettings().recovery_s}
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
         folder = Path(name)

@@ -43,7 +43,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 @dataclass(frozen=True)
-class Case:
+class EngineCase:
     """Describes an engine and its load.
 
     Attributes:
@@ -61,7 +61,7 @@ class Case:
     steps: int
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Case":
+    def of(cls, values: Mapping[str, Any]) -> "EngineCase":
         adapters = {path.name: path for path in sorted(Path(values["adapters"]).iterdir())}
         return cls(**{**values, "model": Path(values["model"]), "adapters": adapters})
 
@@ -190,7 +190,7 @@ def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[in
     Args:
         profiled: the number of readers in the steps that are profiled.
     """
-    given = Case.of(case)
+    given = EngineCase.of(case)
     engine, started = start(given)
     yield started
     if hasattr(engine, "capture"):
@@ -205,7 +205,7 @@ def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[in
     engine.close()
 
 
-def start(case: Case) -> tuple[Any, dict[str, Any]]:
+def start(case: EngineCase) -> tuple[Any, dict[str, Any]]:
     """Returns an engine, and the seconds of its start and the GiB that it holds."""
     within = time_worker()
     began = time.perf_counter()
@@ -233,7 +233,7 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def restart(case: Mapping[str, Any]) -> Found:
     """Measures the seconds from an engine's start to its first private rows."""
-    given = Case.of(case)
+    given = EngineCase.of(case)
     began = time.perf_counter()
     engine, started = start(given)
     decoding = given.decoding(engine)
@@ -257,7 +257,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
 
-    given = Case.of(case)
+    given = EngineCase.of(case)
     options: dict[str, Any] = {}
     if ON_GPU and not compiled:
         sizes = [1, 2, 4, 8, 16, 32, given.sequences]
@@ -301,7 +301,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
 
 def replays(case: Mapping[str, Any]) -> Found:
     """Compares each captured step with the same code run eagerly on the same inputs, bit for bit."""
-    given = Case.of(case)
+    given = EngineCase.of(case)
     engine, _ = start(given)
     for sequences in sorted({given.sequences, min(5, given.sequences), 1}):
         decoding = replace(given, sequences=sequences).decoding(engine)
@@ -352,7 +352,7 @@ def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], fold
         contexts: their number; they have 16 to 248 tokens.
         kinds: of "model" and "float32", a dense model with logits of that type, "experts" and "texts".
     """
-    given = Case.of(case)
+    given = EngineCase.of(case)
     few = dict(list(given.adapters.items())[:3])
     vocabulary = SHAPES[given.shape].vocabulary
     dense = replace(given, adapters=few, readers=len(few), context=SPARE).settings
@@ -426,7 +426,7 @@ def experts(folder: Path) -> EngineSettings:
 
 def batches(case: Mapping[str, Any]) -> Found:
     """Compares rows of a request alone with those beside other sequences, in batches of growing size."""
-    given = Case.of(case)
+    given = EngineCase.of(case)
     engine, _ = start(given)
     names = (PUBLIC, *list(given.adapters)[: given.readers])
     generator = torch.Generator().manual_seed(0)

@@ -269,9 +269,9 @@ def test_rows_of_each_family_agree_with_transformers() -> None:
 def test_a_stage_that_fails_says_why_and_stops_no_other(tmp_path: Path) -> None:
     """Two of three cells fail: one by itself, and one at its limit."""
     cells = (
-        gpu.Cell("wrong", "rates", {"copied": "many", "side": 1, "sequences": 1, "vocabulary": 1}, 600),
-        gpu.Cell("slow", "rates", {"copied": 1, "side": 1, "sequences": 1, "vocabulary": 1}, 0.1),
-        gpu.Cell("right", "rates", {"copied": 1024, "side": 8, "sequences": 2, "vocabulary": 16}, 600),
+        gpu.Measurement("wrong", "rates", {"copied": "many", "side": 1, "sequences": 1, "vocabulary": 1}, 600),
+        gpu.Measurement("slow", "rates", {"copied": 1, "side": 1, "sequences": 1, "vocabulary": 1}, 0.1),
+        gpu.Measurement("right", "rates", {"copied": 1024, "side": 8, "sequences": 2, "vocabulary": 16}, 600),
     )
     wrong, stopped, right = (gpu.run(cell, 1, time.monotonic() + 600, tmp_path) for cell in cells)
     assert "TypeError" in wrong["error"]

@@ -163,7 +163,7 @@ def test_a_checkpoint_an_export_and_a_move_keep_the_accounts(
     balance = ledger.balance()
     assert read(place).accounts == balance.accounts
     with (tmp_path / "rows.jsonl").open("w") as file:
-        export(place, file)
+        export(place, file, private=True)
     assert verify(tmp_path / "rows.jsonl").accounts == balance.accounts == verify(place).accounts
     moved = move(place, tmp_path / "there.db")
     assert moved.accounts == balance.accounts

@@ -1,4 +1,4 @@
-"""Claim: whatever fails and whichever clients leave, the tokens that are sampled are those that the ledger and keys pay for."""
+"""Claim: whatever fails and whichever clients leave, the ledger and keys pay for all tokens that are sampled."""
 
 import asyncio
 import random

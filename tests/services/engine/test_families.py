@@ -25,7 +25,7 @@ from transformers import (
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from services.engine.part_text import text_files
 from services.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
-from services.engine.step_graph import Shape, StepGraphs
+from services.engine.step_graph import StepGraphs, StepShape
 from services.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import capture_on_a_cpu
@@ -75,19 +75,19 @@ def test_both_engines_give_the_same_answers(
     FAMILIES[family]().save_pretrained(tmp_path / "model")
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
     settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters, rows=3)
-    replayed: list[Shape] = []
+    replayed: list[StepShape] = []
     if captured:
         capture_on_a_cpu(monkeypatch)
         step = StepGraphs.step
 
-        def recorded(graphs: StepGraphs, shape: Shape, *arguments: Any) -> torch.Tensor:
+        def recorded(graphs: StepGraphs, shape: StepShape, *arguments: Any) -> torch.Tensor:
             replayed.append(shape)
             return step(graphs, shape, *arguments)
 
         monkeypatch.setattr(StepGraphs, "step", recorded)
     check_same_rows(settings)
     windows = "window" in family
-    assert replayed == ([Shape(1, 3)] * 3 if captured and not windows else [])
+    assert replayed == ([StepShape(1, 3)] * 3 if captured and not windows else [])
     assert ("steps are not captured" in caplog.text and "layers with a window" in caplog.text) == (captured and windows)
 
 

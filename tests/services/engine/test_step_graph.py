@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-from services.engine.step_graph import Shape, StepGraphs
+from services.engine.step_graph import StepGraphs, StepShape
 from services.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import FakeGraph, capture_on_a_cpu
@@ -99,10 +99,10 @@ def captured(
 def test_a_captured_step_computes_the_rows_of_one_without_graphs(
     expected: Answers, captured: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes: list[Shape] = []
+    shapes: list[StepShape] = []
     step = StepGraphs.step
 
-    def recorded(graphs: StepGraphs, shape: Shape, *arguments: np.ndarray) -> torch.Tensor:
+    def recorded(graphs: StepGraphs, shape: StepShape, *arguments: np.ndarray) -> torch.Tensor:
         shapes.append(shape)
         return step(graphs, shape, *arguments)
 

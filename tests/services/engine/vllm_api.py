@@ -90,6 +90,7 @@ USED: Mapping[str, Sequence[str]] = {
     ],
     "sampling_params.py": [f"SamplingParams.{name}" for name in ("max_tokens", "ignore_eos", "detokenize")],
     "utils/network_utils.py": ["get_file_store_init_method"],
+    "utils/torch_utils.py": ["weak_ref_tensor"],
     "v1/attention/backend.py": [
         *(
             f"CommonAttentionMetadata.{field}"

@@ -20,6 +20,10 @@ NOT_PRIVATE = {
     "cluster/work/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
     "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
     "services/laboratory/audit/attacks/accounts.py": ({"default_rng", "normal"}, "inputs of an audit"),
+    "services/laboratory/audit/attacks/clipped_sums.py": (
+        {"default_rng", "manual_seed"},
+        "texts and initial weights of an audit",
+    ),
     "services/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
     "services/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
     "services/laboratory/audit/attacks/releases.py": (
@@ -61,14 +65,14 @@ NOT_PRIVATE = {
         "queries, initial weights and assignment to parts; `discrete_gaussian` hides the votes",
     ),
     "services/laboratory/heads/row_function.py": (
-        {"Generator", "manual_seed", "rand"},
+        {"Generator", "manual_seed", "rand", "randperm"},
         "numbers on which places of a batch are compared",
     ),
     "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
     "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
     "services/laboratory/utility/labelled.py": ({"default_rng"}, "the texts of a measurement, the same every time"),
     "services/laboratory/utility/reference_texts.py": (
-        {"Generator", "manual_seed", "multinomial", "randperm"},
+        {"Generator", "manual_seed", "multinomial"},
         "texts of published mechanisms, for comparison",
     ),
     "services/laboratory/utility/references.py": (

@@ -14,7 +14,7 @@ from services.training import per_unit, row_gradients
 from services.training.adapter import with_lora
 from services.training.options import DP_SGD_TRAINING
 from services.training.per_unit import UnitGradients
-from services.training.row_gradients import Row, RowGradients
+from services.training.row_gradients import RowGradients, TokenRow
 from tests.tiny import write_tiny_model
 
 PLANTED: list[int] = []
@@ -23,7 +23,7 @@ PLANTED: list[int] = []
 class SharedPasses(RowGradients):
     """The planted fault, as it once was: all rows are in one pass, as wide as the longest, with fused attention."""
 
-    def of(self, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+    def of(self, rows: Sequence[TokenRow]) -> Iterator[tuple[int, Tensor]]:
         PLANTED.append(len(rows))
         yield from enumerate(self._pass(rows, max(len(row.inputs) for row in rows), len(rows), self.weights))
 
