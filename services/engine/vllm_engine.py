@@ -185,10 +185,7 @@ class VllmEngine(Engine):
         self._blocks -= occupied
 
     def _unchecked(self, request: Request) -> Sequence[int]:
-        session = self._sessions.get((request.sequence, PUBLIC))
-        if session is not None and session.is_extended_by(request.tokens):
-            return request.tokens[len(session.tokens) :]
-        return request.tokens
+        return self._unseen((request.sequence, PUBLIC), request.tokens)
 
     def _check(self, requests: Sequence[Request]) -> None:
         super()._check(requests)
@@ -231,15 +228,15 @@ class VllmEngine(Engine):
         before = [
             replace(asked, tokens=asked.tokens[:-1], own_row=None, readers=[], reader_rows=[])
             for asked in step
-            if self._unseen(asked) > 1
+            if len(self._unseen(asked.key, asked.tokens)) > 1
         ]
         if before:
             self._compute(before, None)
 
-    def _unseen(self, asked: SessionRequest) -> int:
-        session = self._sessions.get(asked.key)
-        known = len(session.tokens) if session is not None and session.is_extended_by(asked.tokens) else 0
-        return len(asked.tokens) - known
+    def _unseen(self, key: SessionKey, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the tokens of a context that its session lacks: all, if the context does not continue it."""
+        session = self._sessions.get(key)
+        return tokens[len(session.tokens) :] if session is not None and session.is_extended_by(tokens) else tokens
 
     def _session_requests(self, requests: Sequence[Request], limits: StepLimits) -> Iterator[SessionRequest]:
         """Yields a request for each session, or several if a request has more readers than fit into a step."""
@@ -364,7 +361,7 @@ class VllmEngine(Engine):
             unseen = list(tokens[len(session.tokens) :])
             session.request.append_output_token_ids(unseen)
             appended[session.request.request_id] = unseen
-            session.tokens = tokens
+            session.tokens, session.extended_by = tokens, None
         self._sessions.move_to_end(key)
         return session.request
 

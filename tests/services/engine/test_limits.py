@@ -246,6 +246,15 @@ def test_tokens_of_a_grammar_arrive_several_at_once(engine: VllmEngine, expected
     release(engine, requests)
 
 
+def test_the_same_request_may_follow_itself(engine: VllmEngine, expected: Any) -> None:
+    """The very same tuple of tokens, which is longer than what the session had before, but not than what it has now."""
+    engine.next_token([Request("twice", context(20), (PUBLIC,))])
+    request = Request("twice", (*context(20), 5), (PUBLIC, *NAMES, *[ZERO] * 3))
+    for _ in range(3):
+        assert_same(engine.next_token([request]), expected([request]))
+    engine.release("twice")
+
+
 def test_a_context_is_checked_once(engine: VllmEngine) -> None:
     """A token outside the vocabulary is found in what is new, also after a context that does not continue."""
     tokens = context(20)
