@@ -19,6 +19,7 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import Coordinator
 from services.coordinator.messages import Delta, Generation
+from services.laboratory.audit.attacks import pipeline
 from services.laboratory.audit.report.finding import Finding
 from services.laboratory.audit.worlds.offline import CountedArithmetic, offline
 from services.privacy.mollifiers.shaping import SamplingOptions
@@ -161,14 +162,4 @@ def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
 
 def finding(differences: tuple[str, ...]) -> Finding:
     """Returns the finding. A token that nobody pays for breaks the claim, with certainty."""
-    return Finding(
-        attack="a client that leaves",
-        subject="tokens that nobody pays for",
-        status="certified",
-        claims={},
-        delta=0.0,
-        lower=0.0,
-        confidence=1.0,
-        certain=0.0,
-        refuted=differences,
-    )
+    return pipeline.finding("tokens that nobody pays for", differences, "a client that leaves")
