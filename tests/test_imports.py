@@ -22,7 +22,7 @@ from tests.distributions import closure
 ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
-    {"actors", "compiled", "cpus", "errors", "files", "metrics", "progress", "tracing", "units"},
+    {"actors", "compiled", "cpus", "errors", "files", "metrics", "progress", "tokenizer", "tracing", "units"},
     {"privacy", "engine", "structure"},
     {"database", "fan_out", "options", "ray_session", "reduction"},
     {"budget", "keys", "shard", "training"},

@@ -1,5 +1,6 @@
 """Decodes released tokens incrementally: emits whole characters only, and no part of a stop string."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -7,6 +8,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from services.structure.vocabulary import Vocabulary
+from services.tokenizer import load_tokenizer
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so an incomplete one has at most three.
@@ -35,9 +37,7 @@ class Detokenizer:
         Raises:
             ValueError: the directory has no tokenizer that the `tokenizers` library can run.
         """
-        from transformers import AutoTokenizer  # 300 MB, which only processes that read a tokenizer need
-
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer = load_tokenizer(model)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the tokenizer has no tokenizer.json form, which detokenisation needs")
         ends = {tokenizer.eos_token_id, *_ids(_generation_ends(model))} - {None}
@@ -173,11 +173,8 @@ def _trailing_replacements(text: str) -> int:
 
 
 def _generation_ends(model: Path) -> int | list[int] | None:
-    if not (model / "generation_config.json").is_file():
-        return None
-    from transformers import GenerationConfig
-
-    ends: int | list[int] | None = GenerationConfig.from_pretrained(model).eos_token_id
+    file = model / "generation_config.json"
+    ends: int | list[int] | None = json.loads(file.read_bytes()).get("eos_token_id") if file.is_file() else None
     return ends
 
 

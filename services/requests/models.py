@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from jinja2 import TemplateError
 from ray.exceptions import RayError
-from transformers import AutoTokenizer
 
 from services.actors import find_actor, remote
 from services.coordinator.text import Detokenizer
@@ -26,6 +25,7 @@ from services.requests.schema import Function, Message, PromptText
 from services.requests.settings import RequestSettings
 from services.requests.status import Status
 from services.structure.compiler import Compiler
+from services.tokenizer import load_tokenizer
 
 # Longer text is tokenised in a thread. A thousand characters take about half a millisecond.
 INLINE_CHARACTERS = 2048
@@ -66,7 +66,7 @@ class Prompts:
         Raises:
             ValueError: the `tokenizers` library cannot run the tokenizer.
         """
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer = load_tokenizer(model)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
         return cls(tokenizer, Compiler(lambda: Detokenizer.load(model).vocabulary()))

@@ -7,7 +7,7 @@ file is detected and converted again.
 
 import io
 import os
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def converted() -> Path:
         EmbeddedModelError: the package is not installed or is incomplete.
     """
     gguf, version = _find_gguf()
-    target = cache_directory() / f"{NAME}-{version}-{CONVERSION}"
+    target = _directory(version)
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not is_intact(target):
@@ -45,6 +45,18 @@ def converted() -> Path:
                 _convert(gguf, directory)
                 _write_listing(directory)
     return target
+
+
+def is_converted(directory: Path) -> bool:
+    """Returns whether this is the converted model's directory, and undamaged."""
+    with suppress(EmbeddedModelError):
+        _, version = _find_gguf()
+        return directory.resolve() == _directory(version).resolve() and is_intact(directory)
+    return False
+
+
+def _directory(version: str) -> Path:
+    return cache_directory() / f"{NAME}-{version}-{CONVERSION}"
 
 
 def _find_gguf() -> tuple[Path, str]:

@@ -101,6 +101,8 @@ def _check(path: Path) -> None:
 
 @lru_cache(maxsize=16)
 def _check_loadable(path: Path) -> None:
+    if embedded_model.is_converted(path):  # by transformers, whose import takes seconds
+        return
     from transformers import AutoConfig, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -1,0 +1,64 @@
+"""Claim: a tokenizer is the one that `AutoTokenizer` loads, and a model that needs no more is read without torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+from services.tokenizer import PLAIN, load_tokenizer
+
+TEXT = "  The clinic opens at 09:30 \N{EM DASH} and closes at five.<|im_end|>\n"
+LIGHT = """
+import sys
+from pathlib import Path
+from services.tokenizer import load_tokenizer
+from services.training.public_model import resolve
+load_tokenizer(resolve(sys.argv[1]))
+print(sorted({"torch", "sklearn", "transformers.generation"} & set(sys.modules)))
+"""
+
+
+def copy(model: Path, folder: Path, kind: str, **described: Any) -> Path:
+    """Copies the tokenizer of a model to a model of this kind."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        shutil.copy(model / name, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    values = json.loads((model / "tokenizer_config.json").read_bytes()) | described
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "described"),
+    [
+        ("llama", {}),
+        ("llama", {"tokenizer_class": "GPT2Tokenizer"}),
+        ("qwen2", {}),  # transformers replaces its class
+    ],
+    ids=["plain", "other class", "replaced class"],
+)
+def test_it_is_the_one_that_transformers_chooses(
+    public_model: Path, tmp_path: Path, kind: str, described: dict[str, Any]
+) -> None:
+    model = copy(public_model, tmp_path / "model", kind, **described)
+    ours, theirs = load_tokenizer(model), AutoTokenizer.from_pretrained(model)
+    assert type(ours) is type(theirs)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours(TEXT).input_ids == theirs(TEXT).input_ids
+    assert (ours.chat_template, ours.special_tokens_map) == (theirs.chat_template, theirs.special_tokens_map)
+
+
+def test_a_plain_kind_has_no_class_in_transformers() -> None:
+    assert not PLAIN & TOKENIZER_MAPPING_NAMES.keys()
+
+
+def test_the_embedded_model_is_checked_and_its_tokenizer_read_without_torch(public_model: Path) -> None:
+    command = [sys.executable, "-c", LIGHT, str(public_model)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
