@@ -38,7 +38,7 @@ def _is_complete(model: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the JSON object of a file; an empty one if there is none, about which `AutoTokenizer` says what is wrong."""
+    """Returns the JSON object of a file, or an empty one: `AutoTokenizer` says what is wrong with the file."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):
