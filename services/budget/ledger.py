@@ -390,6 +390,7 @@ class Ledger:
         try:
             if self._anchor_failed:
                 self._anchor()
+            unconfirmed = self._state is None
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
@@ -397,6 +398,9 @@ class Ledger:
                 written: list[LedgerRow] = []
                 if takes_over:
                     written += applied(state, [Epoch(writer=self._writer, holder=self._holder, keyed=self._keyed)])
+                if takes_over or (unconfirmed and state.writer == self._writer):
+                    # Rows of a commit that was not confirmed may be on this server and not on its synchronous standby.
+                    # Only a transaction that writes waits for the standby.
                     beat(connection, state.epoch)
                 for call in calls:
                     written += applied(state, call.decide(state))

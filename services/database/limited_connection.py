@@ -5,6 +5,7 @@ statements on the client's side.
 """
 
 import time
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from psycopg import Connection, OperationalError
@@ -16,11 +17,18 @@ SILENCE_S = 45.0
 COPY_SILENCE_S = 960.0
 """The same where all of the content is copied or migrated, which one statement or commit may do in silence."""
 
+CANCEL_S = 5.0
+"""How long the client tries to tell the server that it has given up."""
+
 T = TypeVar("T")
 
 
 class LimitedConnection(Connection[Any]):
-    """Closes when the server sends nothing for `silence_s` during a statement, a commit or a rollback."""
+    """Closes when the server sends nothing for `silence_s` during a statement, a commit or a rollback.
+
+    It cancels the operation first. A commit that waits for a lost synchronous standby does not notice that its client
+    has left, and would keep its locks: no statement timeout applies to a commit.
+    """
 
     @property
     def silence_s(self) -> float:
@@ -36,6 +44,8 @@ class LimitedConnection(Connection[Any]):
         try:
             return super().wait(_heard(gen, self.silence_s), *args, **kwargs)
         except _SilentError:
+            with suppress(OperationalError):
+                self.cancel_safe(timeout=CANCEL_S)
             self.close()
             raise
 
@@ -62,7 +72,9 @@ def _heard(operation: PQGen[T], limit_s: float) -> PQGen[T]:
             if ready != Ready.NONE:
                 heard = time.monotonic()
             elif time.monotonic() - heard > limit_s:
-                raise _SilentError(f"the server was silent for {limit_s:g} s")
+                raise _SilentError(
+                    f"the server was silent for {limit_s:g} s: it hangs, or its synchronous standby does not answer"
+                )
             wanted = operation.send(ready)
     except StopIteration as end:
         result: T = end.value

@@ -37,7 +37,7 @@ _ADVICE = {
     "25006": "this server is read-only, for example a standby; use the URL of the primary",
     "42501": "grant this user SELECT and INSERT on privmix's tables, and CREATE for the first start",
     "53100": "free space on the server's disk",
-    "55P03": "another writer has locked it; try again",
+    "55P03": "another writer has locked it, or its commit waits for a synchronous standby; try again",
     "57014": "the server is overloaded; try again",
 }
 

@@ -123,7 +123,7 @@ class Keys:
         Raises:
             UnknownKey: no key has this id.
         """
-        return _identity((await self.account(id_)).key)
+        return _identity(await self._transactions.alone(lambda: self._store.key(id_)))
 
     async def admit(
         self,

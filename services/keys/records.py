@@ -1,10 +1,12 @@
 """Defines keys, shares and usage as plain data."""
 
+import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Self, get_args
+from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
@@ -17,6 +19,18 @@ CLIENT_SCOPES: tuple[Scope, ...] = ("generate", "privacy")
 
 PREFIX = "pmx_"
 SECRET_BYTES = 32
+
+_ID = re.compile(r"key_[0-9a-f]{12}")
+
+
+def new_id() -> str:
+    """Returns the id of a new key."""
+    return f"key_{uuid4().hex[:12]}"
+
+
+def is_id(text: str) -> bool:
+    """Returns whether a text has the form of a key's id. Such a text is never a key's name."""
+    return _ID.fullmatch(text) is not None
 
 
 class Share(BaseModel):

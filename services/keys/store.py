@@ -5,9 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from services.database.clock import now
 from services.database.service import (
@@ -17,7 +16,17 @@ from services.database.service import (
     usage_table,
 )
 from services.errors import DatabaseConflict, KeysError, UnknownKey
-from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, ShareUsage
+from services.keys.records import (
+    Key,
+    KeyAccount,
+    Scope,
+    Secret,
+    Share,
+    ShareAccount,
+    ShareUsage,
+    is_id,
+    new_id,
+)
 from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
 from services.keys.transactions import (
     OpenReservation,
@@ -55,11 +64,15 @@ class KeyStore:
         """Creates a key. Only a hash of its secret is stored, so nothing returns the secret again.
 
         Raises:
-            KeysError: another key has the name.
+            KeysError: another key has the name, or the name has the form of an id.
         """
+        if is_id(name):
+            raise KeysError(
+                f"name: {name!r} has the form of a key's id, which it could be taken for; choose another name"
+            )
         secret = Secret.new()
         key = Key(
-            id=f"key_{uuid4().hex[:12]}",
+            id=new_id(),
             name=name,
             owner=owner,
             group=group,
@@ -96,6 +109,15 @@ class KeyStore:
         """
         with self._database.transaction() as connection:
             return _account(connection, _named(connection, id_or_name))
+
+    def key(self, id_: str) -> Key:
+        """Returns the key with this id.
+
+        Raises:
+            UnknownKey: no key has this id.
+        """
+        with self._database.transaction() as connection:
+            return _key(connection, keys_table.c.id, id_)
 
     def usages(self) -> dict[str, ShareUsage]:
         """Returns the usage by subject: of keys, of groups and of the keys of the configuration."""
@@ -171,10 +193,14 @@ def _row(key: Key) -> dict[str, Any]:
 
 
 def _named(connection: Connection, id_or_name: str) -> Key:
-    query = select(keys_table).where(or_(keys_table.c.id == id_or_name, keys_table.c.name == id_or_name))
-    row = connection.execute(query).mappings().first()
+    """Returns the key with an id, or with a name that cannot be an id: so a name never hides another key's id."""
+    return _key(connection, keys_table.c.id if is_id(id_or_name) else keys_table.c.name, id_or_name)
+
+
+def _key(connection: Connection, column: ColumnElement[str], value: str) -> Key:
+    row = connection.execute(select(keys_table).where(column == value)).mappings().first()
     if row is None:
-        raise UnknownKey(f"no key has the name or id {id_or_name!r}; `privmix keys list` shows all keys")
+        raise UnknownKey(f"no key has the name or id {value!r}; `privmix keys list` shows all keys")
     return key_of(row)
 
 

@@ -19,7 +19,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.store.database import LedgerDatabase
 from services.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
-from tests.postgresql import Server, running
+from tests.postgresql import PATIENCE, Server, running
 from tests.services.budget import writers
 from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.events import COARSE, FINE
@@ -151,6 +151,41 @@ def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
     assert read(url) == ledger.balance()
 
 
+def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_standby_has_it(
+    frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 1.0)
+    monkeypatch.setattr("services.database.postgresql.LOCK_TIMEOUT", "100ms")
+    url = frail.database()
+    ledger = Ledger(url, terms)
+    with frail.connect(url) as connection, awaiting_a_standby(connection):
+        with pytest.raises(LedgerUnavailable, match="synchronous standby"):
+            ledger.lease(COARSE, 5, "mine")
+        deadline = time.monotonic() + PATIENCE
+        while connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() != (0,):
+            assert time.monotonic() < deadline, "the server keeps the lock of a commit that its client gave up"
+            time.sleep(0.05)
+        assert read(url).charged == {COARSE: 5}, "it is on this server's disk"
+        with pytest.raises(LedgerUnavailable, match="synchronous standby"):
+            ledger.lease(COARSE, 5, "mine")
+    assert ledger.lease(COARSE, 5, "mine").count == 5
+    assert read(url).charged == {COARSE: 5}
+
+
+@contextmanager
+def awaiting_a_standby(connection: psycopg.Connection) -> Iterator[None]:
+    """Makes commits wait for a standby that is not there."""
+    connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'lost'")
+    connection.execute("SELECT pg_reload_conf()")
+    while connection.execute("SHOW synchronous_standby_names").fetchone() != ("lost",):
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        connection.execute("SELECT pg_reload_conf()")
+
+
 def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
     ledger = Ledger(url, terms)
@@ -197,7 +232,7 @@ def test_a_ledger_locked_by_another_writer_is_unavailable(
 ) -> None:
     monkeypatch.setattr("services.database.postgresql.LOCK_TIMEOUT", "50ms")
     with LedgerDatabase(url, "write").transaction():
-        with pytest.raises(LedgerUnavailable, match="another writer has locked it; try again"):
+        with pytest.raises(LedgerUnavailable, match="another writer has locked it"):
             ledger.lease(COARSE, 1)
         assert not read(url).charged, "readers do not wait for a lock"
     assert ledger.lease(COARSE, 1).count == 1

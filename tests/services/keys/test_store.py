@@ -7,9 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from services.database.clock import now
-from services.database.service import ServiceDatabase, default_database
+from services.database.service import ServiceDatabase, default_database, keys_table
 from services.errors import KeysError, KeysUnavailable, UnknownKey
 from services.keys.records import Secret, Share
 from services.keys.subjects import subjects_of
@@ -43,6 +44,37 @@ def test_names_are_unique_and_keys_are_found_by_name_or_id(store: RequestStore) 
     assert store.account("team") == store.account(key.id)
     with pytest.raises(UnknownKey, match="'other'"):
         store.account("other")
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_an_id_is_never_taken_for_the_name_of_another_key(
+    place: str, database: str, request: pytest.FixtureRequest
+) -> None:
+    if database == "postgresql":
+        server: Server = request.getfixturevalue("postgresql")
+        place = server.database()
+    service = ServiceDatabase(place)
+    store = RequestStore(service)
+    imitator, _ = store.create("imitator")
+    meant, secret = store.create("meant")
+    with pytest.raises(KeysError, match="form of a key's id"):
+        store.create(meant.id)
+    with service.transaction() as connection:  # as an earlier version allowed
+        connection.execute(update(keys_table).where(keys_table.c.id == imitator.id).values(name=meant.id))
+    assert store.account(meant.id).key == meant
+    assert store.limit(meant.id, Share(tokens=1)).key == meant
+    assert store.revoke(meant.id).id == meant.id
+    assert store.account(imitator.id).key.revoked is None
+    revoked = store.find(secret.hash)
+    assert revoked is not None
+    assert revoked.revoked is not None
+
+
+def test_data_belongs_to_an_id_and_not_to_a_name(store: RequestStore) -> None:
+    key, _ = store.create("team")
+    assert store.key(key.id) == key
+    with pytest.raises(UnknownKey):
+        store.key("team")
 
 
 def test_a_rotated_secret_stays_valid_for_its_grace_period(store: RequestStore) -> None:
