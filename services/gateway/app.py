@@ -63,7 +63,14 @@ def build_app(
     answer_request_id: bool = True,
 ) -> FastAPI:
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
-    keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor, settings.cache_secret)
+    keys = KeyService(
+        settings.api_keys,
+        settings.namespace,
+        settings.keys_actor,
+        settings.cache_secret,
+        settings.allowed_hosts,
+        settings.cors_origins,
+    )
     batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
 
     @asynccontextmanager

@@ -21,7 +21,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     """Reads the body of a request, but not more than `limit` bytes.
 
     Raises:
-        ApiError: 413, the body exceeds the limit; 415, it is compressed.
+        ApiError: 413, the body exceeds the limit; 415, it is compressed, or not sent as JSON. A web page cannot send
+            JSON to another origin without asking the service first.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
@@ -34,6 +35,13 @@ async def read_body(request: Request, limit: int) -> bytes:
         body += chunk
         if len(body) > limit:
             raise too_large
+    if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(
+            415,
+            "send the body as JSON, with the header content-type: application/json",
+            code="unsupported_media_type",
+            param="body",
+        )
     return bytes(body)
 
 

@@ -17,6 +17,11 @@ class ClientSettings(BaseModel):
     cors_origins: tuple[str, ...] = Field(
         (), description='origins of web pages that may call the service; ["*"] allows all'
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="names of the service, besides localhost and addresses, to which it answers while it has no keys; "
+        '["*"] allows all',
+    )
     greedy_temperature: float | None = Field(
         None, ge=LEAST_TEMPERATURE, le=2, description="the temperature for greedy requests; if None, they are refused"
     )
