@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -24,6 +24,7 @@ from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
 from services.requests.models import Models
 from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.requests.settings import RequestSettings
+from services.requests.values import check_address
 
 _FOLDER = Path(__file__).parent / "static"
 # Allows the inline scripts and styles of the pages and requests to this host only.
@@ -91,7 +92,14 @@ def build_app(
         models.counters.refused(failure.code)
         return failure.response()
 
-    app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="privmix",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(check_address)],
+    )
     app.add_middleware(AccessLog, answer_id=answer_request_id)
     if settings.cors_origins:
         app.add_middleware(

@@ -28,6 +28,7 @@ from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
 from services.requests.schema import Body, refused
 from services.requests.settings import RequestSettings
+from services.requests.values import Id, declared_bytes, whole_number
 
 OVERHEAD_BYTES = 1 << 16
 MOST_NAME_CHARACTERS = 255
@@ -50,13 +51,13 @@ async def read_upload(request: Request, limit: int) -> Upload:
     """Reads one file of at most `limit` bytes.
 
     Raises:
-        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file.
+        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file, or its length is
+            not a number.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(415, "send the file as multipart/form-data", code="unsupported_media_type", param="file")
     too_large = ApiError(413, f"file: larger than {limit} bytes; split it", code="file_too_large", param="file")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit + OVERHEAD_BYTES:
+    if declared_bytes(request) > limit + OVERHEAD_BYTES:
         raise too_large
 
     async def limited() -> AsyncGenerator[bytes, None]:
@@ -87,7 +88,7 @@ async def read_upload(request: Request, limit: int) -> Upload:
 
 
 MAX_BODY_BYTES = 1 << 16
-LEAST_EXPIRY_S = 3600
+LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 10**9
 MOST_FILES = 10_000
 MOST_BATCHES = 100
 ANNOUNCEMENT_S = 5.0
@@ -100,7 +101,7 @@ _UPLOAD = {
         "file": {"type": "string", "format": "binary", "description": "JSON Lines, one request each."},
         "purpose": {"const": "batch"},
         "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S},
+        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S, "maximum": MOST_EXPIRY_S},
     },
 }
 
@@ -109,13 +110,13 @@ class ExpiresAfter(Body):
     """When the output files of a batch are deleted."""
 
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=LEAST_EXPIRY_S)
+    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MOST_EXPIRY_S)
 
 
 class NewBatch(Body):
     """The body of `POST /v1/batches`."""
 
-    input_file_id: str = Field(min_length=1, max_length=64)
+    input_file_id: Id
     endpoint: Endpoint
     completion_window: str = Field(description="24h, or another number of minutes (m), hours (h) or days (d).")
     metadata: dict[str, str] | None = Field(None, max_length=16)
@@ -298,17 +299,13 @@ def _expiry(fields: dict[str, str]) -> int | None:
     seconds = fields.get("expires_after[seconds]")
     if seconds is None:
         return None
-    if fields.get("expires_after[anchor]") != "created_at" or not seconds.isdecimal() or int(seconds) < LEAST_EXPIRY_S:
-        raise invalid("expires_after", f"give the anchor created_at and at least {LEAST_EXPIRY_S} seconds")
-    return int(seconds)
+    if fields.get("expires_after[anchor]") != "created_at":
+        raise invalid("expires_after[anchor]", "use created_at")
+    return whole_number(seconds, "expires_after[seconds]", LEAST_EXPIRY_S, MOST_EXPIRY_S)
 
 
 def _limit(text: str | None, default: int, most: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise invalid("limit", f"give a number from 1 to {most}")
-    return int(text)
+    return default if text is None else whole_number(text, "limit", 1, most)
 
 
 def _ends(page: Page) -> dict[str, Any]:
