@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
 from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.launch import EnsembleActors, check_cohorts, check_ensemble, check_keys, gateway, start_actors
+from cluster.launch import EnsembleActors, check_cohorts, check_ensemble, check_files, check_keys, gateway, start_actors
 from services.fleet import fleet
 from services.fleet.replicas import DEPLOYMENT, ShardReplica
 
@@ -39,6 +39,7 @@ def build(arguments: Arguments) -> Application:
     """
     configuration = Configuration.load(arguments.config)
     check_keys(configuration, _log.warning, listens=False)
+    check_files(configuration)
     check_cohorts(configuration)
     checked = [check_ensemble(ensemble, _log.info) for ensemble in configuration.served]
     actors = start_actors(configuration, checked, _log.info, keep=True)

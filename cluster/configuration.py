@@ -371,13 +371,14 @@ class Configuration(BaseSettings):
         return self
 
     def _from_folder(self, folder: Path) -> Self:
-        keys = self.keys.database
+        keys, files = self.keys.database, self.batches.files
         absolute = self.model_copy(
             update={
                 "ensemble": None if self.ensemble is None else (folder / self.ensemble).absolute(),
                 "ensembles": {name: _absolute(name, named, folder) for name, named in self.ensembles.items()},
                 "model": _model_path(self.model, folder),
                 "budget": _with_ledger(self.budget, self.budget.ledger, folder),
+                "batches": self.batches.model_copy(update={"files": files and _database(files, folder)}),
                 "keys": self.keys.model_copy(update={"database": keys and _database(keys, folder)}),
             }
         )
@@ -428,7 +429,7 @@ def _with_ledger(budget: BudgetSection, ledger: str, folder: Path) -> BudgetSect
 
 
 def _database(name: str, folder: Path) -> str:
-    """Returns a database URL unchanged, or the absolute path of a SQLite file."""
+    """Returns a URL unchanged, or the absolute path of a SQLite file or a directory."""
     return name if "://" in name else str((folder / name).absolute())
 
 

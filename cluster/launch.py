@@ -23,6 +23,7 @@ from services.actors import remote
 from services.alerts import actor as alerts
 from services.alerts.actor import ServiceActors
 from services.batches import actor as batches
+from services.batches.contents import default_place
 from services.budget import actor as budget
 from services.budget.anchor import is_writable
 from services.budget.reader import read
@@ -118,6 +119,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
             it. All started actors are stopped.
     """
+    check_files(configuration)
     check_cohorts(configuration)
     checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
     check_keys(configuration, report)
@@ -164,6 +166,16 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
             f"(privmix keys create NAME --database {database.name}), listen on 127.0.0.1, or set http.anonymous: true"
         )
     report("WARNING: there are no keys: every client that reaches this service can spend its privacy budget")
+
+
+def check_files(configuration: Configuration) -> None:
+    """Checks that the clients' files have a place.
+
+    Raises:
+        ConfigurationError: the keys are in a database server, and `batches.files` is not set.
+    """
+    if configuration.batches.enabled and configuration.batches.files is None:
+        default_place(keys_database(configuration))
 
 
 def _had_keys(configuration: EnsembleConfiguration) -> bool:

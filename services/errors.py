@@ -177,6 +177,10 @@ class KeysUnavailable(KeysError):
     """The database of the keys cannot be used. The message says why."""
 
 
+class FilesUnavailable(KeysUnavailable):
+    """The place of the clients' files cannot be used. The message says why."""
+
+
 class EnsemblesError(WorkError):
     """A change of the list of ensembles is refused. The message names the reason and the fix."""
 

@@ -20,6 +20,9 @@ from services.errors import WorkError
 
 _DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
+_SETTINGS, _SHARED = "PRIVMIX_", ("PRIVMIX_CACHE",)
+"""The prefix of the variables that override the configuration, and those that workers read themselves."""
+
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
@@ -41,7 +44,8 @@ def connected(address: str | None = None) -> Iterator[None]:
     secure(address)
     local = {} if address else {"include_dashboard": False}
     try:
-        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
+        with _without_settings():
+            ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise WorkError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
     try:
@@ -56,6 +60,22 @@ def joined(address: str) -> Iterator[None]:
     result, which is printed after this."""
     with connected(address), redirect_stdout(sys.stderr):
         yield
+
+
+@contextmanager
+def _without_settings() -> Iterator[None]:
+    """Hides the settings of the configuration that are in the environment from the processes that the block starts.
+
+    Ray's processes pass their environment on to every worker and its children. The actors that need a key, a URL or a
+    password have it among their arguments.
+    """
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS) and name not in _SHARED}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def secure(address: str | None) -> None:

@@ -4,7 +4,7 @@ One transaction writes both (the transactional outbox pattern), so a restart nei
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -60,9 +60,10 @@ class Outbox:
                         )
                     )
 
-    def first(self, receiver: str) -> Undelivered | None:
-        """Returns the oldest alert for a receiver; None if there is none."""
+    def first(self, receiver: str, without: Collection[int] = ()) -> Undelivered | None:
+        """Returns the oldest alert for a receiver whose number is not in `without`; None if there is none."""
         mine = (alerts_table.c.namespace == self._namespace) & (alerts_table.c.receiver == receiver)
+        mine &= alerts_table.c.number.not_in(without)
         with self._database.transaction() as connection:
             row = connection.execute(select(alerts_table).where(mine).order_by(alerts_table.c.number).limit(1)).first()
         return None if row is None else Undelivered(row.number, row.id, row.body, datetime.fromisoformat(row.created))

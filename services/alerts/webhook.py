@@ -8,12 +8,15 @@ import base64
 import hmac
 import logging
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
+from typing import TypeVar
 
 import httpx
 from pydantic import SecretStr
 
-from services.alerts.outbox import Outbox
+from services.alerts.outbox import Outbox, Undelivered
 from services.alerts.settings import key_of
 from services.database.clock import now
 from services.errors import KeysUnavailable
@@ -21,8 +24,16 @@ from services.errors import KeysUnavailable
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 300.0
+LONGEST_REFUSED_RETRY_S = 3600.0
+"""The longest pause between two attempts at an alert that the receiver refuses: the same body is hardly accepted later.
+"""
 GIVE_UP_S = 86_400.0
 """An undelivered alert is dropped after this time."""
+
+NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
+"""The statuses by which a receiver, or a proxy before it, accepts no alert now. Others are about one alert."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -40,19 +51,39 @@ def headers(id_: str, body: str, secret: SecretStr | None) -> dict[str, str]:
     return common if secret is None else common | {"webhook-signature": signature(key_of(secret), id_, timestamp, body)}
 
 
-async def post(client: httpx.AsyncClient, url: SecretStr, id_: str, body: str, secret: SecretStr | None) -> str | None:
-    """Posts one alert. Returns None on success, else the reason of the failure without the URL."""
+@dataclass(frozen=True)
+class Failure:
+    """Says why an alert was not accepted.
+
+    Attributes:
+        reason: contains no URL.
+        refused: whether the receiver refuses this alert, and may accept another one.
+    """
+
+    reason: str
+    refused: bool = False
+
+
+async def post(
+    client: httpx.AsyncClient, url: SecretStr, id_: str, body: str, secret: SecretStr | None
+) -> Failure | None:
+    """Posts one alert. Returns None if the receiver accepted it."""
     try:
         response = await client.post(
             url.get_secret_value(), content=body.encode(), headers=headers(id_, body, secret), timeout=TIMEOUT_S
         )
     except httpx.HTTPError as error:
-        return type(error).__name__
-    return None if response.is_success else f"it answers {response.status_code}"
+        return Failure(type(error).__name__)
+    if response.is_success:
+        return None
+    return Failure(f"it answers {response.status_code}", response.status_code not in NOT_NOW)
 
 
 class Webhook:
-    """Delivers the alerts of one receiver in order and at least once: retries each until the receiver accepts it."""
+    """Delivers the alerts of one receiver at least once: in order, except that one that it refuses delays no other.
+
+    It retries each until the receiver accepts it or a day has passed.
+    """
 
     def __init__(self, url: SecretStr, secret: SecretStr | None, outbox: Outbox) -> None:
         self.receiver = sha256(url.get_secret_value().encode()).hexdigest()
@@ -62,6 +93,8 @@ class Webhook:
         self._secret = secret
         self._outbox = outbox
         self._has_alerts = asyncio.Event()
+        self._refused: set[int] = set()
+        """The numbers of the alerts that `_retry` delivers."""
 
     def wake(self) -> None:
         """Makes `deliver` look for new alerts."""
@@ -69,33 +102,56 @@ class Webhook:
 
     async def deliver(self) -> None:
         """Delivers alerts until it is cancelled."""
-        pause = FIRST_RETRY_S
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient() as client, asyncio.TaskGroup() as retries:
             while True:
                 self._has_alerts.clear()
-                try:
-                    failure = await self._deliver_first(client)
-                except KeysUnavailable as error:
-                    failure = str(error)
-                if failure is None:
-                    pause = FIRST_RETRY_S
-                    continue
-                if failure:
-                    _log.warning("alerts for %s wait: %s", self._host, failure)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_RETRY_S)
-                else:
+                alert = await self._durably(lambda: self._outbox.first(self.receiver, self._refused))
+                if alert is None:
                     await self._has_alerts.wait()
+                elif not await self._deliver_one(client, alert):
+                    self._refused.add(alert.number)
+                    retries.create_task(self._retry(client, alert))
 
-    async def _deliver_first(self, client: httpx.AsyncClient) -> str | None:
-        """Returns None if an alert was delivered or dropped, "" if there is none, else why the delivery failed."""
-        alert = await asyncio.to_thread(self._outbox.first, self.receiver)
-        if alert is None:
-            return ""
+    async def _deliver_one(self, client: httpx.AsyncClient, alert: Undelivered) -> bool:
+        """Posts an alert until the receiver answers. Returns False if it refuses the alert."""
+        pauses = _pauses(LONGEST_RETRY_S)
+        while (failure := await self._post(client, alert)) is not None and not failure.refused:
+            await asyncio.sleep(next(pauses))
+        return failure is None
+
+    async def _retry(self, client: httpx.AsyncClient, alert: Undelivered) -> None:
+        """Posts an alert that the receiver refused again and again."""
+        pauses = _pauses(LONGEST_REFUSED_RETRY_S)
+        await asyncio.sleep(next(pauses))
+        while await self._post(client, alert) is not None:
+            await asyncio.sleep(next(pauses))
+        self._refused.discard(alert.number)
+
+    async def _post(self, client: httpx.AsyncClient, alert: Undelivered) -> Failure | None:
+        """Posts an alert, and removes it if it was delivered or is too old. Returns why it is still there."""
         failure = await post(client, self._url, alert.id, alert.body, self._secret)
         if failure is not None and (now() - alert.created).total_seconds() < GIVE_UP_S:
+            _log.warning("an alert for %s waits: %s", self._host, failure.reason)
             return failure
         if failure is not None:
-            _log.error("an alert for %s is dropped after a day: %s", self._host, failure)
-        await asyncio.to_thread(self._outbox.remove, alert.number)
+            _log.error("an alert for %s is dropped after a day: %s", self._host, failure.reason)
+        await self._durably(lambda: self._outbox.remove(alert.number))
         return None
+
+    async def _durably(self, work: Callable[[], T]) -> T:
+        """Repeats a transaction until the database accepts it."""
+        pauses = _pauses(LONGEST_RETRY_S)
+        while True:
+            try:
+                return await asyncio.to_thread(work)
+            except KeysUnavailable as error:
+                _log.warning("alerts for %s wait: %s", self._host, error)
+            await asyncio.sleep(next(pauses))
+
+
+def _pauses(longest: float) -> Iterator[float]:
+    """Yields the seconds before each further attempt, which double up to `longest`."""
+    pause = FIRST_RETRY_S
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)

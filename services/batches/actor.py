@@ -1,7 +1,11 @@
-"""Implements the Ray actor that stores files and runs batches of requests in the background."""
+"""Implements the Ray actor that stores files and runs batches of requests in the background.
+
+It alone writes and reads the contents of files, wherever its node is.
+"""
 
 import asyncio
 import logging
+import math
 import pickle
 import time
 from collections.abc import Callable
@@ -12,13 +16,15 @@ import ray
 from ray.actor import ActorHandle
 
 from services.actors import forwarded
+from services.batches.contents import default_place
 from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, OpenBatch
 from services.database.deadline import in_time
 from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable
+from services.errors import BatchesError, KeysUnavailable
 from services.keys.fair_queue import background_capacity
+from services.keys.rate_limiter import TokenBucket
 
 if TYPE_CHECKING:
     from services.batches.runner import Runner
@@ -27,7 +33,10 @@ if TYPE_CHECKING:
 NAME = "batches"
 MOST_OPEN = 50
 """The number of open batches that one key may have."""
+MOST_WRITING = 2
+"""The number of uploads that are written at the same time. The others wait, so that threads are left for the rest."""
 PURGE_S = 60.0
+SWEEP_S = 3600.0
 LEASE_S = 30
 LEASE_RENEWAL_S = 5.0
 CLOCK_S = 1
@@ -39,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batches:
-    """Stores files and batches in the database. A restarted actor continues the open batches.
+    """Stores files and batches. A restarted actor continues the open batches.
 
     Loads the runner with its tokenizers (seconds of work and 600 MB) only when a batch exists.
 
@@ -55,7 +64,9 @@ class Batches:
         self._settings = settings
         self._holder = holder
         self._route_serves = asyncio.Event()
-        self._store = BatchStore(ServiceDatabase(database))
+        self._store = BatchStore(ServiceDatabase(database), settings.files or default_place(database))
+        self._changes: dict[str, TokenBucket] = {}
+        self._writing = asyncio.Semaphore(MOST_WRITING)
         self._requests = requests
         self._capacity = background_capacity(capacity)
         self._runner: Runner | None = None
@@ -64,7 +75,7 @@ class Batches:
         self._tasks = {asyncio.get_running_loop().create_task(self._watch())}
 
     async def ready(self) -> None:
-        """Returns when the database is open."""
+        """Returns when the database and the place of the files are open."""
 
     async def serving(self) -> None:
         """Records that a gateway of this deployment serves. Gateways call it every few seconds."""
@@ -75,11 +86,29 @@ class Batches:
         self._route_serves.clear()
         await self._do(lambda store: store.release_lease(self._holder))
 
+    async def admit_change(self, owner: str) -> None:
+        """Counts an upload, a deletion or a new batch, before its body is read.
+
+        Raises:
+            BatchesError: the owner made too many changes in a minute.
+        """
+        self._changes = {other: bucket for other, bucket in self._changes.items() if bucket.state().reset_s > 0}
+        bucket = self._changes.setdefault(owner, TokenBucket(self._settings.changes_per_minute))
+        wait_s = bucket.wait_s(1)
+        if wait_s > 0:
+            message = (
+                f"this key may upload and delete files and create batches {bucket.limit} times per minute; try again "
+                f"in {math.ceil(wait_s)} s"
+            )
+            raise BatchesError(message, "rate_limit_exceeded")
+        bucket.take(1)
+
     async def upload(self, owner: str, filename: str, content: bytes, expires_s: int | None) -> File:
         """Stores an input file for `expires_s` seconds or the retention time, whichever is shorter.
 
         Raises:
             BatchesError: see `BatchStore.put_file`.
+            KeysUnavailable: the database or the place of the files cannot be used.
         """
         now, retention_s = int(time.time()), self._settings.retention_s
         file = File(
@@ -90,7 +119,9 @@ class Batches:
             filename=filename,
             purpose="batch",
         )
-        return await self._do(lambda store: store.put_file(owner, file, content, self._settings.max_stored_bytes))
+        limits = self._settings.max_stored_bytes, self._settings.max_files
+        async with self._writing:
+            return await asyncio.to_thread(self._store.put_file, owner, file, content, *limits)
 
     async def _do(self, work: Callable[[BatchStore], T]) -> T:
         """Runs a transaction in a thread (`in_time`)."""
@@ -186,7 +217,7 @@ class Batches:
 
     async def _watch(self) -> None:
         """Runs the open batches while this deployment has the lease, and deletes expired files and batches."""
-        purged = -PURGE_S
+        purged, swept = -PURGE_S, -SWEEP_S
         while True:
             try:
                 if await self._may_run():
@@ -197,6 +228,9 @@ class Batches:
                 if time.monotonic() - purged >= PURGE_S:
                     await self._do(lambda store: store.purge(int(time.time()), self._settings.retention_s))
                     purged = time.monotonic()
+                if time.monotonic() - swept >= SWEEP_S:
+                    await self._do(BatchStore.sweep)
+                    swept = time.monotonic()
             except KeysUnavailable as error:
                 _log.warning("%s", error)
             await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)

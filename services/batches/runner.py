@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from services.batches.lines import Line, model_of, read_lines
-from services.batches.records import OPEN, BatchErrors, Ending, LineResponse, LineResult, new_id
+from services.batches.records import OPEN, BatchError, BatchErrors, Ending, LineResponse, LineResult, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
-from services.errors import KeysUnavailable
+from services.errors import KeysUnavailable, NotStored
 from services.requests.admission import Admission, complete_answer
 from services.requests.coordinator_client import ResponseQueue
 from services.requests.errors import ApiError, invalid, unexpected
@@ -153,9 +153,13 @@ class Runner:
         if batch.status == "cancelling":
             job.stop("cancelled")
         job.open_batch = replace(job.open_batch, batch=batch)
-        content = await _durably(lambda: self._store.content(job.open_batch.owner, batch.input_file_id))
-        lines, errors = await asyncio.to_thread(read_lines, content, batch.endpoint, self._settings.max_lines)
         now = int(time.time())
+        try:
+            content = await _durably(lambda: self._store.content(job.open_batch.owner, batch.input_file_id))
+        except NotStored as lost:
+            await self._end_without_input(job.open_batch, lost)
+            return
+        lines, errors = await asyncio.to_thread(read_lines, content, batch.endpoint, self._settings.max_lines)
         if errors:
             failure = {"status": "failed", "failed_at": now, "errors": BatchErrors(data=tuple(errors))}
             await _durably(lambda: self._store.change(batch.id, **failure))
@@ -178,6 +182,20 @@ class Runner:
             job.open_batch.owner, batch.model_copy(update={"request_counts": counts}), job.open_batch.output_expires_s
         )
         await _durably(lambda: self._store.finish(final, ending, missing, self._settings.retention_s, self._holder))
+
+    async def _end_without_input(self, open_batch: OpenBatch, lost: NotStored) -> None:
+        """Ends a batch whose input file is lost. What was answered is delivered, because its tokens are charged."""
+        batch_id, errors = (
+            open_batch.batch.id,
+            (BatchError(code=lost.code, message=lost.message, param="input_file_id"),),
+        )
+        changes: dict[str, object] = {"errors": BatchErrors(data=errors)}
+        if not await _durably(lambda: self._store.answered(batch_id)):
+            changes |= {"status": "failed", "failed_at": int(time.time())}
+        batch = await _durably(lambda: self._store.change(batch_id, **changes))
+        if batch.status in OPEN:
+            retention_s, final = self._settings.retention_s, replace(open_batch, batch=batch)
+            await _durably(lambda: self._store.finish(final, "expired", {}, retention_s, self._holder))
 
     async def _run_lines(self, job: RunningBatch, lines: Sequence[Line]) -> None:
         if job.abandoned:

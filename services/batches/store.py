@@ -1,7 +1,11 @@
 """Stores files, batches and the results of their lines.
 
-Every method is one transaction; it is on disk when the method returns. Each row belongs to one owner and does not exist
-for others.
+What a method changes is on disk when the method returns. Each row belongs to one owner and does not exist for others.
+
+The content of a file is not in the database (`contents`), so two stores change, one after the other, and either change
+may be the last before a crash. A file's row is there before its content and leaves after it: until then it is in the
+state "writing" or "deleting", in which it is not shown and counts as stored. So no content is without a row, except
+where the database lost rows, as by the restoration of a backup; `sweep` deletes what is left over.
 """
 
 import time
@@ -11,12 +15,30 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, delete, func, insert, select, update
 
+from services.batches.contents import contents_at
 from services.batches.records import OPEN, Batch, BatchUsage, Ending, File, LineError, LineResult, RequestCounts, new_id
 from services.database.clock import unix_time
-from services.database.service import ServiceDatabase, batch_lease_table, batch_lines_table, batches_table, files_table
-from services.errors import BatchesError, NotStored
+from services.database.service import (
+    ServiceDatabase,
+    batch_lease_table,
+    batch_lines_table,
+    batches_table,
+    file_contents_table,
+    files_table,
+    service_table,
+)
+from services.errors import BatchesError, FilesUnavailable, NotStored
 
 OUTPUT, ERRORS = "output", "errors"
+_FIELDS = {OUTPUT: "output_file_id", ERRORS: "error_file_id"}
+WRITING, STORED, DELETING = "writing", "stored", "deleting"
+WRITING_S = 3600
+"""A content that is not written after this time never will be."""
+MOST_DELETED = 1_000
+"""The number of files that one call of `purge` deletes."""
+ORPHAN_S = 86_400.0
+MOST_ENDED = 1_000
+"""The number of ended batches that one key may have. The oldest of them makes room for another."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +68,49 @@ class BatchStore:
     Several deployments may open the database, as during an upgrade. Only the one with the lease runs lines.
     """
 
-    def __init__(self, database: ServiceDatabase) -> None:
-        self._database = database
+    def __init__(self, database: ServiceDatabase, files: str) -> None:
+        """Opens the tables, and moves contents out that earlier versions stored in them.
 
-    def put_file(self, owner: str, file: File, content: bytes, most_stored: int) -> File:
+        Args:
+            files: the place of the contents (`contents_at`).
+
+        Raises:
+            KeysUnavailable: the database or the place cannot be used.
+        """
+        self._database = database
+        with database.transaction() as connection:
+            id_: str = connection.execute(select(service_table.c.id)).scalar_one()
+        self._contents = contents_at(files, id_)
+        self._orphans: dict[str, float] = {}
+        """When `sweep` first saw each content without a row, by the monotonic clock."""
+        while self._move_one_out():
+            pass
+
+    def put_file(self, owner: str, file: File, content: bytes, most_stored: int, most_files: int) -> File:
         """Stores a file.
 
         Raises:
-            BatchesError: the owner's files would exceed `most_stored` bytes.
+            BatchesError: the owner would have more than `most_stored` bytes or `most_files` files.
         """
         with self._database.transaction() as connection:
-            stored = select(func.coalesce(func.sum(files_table.c.bytes), 0)).where(files_table.c.owner == owner)
-            if connection.execute(stored).scalar_one() + len(content) > most_stored:
+            stored = select(func.coalesce(func.sum(files_table.c.bytes), 0), func.count())
+            used, files = connection.execute(stored.where(files_table.c.owner == owner)).one()
+            if used + len(content) > most_stored:
                 message = f"file: the files of this key may have {most_stored} bytes together; delete some files"
                 raise BatchesError(message, "storage_full", "file")
-            _insert_file(connection, owner, file, content)
+            if files >= most_files:
+                message = f"file: this key may have {most_files} files; delete some files"
+                raise BatchesError(message, "too_many_files", "file")
+            _insert_file(connection, owner, file)
+        try:
+            self._contents.write(file.id, content)
+        except FilesUnavailable:
+            with self._database.transaction() as connection:  # `purge` deletes what was written of it
+                connection.execute(update(files_table).where(files_table.c.id == file.id).values(state=DELETING))
+            raise
+        with self._database.transaction() as connection:
+            if not _confirm(connection, [file.id]):
+                raise FilesUnavailable("the file was not written in time; upload it again")
         return file
 
     def file(self, owner: str, id_: str) -> File:
@@ -76,13 +126,12 @@ class BatchStore:
         """Returns the content of a file.
 
         Raises:
-            NotStored: the owner has no such file.
+            NotStored: the owner has no such file, or its content is lost.
         """
-        with self._database.transaction() as connection:
-            _file(connection, owner, id_)
-            content: bytes = connection.execute(
-                select(files_table.c.content).where(files_table.c.id == id_)
-            ).scalar_one()
+        self.file(owner, id_)
+        content = self._contents.read(id_)
+        if content is None:
+            raise NotStored("the content of this file is lost; delete the file", "file_content_lost")
         return content
 
     def files(self, owner: str, purpose: str | None, after: str | None, limit: int, *, newest_first: bool) -> Page:
@@ -104,7 +153,8 @@ class BatchStore:
             readers = batches_table.c.input_file_id == id_, batches_table.c.status.in_(OPEN)
             if (batch := connection.execute(select(batches_table.c.id).where(*readers)).scalar()) is not None:
                 raise BatchesError(f"the batch {batch} reads this file; cancel it first", "file_in_use")
-            connection.execute(delete(files_table).where(files_table.c.id == id_))
+            connection.execute(update(files_table).where(files_table.c.id == id_).values(state=DELETING))
+        self._delete([id_])
 
     def put_batch(self, owner: str, batch: Batch, output_expires_s: int | None, most_open: int) -> None:
         """Stores a new batch.
@@ -122,6 +172,7 @@ class BatchStore:
                 raise BatchesError(
                     f"this key has {most_open} open batches; wait until one ends or cancel one", "too_many_batches"
                 )
+            _forget_ended(connection, owner, MOST_ENDED - 1)
             connection.execute(
                 insert(batches_table).values(
                     id=batch.id,
@@ -228,42 +279,97 @@ class BatchStore:
             LeaseLost: `holder` does not have the lease, so another deployment may run lines.
         """
         batch, now = open_batch.batch, int(time.time())
+        expires = now + min(open_batch.output_expires_s or retention_s, retention_s)
+        contents = self._outcome(batch.id, ending, missing)
+        files = {
+            kind: File(
+                id=new_id("file-"),
+                bytes=len(content),
+                created_at=now,
+                expires_at=expires,
+                filename=f"{batch.id}_{kind}.jsonl",
+                purpose="batch_output",
+            )
+            for kind, content in contents.items()
+            if content
+        }
+        with self._database.transaction() as connection:
+            _check_lease(connection, holder)
+            for file in files.values():
+                _insert_file(connection, open_batch.owner, file)
+        for kind, file in files.items():
+            self._contents.write(file.id, contents[kind])
         with self._database.transaction() as connection:
             _check_lease(connection, holder)
             counted = _counted(connection, batch)
             counts = counted.request_counts
+            if counts.completed + counts.failed + len(missing) != sum(map(_lines, contents.values())):
+                raise LeaseLost  # another deployment answered lines meanwhile
+            if not _confirm(connection, [file.id for file in files.values()]):
+                raise FilesUnavailable("the files of a batch were not written in time")
+            connection.execute(delete(batch_lines_table).where(batch_lines_table.c.batch == batch.id))
             changes: dict[str, Any] = {
                 "usage": counted.usage,
                 "request_counts": counts.model_copy(update={"failed": counts.failed + len(missing)}),
+                **{_FIELDS[kind]: file.id for kind, file in files.items()},
             }
-            expires = now + min(open_batch.output_expires_s or retention_s, retention_s)
-            results = _results(connection, batch.id)
-            not_run = [(number, _not_run(ending, custom_id)) for number, custom_id in missing.items()]
-            files = {OUTPUT: results[OUTPUT], ERRORS: sorted([*results[ERRORS], *not_run])}
-            for kind, field in ((OUTPUT, "output_file_id"), (ERRORS, "error_file_id")):
-                if files[kind]:
-                    content = "".join(f"{text}\n" for _, text in files[kind]).encode()
-                    file = File(
-                        id=new_id("file-"),
-                        bytes=len(content),
-                        created_at=now,
-                        expires_at=expires,
-                        filename=f"{batch.id}_{kind}.jsonl",
-                        purpose="batch_output",
-                    )
-                    _insert_file(connection, open_batch.owner, file, content)
-                    changes[field] = file.id
-            connection.execute(delete(batch_lines_table).where(batch_lines_table.c.batch == batch.id))
             return _change(connection, batch.id, {**changes, "status": ending, f"{ending}_at": now})
 
+    def _outcome(self, batch_id: str, ending: Ending, missing: Mapping[int, str]) -> dict[str, bytes]:
+        """Returns the contents of the output file and of the error file."""
+        with self._database.transaction() as connection:
+            results = _results(connection, batch_id)
+        not_run = [(number, _not_run(ending, custom_id)) for number, custom_id in missing.items()]
+        files = {OUTPUT: results[OUTPUT], ERRORS: sorted([*results[ERRORS], *not_run])}
+        return {kind: "".join(f"{text}\n" for _, text in lines).encode() for kind, lines in files.items()}
+
     def purge(self, now: int, retention_s: int) -> None:
-        """Deletes expired files that no open batch reads, and ended batches older than the retention time."""
+        """Deletes expired files that no open batch reads, and batches that ended before the retention time."""
         reading = select(batches_table.c.input_file_id).where(batches_table.c.status.in_(OPEN))
-        old = batches_table.c.status.not_in(OPEN), batches_table.c.created < (now - retention_s) * 1_000_000
+        ended = func.coalesce(batches_table.c.ended, batches_table.c.created / 1_000_000)
         with self._database.transaction() as connection:
             expired = files_table.c.expires <= now, files_table.c.id.not_in(reading)
-            connection.execute(delete(files_table).where(*expired))
+            connection.execute(update(files_table).where(*expired).values(state=DELETING))
+            old = batches_table.c.status.not_in(OPEN), ended < now - retention_s
             connection.execute(delete(batches_table).where(*old))
+            unwritten = files_table.c.state == WRITING, files_table.c.created < (now - WRITING_S) * 1_000_000
+            connection.execute(update(files_table).where(*unwritten).values(state=DELETING))
+            deleting = select(files_table.c.id).where(files_table.c.state == DELETING).limit(MOST_DELETED)
+            ids = connection.execute(deleting).scalars().all()
+        self._delete(ids)
+
+    def sweep(self) -> None:
+        """Deletes contents that have had no row for `ORPHAN_S`: the database lost rows, or a crash left a part.
+
+        The time is for an operator who restored the wrong backup.
+        """
+        present = self._contents.ids()
+        with self._database.transaction() as connection:
+            known = set(connection.execute(select(files_table.c.id)).scalars())
+        now = time.monotonic()
+        self._orphans = {id_: self._orphans.get(id_, now) for id_ in present - known}
+        for id_, seen in self._orphans.items():
+            if now - seen >= ORPHAN_S:
+                self._contents.delete(id_)
+
+    def _delete(self, ids: Sequence[str]) -> None:
+        """Deletes contents, then their rows."""
+        for id_ in ids:
+            self._contents.delete(id_)
+        with self._database.transaction() as connection:
+            connection.execute(delete(files_table).where(files_table.c.id.in_(ids), files_table.c.state == DELETING))
+
+    def _move_one_out(self) -> bool:
+        """Moves the content of one file out of the database. Returns False if there is none."""
+        with self._database.transaction() as connection:
+            columns = file_contents_table.c.id, file_contents_table.c.content
+            row = connection.execute(select(*columns).limit(1)).first()
+        if row is None:
+            return False
+        self._contents.write(row.id, row.content)
+        with self._database.transaction() as connection:
+            connection.execute(delete(file_contents_table).where(file_contents_table.c.id == row.id))
+        return True
 
 
 def _check_lease(connection: Connection, holder: str) -> None:
@@ -273,7 +379,8 @@ def _check_lease(connection: Connection, holder: str) -> None:
         raise LeaseLost
 
 
-def _insert_file(connection: Connection, owner: str, file: File, content: bytes) -> None:
+def _insert_file(connection: Connection, owner: str, file: File) -> None:
+    """Stores the row of a file whose content is written next."""
     connection.execute(
         insert(files_table).values(
             id=file.id,
@@ -282,13 +389,30 @@ def _insert_file(connection: Connection, owner: str, file: File, content: bytes)
             expires=file.expires_at,
             bytes=file.bytes,
             record=file.model_dump_json(),
-            content=content,
+            state=WRITING,
         )
     )
 
 
+def _confirm(connection: Connection, ids: Sequence[str]) -> bool:
+    """Shows files whose contents are written. Returns False if the time for that was over."""
+    rows = update(files_table).where(files_table.c.id.in_(ids), files_table.c.state == WRITING)
+    return connection.execute(rows.values(state=STORED)).rowcount == len(ids)
+
+
+def _forget_ended(connection: Connection, owner: str, most: int) -> None:
+    """Deletes the oldest ended batches of an owner, all but `most`."""
+    ended = select(batches_table.c.id).where(batches_table.c.owner == owner, batches_table.c.status.not_in(OPEN))
+    ids = connection.execute(ended.order_by(batches_table.c.created.desc()).offset(most)).scalars().all()
+    connection.execute(delete(batches_table).where(batches_table.c.id.in_(ids)))
+
+
+def _lines(content: bytes) -> int:
+    return content.count(b"\n")
+
+
 def _file(connection: Connection, owner: str, id_: str, param: str | None = None) -> File:
-    mine = files_table.c.id == id_, files_table.c.owner == owner
+    mine = files_table.c.id == id_, files_table.c.owner == owner, files_table.c.state == STORED
     record = connection.execute(select(files_table.c.record).where(*mine)).scalar()
     if record is None:
         raise NotStored("this key has no such file", "file_not_found", param)
@@ -309,13 +433,18 @@ def _change(connection: Connection, batch_id: str, changes: Mapping[str, Any]) -
     if before.status not in OPEN:
         return before
     after = before.model_copy(update=dict(changes))
-    connection.execute(update(batches_table).where(row).values(status=after.status, record=after.model_dump_json()))
+    ended = None if after.status in OPEN else int(time.time())
+    values = {"status": after.status, "record": after.model_dump_json(), "ended": ended}
+    connection.execute(update(batches_table).where(row).values(values))
     return after
 
 
 def _of_owner(connection: Connection, table: Table, owner: str, *, newest_first: bool) -> Sequence[str]:
     order = table.c.created.desc() if newest_first else table.c.created
-    return connection.execute(select(table.c.record).where(table.c.owner == owner).order_by(order)).scalars().all()
+    query = select(table.c.record).where(table.c.owner == owner).order_by(order)
+    if table is files_table:
+        query = query.where(files_table.c.state == STORED)
+    return connection.execute(query).scalars().all()
 
 
 def _page(records: list[Any], after: str | None, limit: int) -> Page:

@@ -99,7 +99,11 @@ alerts_table = Table(
     Column("created", String(40), nullable=False),
 )
 
-# `record` is `services.batches.records.File` as JSON; `created` is in Unix microseconds, `expires` in Unix seconds.
+# One row: the random id of the database, by which a place of files knows its own.
+service_table = Table("privmix_service", metadata, Column("id", String(32), primary_key=True))
+
+# `record` is `services.batches.records.File` as JSON; `created` is in Unix microseconds, `expires` in Unix seconds. A
+# file with the state "writing" or "deleting" is not shown; its content may exist (`services.batches.store`).
 files_table = Table(
     "privmix_files",
     metadata,
@@ -109,10 +113,23 @@ files_table = Table(
     Column("expires", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("record", Text, nullable=False),
+    Column("state", String(8), nullable=False),
+)
+
+# The files of earlier versions with their contents, until the batches actor has moved these out.
+file_contents_table = Table(
+    "privmix_file_contents",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("owner", String(80), nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
     Column("content", LargeBinary, nullable=False),
 )
 
-# `record` is `services.batches.records.Batch` as JSON; `created` is in Unix microseconds.
+# `record` is `services.batches.records.Batch` as JSON; `created` is in Unix microseconds, `ended` in Unix seconds.
 batches_table = Table(
     "privmix_batches",
     metadata,
@@ -123,6 +140,7 @@ batches_table = Table(
     Column("input_file_id", String(64), nullable=False),
     Column("output_expires_s", BigInteger),
     Column("record", Text, nullable=False),
+    Column("ended", BigInteger),
 )
 
 # Holds the lines of open batches that were started; `goes_to` is set once a line is answered.

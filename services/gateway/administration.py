@@ -15,6 +15,7 @@ from services.requests.keys import KeyService
 from services.requests.models import Models
 from services.requests.preparation import read_body
 from services.requests.schema import Body
+from services.requests.values import Count, Name, PositiveCount
 
 MAX_BODY_BYTES = 1 << 16
 MAX_DAYS = 36_500
@@ -25,12 +26,14 @@ Scopes = Annotated[tuple[Scope, ...], BeforeValidator(lambda value: tuple(value)
 class ShareBody(Body):
     """The limits of a share; null is no limit."""
 
-    tokens: int | None = Field(None, ge=0, description="Private tokens in total.")
-    tokens_per_day: int | None = Field(None, ge=0, description="Private tokens from midnight to midnight UTC.")
-    requests_per_minute: int | None = Field(None, gt=0)
-    tokens_per_minute: int | None = Field(None, gt=0)
-    live_streams: int | None = Field(None, gt=0, description="Concurrent answers, counting every choice.")
-    largest_request: int | None = Field(None, gt=0, description="The largest prompts x n x max_tokens of one request.")
+    tokens: Count | None = Field(None, description="Private tokens in total.")
+    tokens_per_day: Count | None = Field(None, description="Private tokens from midnight to midnight UTC.")
+    requests_per_minute: PositiveCount | None = None
+    tokens_per_minute: PositiveCount | None = None
+    live_streams: PositiveCount | None = Field(None, description="Concurrent answers, counting every choice.")
+    largest_request: PositiveCount | None = Field(
+        None, description="The largest prompts x n x max_tokens of one request."
+    )
 
     @property
     def share(self) -> Share:
@@ -40,9 +43,9 @@ class ShareBody(Body):
 class NewKey(Body):
     """The body of `POST /v1/keys`."""
 
-    name: str = Field(min_length=1, max_length=64)
-    owner: str = Field("", max_length=128)
-    group: str | None = Field(
+    name: Name = Field(min_length=1, max_length=64)
+    owner: Name = Field("", max_length=128)
+    group: Name | None = Field(
         None, min_length=1, max_length=64, description="The keys of a group also have a share together."
     )
     scopes: Scopes = Field(CLIENT_SCOPES, min_length=1, description=f"Any of {', '.join(SCOPES)}.")

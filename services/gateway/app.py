@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from services.batches.settings import BatchSettings
-from services.gateway import administration, batches
+from services.gateway import batches
 from services.gateway.access_log import REQUEST_ID, AccessLog
+from services.gateway.administration import BODIES as ADMINISTRATION_BODIES
+from services.gateway.administration import AdministrationRoutes
+from services.gateway.administration_port import listening
 from services.gateway.catalogue import CatalogueRoutes, health_routes, version_route
 from services.gateway.console import ConsoleRoutes
 from services.gateway.generation import ANSWERED_BY, GenerationRoutes
@@ -24,6 +28,7 @@ from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
 from services.requests.models import Models
 from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.requests.settings import RequestSettings
+from services.requests.values import check_address
 
 _FOLDER = Path(__file__).parent / "static"
 # Allows the inline scripts and styles of the pages and requests to this host only.
@@ -50,7 +55,7 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return page
 
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *ADMINISTRATION_BODIES, *batches.BODIES)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 HEARTBEAT_S = 1.0
 
@@ -62,13 +67,40 @@ def build_app(
     *,
     answer_request_id: bool = True,
 ) -> FastAPI:
-    """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
-    keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor, settings.cache_secret)
+    """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open.
+
+    With `administration_port`, it lacks what needs the scope `administer`, and its lifespan serves an application with
+    all routes there.
+    """
+    if settings.administration_port is None:
+        return _app(settings, models, batch_settings, answer_request_id=answer_request_id)
+    everything = _app(settings, models, batch_settings)
+    administration = partial(listening, everything, settings.administration_host, settings.administration_port)
+    return _app(settings, models, batch_settings, administration, answer_request_id=answer_request_id)
+
+
+def _app(
+    settings: RequestSettings,
+    models: Models,
+    batch_settings: BatchSettings | None,
+    administration: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    *,
+    answer_request_id: bool = True,
+) -> FastAPI:
+    """Returns an application. It administers keys unless `administration` serves another one that does."""
+    keys = KeyService(
+        settings.api_keys,
+        settings.namespace,
+        settings.keys_actor,
+        settings.cache_secret,
+        settings.allowed_hosts,
+        settings.cors_origins,
+    )
     batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with models.running():
+        async with models.running(), administration() if administration else nullcontext():
             tasks = [asyncio.create_task(_send_heartbeats(models, keys)), asyncio.create_task(batch_routes.announce())]
             try:
                 yield
@@ -84,7 +116,14 @@ def build_app(
         models.counters.refused(failure.code)
         return failure.response()
 
-    app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="privmix",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(check_address)],
+    )
     app.add_middleware(AccessLog, answer_id=answer_request_id)
     if settings.cors_origins:
         app.add_middleware(
@@ -101,9 +140,10 @@ def build_app(
     app.include_router(static_pages())
     app.include_router(GenerationRoutes(settings, models, keys).router())
     app.include_router(CatalogueRoutes(settings, models, keys).router())
-    app.include_router(ConsoleRoutes(settings, models, keys).router())
+    app.include_router(ConsoleRoutes(settings, models, keys, administers=administration is None).router())
     app.include_router(batch_routes.router())
-    app.include_router(administration.AdministrationRoutes(models, keys).router())
+    if administration is None:
+        app.include_router(AdministrationRoutes(models, keys).router())
     describe(app, BODIES)
     return app
 

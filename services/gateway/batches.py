@@ -1,12 +1,14 @@
 """Implements OpenAI's Files and Batch APIs: `/v1/files` and `/v1/batches`. A key cannot access another key's files.
 
-An uploaded file is read in memory only: it may contain prompts, which only the database may store.
+An uploaded file is read in memory only: it may contain prompts, which only the batches actor may store.
 """
 
 import asyncio
+import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -21,13 +23,14 @@ from services.batches.actor import Batches
 from services.batches.records import Batch, BatchRequest, File
 from services.batches.settings import BatchSettings
 from services.batches.store import Page
-from services.errors import BatchesError, KeysUnavailable, NotStored
+from services.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
 from services.gateway.openapi import REFUSALS, body
 from services.requests.errors import ApiError, invalid, unavailable
 from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
 from services.requests.schema import Body, refused
 from services.requests.settings import RequestSettings
+from services.requests.values import Id, declared_bytes, whole_number
 
 OVERHEAD_BYTES = 1 << 16
 MOST_NAME_CHARACTERS = 255
@@ -50,13 +53,13 @@ async def read_upload(request: Request, limit: int) -> Upload:
     """Reads one file of at most `limit` bytes.
 
     Raises:
-        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file.
+        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file, or its length is
+            not a number.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(415, "send the file as multipart/form-data", code="unsupported_media_type", param="file")
     too_large = ApiError(413, f"file: larger than {limit} bytes; split it", code="file_too_large", param="file")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit + OVERHEAD_BYTES:
+    if declared_bytes(request) > limit + OVERHEAD_BYTES:
         raise too_large
 
     async def limited() -> AsyncGenerator[bytes, None]:
@@ -87,7 +90,11 @@ async def read_upload(request: Request, limit: int) -> Upload:
 
 
 MAX_BODY_BYTES = 1 << 16
-LEAST_EXPIRY_S = 3600
+LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 10**9
+UPLOAD_S = 60.0
+"""The time for an answer of the batches actor that reads or writes a content."""
+MOST_UPLOADS, MOST_UPLOADS_OF_KEY = 16, 2
+"""The uploads that one gateway reads at the same time, in all and of one key: each is in memory."""
 MOST_FILES = 10_000
 MOST_BATCHES = 100
 ANNOUNCEMENT_S = 5.0
@@ -100,7 +107,7 @@ _UPLOAD = {
         "file": {"type": "string", "format": "binary", "description": "JSON Lines, one request each."},
         "purpose": {"const": "batch"},
         "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S},
+        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S, "maximum": MOST_EXPIRY_S},
     },
 }
 
@@ -109,13 +116,13 @@ class ExpiresAfter(Body):
     """When the output files of a batch are deleted."""
 
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=LEAST_EXPIRY_S)
+    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MOST_EXPIRY_S)
 
 
 class NewBatch(Body):
     """The body of `POST /v1/batches`."""
 
-    input_file_id: str = Field(min_length=1, max_length=64)
+    input_file_id: Id
     endpoint: Endpoint
     completion_window: str = Field(description="24h, or another number of minutes (m), hours (h) or days (d).")
     metadata: dict[str, str] | None = Field(None, max_length=16)
@@ -179,6 +186,8 @@ class BatchRoutes:
     def __init__(self, settings: RequestSettings, batches: BatchSettings, keys: KeyService) -> None:
         self._settings = settings
         self._max_file_bytes = batches.max_file_bytes
+        self._change_s = math.ceil(60 / batches.changes_per_minute)
+        self._uploads: Counter[str] = Counter()
         self._keys = keys
 
     async def announce(self) -> None:
@@ -205,10 +214,36 @@ class BatchRoutes:
     async def upload(self, request: Request) -> File:
         """Store a file of requests. It is deleted on request or after the service's retention time."""
         owner = await self._owner(request)
-        upload = await read_upload(request, self._max_file_bytes)
-        if upload.fields.get("purpose") != "batch":
-            raise invalid("purpose", "only files for batches are accepted; use batch")
-        return await self._ask(Batches.upload, owner, upload.filename, upload.content, _expiry(upload.fields))
+        with self._uploading(owner):
+            await self._ask(Batches.admit_change, owner)
+            upload = await read_upload(request, self._max_file_bytes)
+            if upload.fields.get("purpose") != "batch":
+                raise invalid("purpose", "only files for batches are accepted; use batch")
+            described = upload.filename, upload.content, expiry(upload.fields)
+            return await self._ask_for(UPLOAD_S, Batches.upload, owner, *described)
+
+    @contextmanager
+    def _uploading(self, owner: str) -> Iterator[None]:
+        """Counts an upload that is read into memory.
+
+        Raises:
+            ApiError: 429, the key or all keys together have too many of them.
+        """
+        if self._uploads[owner] >= MOST_UPLOADS_OF_KEY or self._uploads.total() >= MOST_UPLOADS:
+            raise ApiError(
+                429,
+                f"a key may upload {MOST_UPLOADS_OF_KEY} files at the same time, and all together {MOST_UPLOADS}; "
+                "try again when an upload has ended",
+                code="too_many_uploads",
+                kind="rate_limit_error",
+                headers={"retry-after": "1"},
+            )
+        self._uploads[owner] += 1
+        try:
+            yield
+        finally:
+            self._uploads[owner] -= 1
+            self._uploads += Counter()  # forgets keys without uploads
 
     async def files(self, request: Request) -> FileList:
         """List the files of this key, newest first by default."""
@@ -228,18 +263,21 @@ class BatchRoutes:
 
     async def content(self, request: Request, file_id: str) -> Response:
         """Return the content of a file."""
-        content = await self._ask(Batches.content, await self._owner(request), file_id)
+        content = await self._ask_for(UPLOAD_S, Batches.content, await self._owner(request), file_id)
         return Response(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
 
     async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file and its content."""
-        await self._ask(Batches.delete_file, await self._owner(request), file_id)
+        owner = await self._owner(request)
+        await self._ask(Batches.admit_change, owner)
+        await self._ask(Batches.delete_file, owner, file_id)
         return DeletedFile(id=file_id)
 
     async def create(self, request: Request) -> Batch:
         """Run the requests of a file in the background. Interactive requests go first."""
         owner = await self._owner(request)
         new = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
+        await self._ask(Batches.admit_change, owner)
         return await self._ask(Batches.create, owner, new.request)
 
     async def batches(self, request: Request) -> BatchList:
@@ -260,55 +298,64 @@ class BatchRoutes:
         return await self._keys.owner(request, "generate")
 
     async def _ask(self, method: BatchesMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Calls a method of the batches actor that answers within `ANSWER_S` (`_ask_for`)."""
+        return await self._ask_for(ANSWER_S, method, *arguments, **named)
+
+    async def _ask_for(self, seconds: float, method: BatchesMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the batches actor.
 
         Raises:
-            ApiError: the actor refused the call, or 503 if it does not answer within `ANSWER_S`.
+            ApiError: the actor refused the call, or 503 if it does not answer within `seconds`.
         """
         name = self._settings.batches_actor
         if name is None:
             raise ApiError(404, "batches are disabled in this service", code="batches_not_kept")
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(seconds):
                 return await remote(method)(await find_actor(name, self._settings.namespace), *arguments, **named)
         except RayTaskError as error:
-            raise _translate(error) from None
+            raise self._translate(error) from None
         except (RayError, ValueError, RuntimeError):
             raise unavailable(f"the actor {name!r} does not answer") from None
         except TimeoutError:
-            raise unavailable(f"the actor {name!r} does not answer within {ANSWER_S:g} s") from None
+            raise unavailable(f"the actor {name!r} does not answer within {seconds:g} s") from None
+
+    def _translate(self, error: RayTaskError) -> Exception:
+        """Returns the HTTP error for an error of the batches actor."""
+        match error.cause:
+            case NotStored() as missing:
+                return ApiError(404, missing.message, code=missing.code, param=missing.param)
+            case BatchesError(code="rate_limit_exceeded") as refusal:
+                headers = {"retry-after": str(self._change_s)}
+                return ApiError(429, refusal.message, code=refusal.code, kind="rate_limit_error", headers=headers)
+            case BatchesError() as refusal:
+                status = {"file_in_use": 409, "too_many_batches": 429}.get(refusal.code, 400)
+                return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)
+            case FilesUnavailable():
+                return unavailable("the place of the files cannot be used now")
+            case KeysUnavailable():
+                return unavailable("the database of files and batches cannot be used now")
+            case _:
+                unexpected: Exception = error
+                return unexpected
 
 
-def _translate(error: RayTaskError) -> Exception:
-    """Returns the HTTP error for an error of the batches actor."""
-    match error.cause:
-        case NotStored() as missing:
-            return ApiError(404, missing.message, code=missing.code, param=missing.param)
-        case BatchesError() as refusal:
-            status = 409 if refusal.code == "file_in_use" else 429 if refusal.code == "too_many_batches" else 400
-            return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)
-        case KeysUnavailable():
-            return unavailable("the database of files and batches cannot be used now")
-        case _:
-            unexpected: Exception = error
-            return unexpected
+def expiry(fields: dict[str, str]) -> int | None:
+    """Returns after how many seconds an uploaded file expires; None if its form does not say.
 
-
-def _expiry(fields: dict[str, str]) -> int | None:
+    Raises:
+        ApiError: 400, the form says it wrongly.
+    """
     seconds = fields.get("expires_after[seconds]")
     if seconds is None:
         return None
-    if fields.get("expires_after[anchor]") != "created_at" or not seconds.isdecimal() or int(seconds) < LEAST_EXPIRY_S:
-        raise invalid("expires_after", f"give the anchor created_at and at least {LEAST_EXPIRY_S} seconds")
-    return int(seconds)
+    if fields.get("expires_after[anchor]") != "created_at":
+        raise invalid("expires_after[anchor]", "use created_at")
+    return whole_number(seconds, "expires_after[seconds]", LEAST_EXPIRY_S, MOST_EXPIRY_S)
 
 
 def _limit(text: str | None, default: int, most: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise invalid("limit", f"give a number from 1 to {most}")
-    return int(text)
+    return default if text is None else whole_number(text, "limit", 1, most)
 
 
 def _ends(page: Page) -> dict[str, Any]:

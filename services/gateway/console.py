@@ -69,7 +69,9 @@ class Snapshot(BaseModel):
 class ConsoleRoutes:
     """Implements `GET /v1/console`, which streams a snapshot every second."""
 
-    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService, *, administers: bool) -> None:
+        """`administers`: whether keys with the scope `administer` see keys and accounts here."""
+        self._administers = administers
         self._settings = settings
         self._models = models
         self._keys = keys
@@ -97,7 +99,7 @@ class ConsoleRoutes:
                 return
 
     async def _snapshot(self, identity: Identity, model: str | None) -> Snapshot:
-        administers = "administer" in identity.scopes
+        administers = self._administers and "administer" in identity.scopes
         served, models = self._models.named(model), self._models.all
         watched = self._watch(served)
         traffic, shards, accounts, keys, *statements = await asyncio.gather(
@@ -121,7 +123,7 @@ class ConsoleRoutes:
             together=together(known, cohorts).guarantee if len(known) > 1 else None,
             max_tokens=self._settings.max_tokens,
             key=identity.name,
-            scopes=identity.scopes,
+            scopes=tuple(scope for scope in identity.scopes if administers or scope != "administer"),
             privacy=by_name.get(served.ensemble.name),
             accounts=accounts,
             traffic=traffic,

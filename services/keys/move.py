@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select
 
-from services.database.service import ServiceDatabase, default_database, keys_table, metadata
+from services.database.service import ServiceDatabase, default_database, keys_table, metadata, service_table
 from services.errors import KeysError
 
 _BATCH = 1_000
@@ -37,13 +37,14 @@ def moved_database(source: str, target: str) -> tuple[str, str] | None:
 def move_keys(here: str, there: str) -> int:
     """Copies keys, shares, usage, batches and alerts to a database without keys. Returns the number of keys.
 
-    The copy is one transaction. The original stays, unused.
+    The copy is one transaction. The original stays, unused. The contents of files stay where they are.
 
     Raises:
         KeysUnavailable: one of the databases failed; nothing was copied.
     """
     source, target = ServiceDatabase(here, create=False, copies=True), ServiceDatabase(there, copies=True)
     with source.transaction() as leaving, target.transaction() as arriving:
+        arriving.execute(delete(service_table))  # the copy keeps the id, by which it finds the contents of its files
         for table in metadata.sorted_tables:
             for rows in leaving.execute(select(table)).mappings().partitions(_BATCH):
                 arriving.execute(insert(table), [dict(row) for row in rows])

@@ -32,6 +32,7 @@ from services.keys.messages import (
 from services.keys.records import CLIENT_SCOPES, Scope
 from services.requests.answers import Answer
 from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
+from services.requests.web_pages import check_sender
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """The identity of every client while no keys exist: it has no shares and cannot administer."""
@@ -75,15 +76,23 @@ class KeyService:
     """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
     If `actor` is None, only `api_keys` are valid. Without any keys, every client has access. Services with the same
-    `cache_secret` give a key the same `cache_salt`; by default, no other service has it.
+    `cache_secret` give a key the same `cache_salt`; by default, no other service has it. `hosts` and `origins` are
+    those of clients without a key (`check_sender`).
     """
 
     def __init__(
-        self, api_keys: Sequence[SecretStr], namespace: str, actor: str | None, cache_secret: SecretStr | None = None
+        self,
+        api_keys: Sequence[SecretStr],
+        namespace: str,
+        actor: str | None,
+        cache_secret: SecretStr | None = None,
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
     ) -> None:
         self._configured = [_digest(key.get_secret_value()) for key in api_keys]
         self._namespace = namespace
         self._actor = actor
+        self._hosts, self._origins = hosts, origins
         self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
         self._handle: ActorHandle | None = None
         self._gateway = uuid4().hex
@@ -96,6 +105,8 @@ class KeyService:
         """
         identity = await self._identity(_sent_key(connection))
         access_record(connection).key = identity.id
+        if identity is ANONYMOUS:
+            check_sender(connection, self._hosts, self._origins)
         if scope is not None and scope not in identity.scopes:
             raise _forbidden(scope, identity)
         return identity

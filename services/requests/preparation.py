@@ -15,25 +15,33 @@ from services.requests.models import Models, ServedModel
 from services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.requests.settings import RequestSettings
 from services.requests.structure import grammar_of
+from services.requests.values import declared_bytes
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """Reads the body of a request, but not more than `limit` bytes.
 
     Raises:
-        ApiError: 413, the body exceeds the limit; 415, it is compressed.
+        ApiError: 400, its length is not a number; 413, it exceeds the limit; 415, it is compressed, or not sent as
+            JSON. A web page cannot send JSON to another origin without asking the service first.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
-    declared = request.headers.get("content-length", "")
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large", param="body")
-    if declared.isdecimal() and int(declared) > limit:
+    if declared_bytes(request) > limit:
         raise too_large
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
             raise too_large
+    if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(
+            415,
+            "send the body as JSON, with the header content-type: application/json",
+            code="unsupported_media_type",
+            param="body",
+        )
     return bytes(body)
 
 

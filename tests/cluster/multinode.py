@@ -195,6 +195,7 @@ def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str
         **SECTIONS,
         "budget": {"ledger": ledger, "lease_tokens": LEASE_TOKENS, "anchor": str(anchor)},
         "keys": {"database": keys},
+        "batches": {"files": str(folder / "files")},
         **sections,
     }
     config = configure(folder, own_ensemble(ensemble, folder), **chosen)

@@ -235,8 +235,11 @@ def refusals(client: httpx.Client) -> dict[str, Any]:
     broken = [
         ("no route", client.get("/v1/nothing")),
         ("another method", client.put("/v1/completions", json={})),
-        ("no JSON", client.post("/v1/completions", content=b"{")),
-        ("a large body", client.post("/v1/completions", content=b" " * (2 << 20))),
+        ("no JSON", client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})),
+        (
+            "a large body",
+            client.post("/v1/completions", content=b" " * (2 << 20), headers={"content-type": "application/json"}),
+        ),
         ("no such model", client.get("/v1/models/other")),
         ("no such file", client.get("/v1/files/other")),
         ("no such batch", client.get("/v1/batches/other")),

@@ -61,7 +61,9 @@ def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behin
     (volume / "broken.db").write_bytes(b"no ledger")
     keys = RequestStore(ServiceDatabase(volume / "keys.db"))
     _, secret = keys.create("team", share=Share(tokens=9))
-    BatchStore(ServiceDatabase(volume / "keys.db")).put_file("team", FILE, b"x" * 2**20, 2**30)
+    BatchStore(ServiceDatabase(volume / "keys.db"), str(tmp_path / "files")).put_file(
+        "team", FILE, b"x" * 2**20, 2**30, 10
+    )
     (backups / "first-20260101T000000Z.db.part").touch()
     (backups / "broken-20260101T000000Z.db").touch()
     (backups / "broken-20260102T000000Z.db").touch()

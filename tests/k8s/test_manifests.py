@@ -137,6 +137,7 @@ def test_the_configuration_names_mounted_volumes(manifests: Manifests, configura
         assert "PRIVMIX_BUDGET__LEDGER" in from_secrets or str(ledger.parent) in mounts
         assert configuration.budget.anchor is not None, "the ensemble's directory is read-only, so it is no anchor"
         assert not mounts[configuration.budget.anchor].get("readOnly")
+        assert not mounts[configuration.batches.files or ""].get("readOnly"), "any pod may run the batches actor"
 
 
 def test_a_worker_has_the_gpus_that_a_shard_reserves(manifests: Manifests, configuration: Configuration) -> None:

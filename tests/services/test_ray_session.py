@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
+
+from services import ray_session
 
 STARTED = """
 import os, subprocess, sys
@@ -69,3 +72,18 @@ def test_a_cluster_of_ones_own_listens_on_loopback_and_asks_for_its_token(tmp_pa
     assert [line for line in said if not line.startswith("listens")] == ["joined", "refused"]
     token = tmp_path / ".ray" / "auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_no_worker_inherits_the_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "PRIVMIX_HTTP__API_KEYS", "PRIVMIX_KEYS__DATABASE", "PRIVMIX_ENSEMBLES__A__BUDGET__LEDGER"
+    for name in (*secret, "PRIVMIX_CACHE"):
+        monkeypatch.setenv(name, "value")
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: seen.update(os.environ))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_session, "secure", lambda address: None)
+    with ray_session.connected("127.0.0.1:1"):
+        assert all(os.environ[name] == "value" for name in secret), "the command itself reads them"
+    assert not set(secret) & set(seen)
+    assert seen["PRIVMIX_CACHE"] == "value"

@@ -10,7 +10,7 @@ backup() {
     name=$1 url=$2
     copy=$directory/$name-$(date -u +%Y%m%dT%H%M%SZ).dump
     rm -f "$directory/$name"-$TIME.dump.part
-    pg_dump --format=custom --no-owner --exclude-table-data='privmix_files' --exclude-table-data='privmix_batch*' \
+    pg_dump --format=custom --no-owner --exclude-table-data='privmix_file*' --exclude-table-data='privmix_batch*' \
         --file="$copy.part" "$url" &&
         pg_restore --list "$copy.part" >"$copy.list.part" &&
         grep -Eq 'TABLE DATA .* privmix_(ledger|keys) ' "$copy.list.part" &&

@@ -25,7 +25,7 @@ with closing(sqlite3.connect(existing, uri=True)) as database, closing(sqlite3.c
     copy.execute("PRAGMA journal_mode = DELETE")
     tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     with copy:
-        for table in sorted(tables & {"privmix_files", "privmix_batches", "privmix_batch_lines", "privmix_batch_lease"}):
+        for table in sorted(name for name in tables if name.startswith(("privmix_file", "privmix_batch"))):
             copy.execute(f"DELETE FROM {table}")
     copy.execute("VACUUM")
     (intact,) = copy.execute("PRAGMA integrity_check").fetchone()

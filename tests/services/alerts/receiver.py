@@ -12,10 +12,15 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """Records requests. `statuses` holds the status codes of its next responses; after them it responds 200."""
+    """Records requests. `statuses` holds the status codes of its next responses; after them it responds 200.
+
+    It answers 400 to alerts whose text is in `refuses`, and counts them in `refusals`.
+    """
 
     url: str = ""
     statuses: list[int] = field(default_factory=list)
+    refuses: set[str] = field(default_factory=set)
+    refusals: int = 0
     received: list[tuple[Mapping[str, str], str]] = field(default_factory=list)
 
     @property
@@ -42,6 +47,9 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
             status = receiver.statuses.pop(0) if receiver.statuses else 200
+            if json.loads(body)["text"] in receiver.refuses:
+                receiver.refusals += 1
+                status = 400
             # Recorded before the response, because the sender continues as soon as it has the response.
             if status == 200:
                 receiver.received.append(({name.lower(): value for name, value in self.headers.items()}, body))

@@ -1,4 +1,7 @@
-"""Claim: a webhook delivers signed alerts to a real HTTP server in order, and retries until each is accepted."""
+"""Claim: a webhook delivers signed alerts to a real HTTP server in order, and retries until each is accepted.
+
+An alert that the server refuses does not delay the others.
+"""
 
 import asyncio
 import base64
@@ -72,7 +75,7 @@ def test_the_signature_matches_the_specification() -> None:
 async def test_a_failed_delivery_is_retried_without_logging_the_url(
     outbox: Outbox, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receiver.statuses = [500, 404, 429]
+    receiver.statuses = [503, 429, 502]
     hook = Webhook(SecretStr(f"{receiver.url}?token=hunter2"), None, outbox)
     outbox.put([alert(1), alert(2)], {}, [hook.receiver])
     with caplog.at_level(logging.DEBUG, "services.alerts"):
@@ -81,8 +84,26 @@ async def test_a_failed_delivery_is_retried_without_logging_the_url(
         delivering.cancel()
     assert [alert["text"] for alert in receiver.alerts] == ["number 1", "number 2"]
     assert "webhook-signature" not in receiver.received[0][0]
-    assert "it answers 500" in caplog.text
+    assert "it answers 503" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+async def test_a_refused_alert_does_not_delay_later_ones(outbox: Outbox, receiver: Receiver) -> None:
+    receiver.refuses = {"number 1", "number 3"}
+    hook = Webhook(SecretStr(receiver.url), None, outbox)
+    outbox.put([alert(number) for number in (1, 2, 3, 4)], {}, [hook.receiver])
+    delivering = asyncio.create_task(hook.deliver())
+    assert [alert["text"] for alert in await asyncio.to_thread(receiver.wait_for, 2)] == ["number 2", "number 4"]
+    outbox.put([alert(5)], {}, [hook.receiver])
+    hook.wake()
+    assert (await asyncio.to_thread(receiver.wait_for, 3))[-1]["text"] == "number 5"
+    assert receiver.refusals >= 2
+    receiver.refuses = set()
+    arrived = await asyncio.to_thread(receiver.wait_for, 5)
+    assert {alert["text"] for alert in arrived[3:]} == {"number 1", "number 3"}
+    while outbox.first(hook.receiver) is not None:  # The receiver gets the alert before the database removes it.
+        await asyncio.sleep(0.02)
+    delivering.cancel()
 
 
 async def test_an_unreachable_receiver_does_not_delay_others(outbox: Outbox, receiver: Receiver) -> None:

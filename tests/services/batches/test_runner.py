@@ -74,7 +74,7 @@ def random_lines(chance: random.Random) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> BatchStore:
-    store = BatchStore(ServiceDatabase(str(tmp_path / "keys.db")))
+    store = BatchStore(ServiceDatabase(str(tmp_path / "keys.db")), str(tmp_path / "files"))
     assert store.take_lease(HOLDER, 3000)
     return store
 
@@ -90,7 +90,7 @@ def put(store: BatchStore, lines: list[dict[str, Any]]) -> Batch:
     content, now = "\n".join(json.dumps(line) for line in lines).encode(), int(time.time())
     later = now + 86_400
     file = File(id=new_id("file-"), bytes=len(content), created_at=now, expires_at=later, filename="f", purpose="batch")
-    store.put_file(OWNER, file, content, 10**9)
+    store.put_file(OWNER, file, content, 10**9, 10**3)
     batch = Batch(
         id=new_id("batch_"),
         endpoint="/v1/completions",
@@ -149,3 +149,20 @@ async def test_a_batch_with_an_unwritable_custom_id_can_be_cancelled(store: Batc
     done = store.batch(OWNER, batch.id)
     assert (done.status, answers.charged) == ("cancelled", {})
     assert {line["error"]["code"] for line in written(store, done.error_file_id).values()} == {"batch_cancelled"}
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_a_batch_whose_input_is_lost_ends_with_what_was_answered(store: BatchStore, answered: int) -> None:
+    batch = put(store, random_lines(random.Random(1)))
+    for number in range(1, answered + 1):
+        store.begin_line(batch.id, number, HOLDER)
+        response = LineResponse(status_code=200, request_id="req_1", body={})
+        store.answer_line(batch.id, number, LineResult(id="1", custom_id="a", response=response), (4, 2))
+    store._contents.delete(batch.input_file_id)
+    await run(answering(store), store)
+    done = store.batch(OWNER, batch.id)
+    assert done.errors is not None
+    assert [error.code for error in done.errors.data] == ["file_content_lost"]
+    assert done.status == ("expired" if answered else "failed")
+    assert len(written(store, done.output_file_id)) == answered
+    assert (done.usage.output_tokens if done.usage else 0) == 2 * answered

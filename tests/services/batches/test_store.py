@@ -16,16 +16,18 @@ from services.errors import BatchesError, NotStored
 from tests.postgresql import Server
 
 TEXT = b'{"prompt": "Wilhelmina"}'
-MOST, DAY_S = 1000, 86_400
+MOST, MOST_FILES, DAY_S = 1000, 10, 86_400
 HOLDER = "this deployment"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BatchStore:
     if request.param == "sqlite":
-        return BatchStore(ServiceDatabase(tmp_path / "keys.db"))
+        return BatchStore(ServiceDatabase(tmp_path / "keys.db"), str(tmp_path / "files"))
     server: Server = request.getfixturevalue("postgresql")
-    return BatchStore(ServiceDatabase(make_url(server.database()).render_as_string(hide_password=False)))
+    return BatchStore(
+        ServiceDatabase(make_url(server.database()).render_as_string(hide_password=False)), str(tmp_path / "files")
+    )
 
 
 def put(store: BatchStore, owner: str = "alice", content: bytes = TEXT, expires_at: int | None = None) -> File:
@@ -38,7 +40,7 @@ def put(store: BatchStore, owner: str = "alice", content: bytes = TEXT, expires_
         filename="in.jsonl",
         purpose="batch",
     )
-    return store.put_file(owner, file, content, MOST)
+    return store.put_file(owner, file, content, MOST, MOST_FILES)
 
 
 def begin(store: BatchStore, owner: str = "alice", file: File | None = None) -> Batch:
@@ -180,11 +182,11 @@ def test_files_and_batches_are_deleted_after_the_retention_time(store: BatchStor
 
 @pytest.mark.anyio
 async def test_a_batch_continues_although_processes_of_its_database_hang(
-    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+    postgresql: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It used to wait for them for ever. Only the processes of earlier connections hang, so a new connection works."""
     monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 2.0)
-    store = BatchStore(ServiceDatabase(url := postgresql.database()))
+    store = BatchStore(ServiceDatabase(url := postgresql.database()), str(tmp_path / "files"))
     batch = begin(store)
     with postgresql.hanging_sessions(url):
         async with asyncio.timeout(30):

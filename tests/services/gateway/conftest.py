@@ -50,7 +50,7 @@ def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClie
             **changes,
         }
     )
-    return TestClient(build_app(settings, Models(settings), batches))
+    return TestClient(build_app(settings, Models(settings), batches), base_url="http://localhost:8000")
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def check(client: TestClient, route: str, body: bytes) -> None:
-    response = client.post(route, content=body)
+    response = client.post(route, content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 404, 413, 503)
     error = response.json()["error"]
     assert error["code"] != "internal_error"

@@ -339,7 +339,7 @@ def test_ten_thousand_requests_of_a_key_with_an_exhausted_share_cost_nothing(gua
         @given(st.sampled_from(sorted(bodies)), st.data())
         def ask(route: str, data: st.DataObject) -> None:
             body = {**data.draw(bodies[route]), **data.draw(mutations), "model": "privmix"}
-            answer = http.post(route, content=json.dumps(body).encode())
+            answer = http.post(route, content=json.dumps(body).encode(), headers={"content-type": "application/json"})
             statuses[answer.status_code] += 1
             assert 400 <= answer.status_code < 500, answer.text
             assert answer.json()["error"]["code"]

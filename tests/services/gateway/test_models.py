@@ -25,7 +25,9 @@ def models() -> Models:
 
 @pytest.fixture
 def client(models: Models) -> Iterator[TestClient]:
-    with TestClient(build_app(RequestSettings(namespace=NOBODY, ensembles=()), models)) as entered:
+    with TestClient(
+        build_app(RequestSettings(namespace=NOBODY, ensembles=()), models), base_url="http://localhost"
+    ) as entered:
         yield entered
 
 
@@ -52,7 +54,9 @@ def cohort() -> Models:
 
 
 def test_a_cohort_is_a_model_of_the_shortest_context(cohort: Models) -> None:
-    with TestClient(build_app(RequestSettings(namespace=NOBODY, ensembles=()), cohort)) as client:
+    with TestClient(
+        build_app(RequestSettings(namespace=NOBODY, ensembles=()), cohort), base_url="http://localhost"
+    ) as client:
         listed = client.get("/v1/models").json()["data"]
         assert [(model["id"], model["max_model_len"]) for model in listed] == [
             ("court", 64), ("ward", 512), ("surgery", 64), ("health", 64)

@@ -19,6 +19,7 @@ CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "conte
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
 
+JSON = {"content-type": "application/json"}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 # Refused by both routes: the changed fields, the parameter that the error names, and its code.
@@ -245,14 +246,14 @@ def test_greedy_decoding_is_refused_with_the_reason_and_the_fix(client: TestClie
     ],
 )
 def test_a_body_that_is_not_json_in_utf8_is_refused(client: TestClient, route: str, body: bytes, param: str) -> None:
-    response = client.post(route, content=body)
+    response = client.post(route, content=body, headers=JSON)
     assert response.status_code == 400
     check(response.json(), param, "invalid_json")
 
 
 @pytest.mark.parametrize("body", [b"null", b"3", b"[]", b'"Wilhelmina"', b"NaN"])
 def test_a_body_that_is_not_an_object_is_refused(client: TestClient, body: bytes) -> None:
-    response = client.post(COMPLETIONS, content=body)
+    response = client.post(COMPLETIONS, content=body, headers=JSON)
     assert response.status_code == 400
     check(response.json(), "body", "invalid_type")
 
@@ -261,7 +262,7 @@ def test_a_body_that_is_not_an_object_is_refused(client: TestClient, body: bytes
 @pytest.mark.parametrize("field", ["temperature", "top_p", "n", "max_tokens", "top_k"])
 def test_non_finite_numbers_are_refused(client: TestClient, field: str, number: str) -> None:
     body = json.dumps(COMPLETION)[:-1] + f', "{field}": {number}}}'
-    response = client.post(COMPLETIONS, content=body)
+    response = client.post(COMPLETIONS, content=body, headers=JSON)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
 
@@ -282,8 +283,8 @@ async def test_a_body_of_unknown_length_is_read_only_to_the_limit(client: TestCl
             sent += 1
             yield b" " * 1024
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://gateway") as http:
-        response = await http.post(COMPLETIONS, content=endless())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://localhost") as http:
+        response = await http.post(COMPLETIONS, content=endless(), headers=JSON)
     assert response.status_code == 413
     check(response.json(), "body", "body_too_large")
     assert sent <= 64 + 2

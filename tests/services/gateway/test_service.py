@@ -236,7 +236,12 @@ def test_refusals_cost_nothing(service: RunningService) -> None:
         response = httpx.post(f"{service.base_url}/v1/{route}", json=body, timeout=60)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
         assert SECRET not in response.text
-    response = httpx.post(f"{service.base_url}/v1/completions", content=b"\xff\xfe", timeout=60)
+    response = httpx.post(
+        f"{service.base_url}/v1/completions",
+        content=b"\xff\xfe",
+        headers={"content-type": "application/json"},
+        timeout=60,
+    )
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
     assert service.privacy() == before
 

@@ -90,7 +90,9 @@ WISHES = st.one_of(
 
 def check(client: TestClient, wish: dict[str, Any]) -> None:
     body = {"model": "privmix", "messages": [{"role": "user", "content": "Hi"}], **wish}
-    response = client.post("/v1/chat/completions", content=json.dumps(body).encode())
+    response = client.post(
+        "/v1/chat/completions", content=json.dumps(body).encode(), headers={"content-type": "application/json"}
+    )
     assert response.status_code in (400, 503), response.text
     error = response.json()["error"]
     if response.status_code == 503:  # it reached the coordinator, which this service lacks
