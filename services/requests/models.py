@@ -20,6 +20,7 @@ from services.coordinator.text import Detokenizer
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
+from services.people_text import PeopleText
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -57,6 +58,7 @@ class Prompts:
         self.compiler = compiler
         self._tokenizer = tokenizer
         self._rust = tokenizer.backend_tokenizer
+        self._people = PeopleText(tokenizer).prepare()
         self._vocabulary = len(tokenizer)
 
     @classmethod
@@ -85,6 +87,8 @@ class Prompts:
     async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Function] = ()) -> list[tuple[int, ...]]:
         """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
 
+        A special token in a message is text: nobody but the template ends a turn or begins one.
+
         Args:
             tools: functions that the answer can call. A template that does not know tools gets them as instructions.
 
@@ -93,14 +97,16 @@ class Prompts:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
+        chat = [message.for_template() for message in messages]
+        short = sum(len(message["content"]) for message in chat) <= INLINE_CHARACTERS
         try:
-            text = self._apply_template([message.for_template() for message in messages], tools)
+            tokens = self._chat(chat, tools) if short else await asyncio.to_thread(self._chat, chat, tools)
         except TemplateError:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
-        return [await self.encode(text, add_special_tokens=False)]
+        return [tokens]
 
-    def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function]) -> str:
+    def _chat(self, messages: list[dict[str, str]], tools: Sequence[Function]) -> tuple[int, ...]:
         described: list[dict[str, Any]] | None = [
             {
                 "type": "function",
@@ -110,10 +116,7 @@ class Prompts:
         ]
         if tools and "tools" not in self._tokenizer.chat_template:
             messages, described = with_instructions(messages, described or []), None
-        rendered = self._tokenizer.apply_chat_template(
-            messages, tools=described or None, tokenize=False, add_generation_prompt=True
-        )
-        return str(rendered)
+        return tuple(self._people.chat(messages, described, add_generation_prompt=True))
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Returns the vocabulary entry of each token id."""
@@ -139,10 +142,10 @@ class Prompts:
         return tuple(prompt)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Returns the token ids of a text, which may be empty."""
+        """Returns the token ids of a text, which may be empty. A special token that a client types is text."""
 
         def encode() -> tuple[int, ...]:
-            return tuple(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+            return tuple(self._people.tokens(text, add_special_tokens=add_special_tokens))
 
         return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.errors import InputError
+from services.people_text import PeopleText
 from services.training.corpus import Document
 from services.training.partition import Partition, PartShare
 from services.units import Unit
@@ -84,12 +85,16 @@ def size_bucket(tokens: int) -> int:
 
 
 def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
-    """Yields the user and the tokens of each document, followed by the end-of-sequence token."""
+    """Yields the user and the tokens of each document, followed by the end-of-sequence token.
+
+    A special token that a person typed is text. Otherwise a typed end token would end the document.
+    """
     end = tokenizer.eos_token_id
     if end is None:
         raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to separate documents")
+    people = PeopleText(tokenizer)
     for batch in _batches(documents):
-        encoded = tokenizer([document.text for document in batch], verbose=False)["input_ids"]
+        encoded = people.batch([document.text for document in batch], add_special_tokens=True)
         for document, tokens in zip(batch, encoded, strict=True):
             yield document.user, tokens if tokens[-1:] == [end] else [*tokens, end]
 
