@@ -62,9 +62,9 @@ class PeopleText:
         return self
 
     @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template."""
-        return bool(self._chat.chat_template)
+    def template(self) -> str:
+        """The model's chat template; empty if it has none."""
+        return str(self._chat.chat_template or "")
 
     def tokens(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Returns the token ids of a person's text.
@@ -107,23 +107,41 @@ class PeopleText:
         Raises:
             jinja2.TemplateError: the template refuses the messages.
         """
-        marks = _Marks(self._typed)
-        rendered = str(
-            self._chat.apply_chat_template(
-                marks.hide(messages),
-                tools=marks.hide(tools) or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
+        return self.rendered(*self.render(messages, tools, add_generation_prompt=add_generation_prompt))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> tuple[str, "Marks"]:
+        """Returns the text of a chat for `rendered`, in which marks hide what people typed.
+
+        Raises:
+            jinja2.TemplateError: the template refuses the messages.
+        """
+        marks = self.marks()
+        rendered = self._chat.apply_chat_template(
+            marks.hide(messages),
+            tools=marks.hide(tools) or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
-        if not add_generation_prompt:
-            rendered = rendered.rstrip()
-        encoding = self._special.encode(rendered, add_special_tokens=False)
+        return str(rendered) if add_generation_prompt else str(rendered).rstrip(), marks
+
+    def marks(self) -> "Marks":
+        """Returns an object that hides what people typed from a chat template."""
+        return Marks(self._typed)
+
+    def rendered(self, text: str, marks: "Marks") -> list[int]:
+        """Returns the token ids of the text that a chat template has made of hidden messages."""
+        encoding = self._special.encode(text, add_special_tokens=False)
         if not marks and not self._folds:
             return list(encoding.ids)
-        return [token for segment in self._segments(encoding, rendered, marks) for token in segment]
+        return [token for segment in self._segments(encoding, text, marks) for token in segment]
 
-    def _segments(self, encoding: Any, rendered: str, marks: "_Marks") -> Iterator[list[int]]:
+    def _segments(self, encoding: Any, rendered: str, marks: "Marks") -> Iterator[list[int]]:
         """Yields the tokens of the template's special tokens and of the text between them, where people's is shown.
 
         People's special tokens are behind marks, so each one that is here by its name is the template's. One that the
@@ -140,7 +158,7 @@ class PeopleText:
                 folded |= token in self._reserved
         yield self._between(rendered[since:], ids, folded, marks)
 
-    def _between(self, text: str, ids: list[int], folded: bool, marks: "_Marks") -> list[int]:
+    def _between(self, text: str, ids: list[int], folded: bool, marks: "Marks") -> list[int]:
         shown = marks.show(text)
         return self.tokens(shown) if folded or shown != text else ids
 
@@ -166,7 +184,7 @@ class PeopleText:
                 waiting += [piece[typed.start() + 1 :], piece[: typed.start() + 1]]
 
 
-class _Marks:
+class Marks:
     """Hides typed special tokens behind marks that nobody can guess, and shows them again."""
 
     def __init__(self, typed: re.Pattern[str]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from services.coordinator.text import Detokenizer
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
-from services.people_text import PeopleText
+from services.people_text import Marks, PeopleText
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -97,16 +97,15 @@ class Prompts:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
-        chat = [message.for_template() for message in messages]
-        short = sum(len(message["content"]) for message in chat) <= INLINE_CHARACTERS
+        marks = self._people.marks()
         try:
-            tokens = self._chat(chat, tools) if short else await asyncio.to_thread(self._chat, chat, tools)
+            text = self._apply_template([message.for_template() for message in messages], tools, marks)
         except TemplateError:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
-        return [tokens]
+        return [await self._encode(text, lambda: self._people.rendered(text, marks))]
 
-    def _chat(self, messages: list[dict[str, str]], tools: Sequence[Function]) -> tuple[int, ...]:
+    def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function], marks: Marks) -> str:
         described: list[dict[str, Any]] | None = [
             {
                 "type": "function",
@@ -116,7 +115,10 @@ class Prompts:
         ]
         if tools and "tools" not in self._tokenizer.chat_template:
             messages, described = with_instructions(messages, described or []), None
-        return tuple(self._people.chat(messages, described, add_generation_prompt=True))
+        rendered = self._tokenizer.apply_chat_template(
+            marks.hide(messages), tools=marks.hide(described) or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(rendered)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Returns the vocabulary entry of each token id."""
@@ -143,11 +145,10 @@ class Prompts:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Returns the token ids of a text, which may be empty. A special token that a client types is text."""
+        return await self._encode(text, lambda: self._people.tokens(text, add_special_tokens=add_special_tokens))
 
-        def encode() -> tuple[int, ...]:
-            return tuple(self._people.tokens(text, add_special_tokens=add_special_tokens))
-
-        return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+    async def _encode(self, text: str, encode: Callable[[], list[int]]) -> tuple[int, ...]:
+        return tuple(encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode))
 
 
 LOOK_S = 1.0

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.errors import InputError
 from services.people_text import PeopleText
-from services.training.corpus import Document
+from services.training.corpus import Document, rendered
 from services.training.partition import Partition, PartShare
 from services.units import Unit
 
@@ -89,14 +89,21 @@ def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[st
 
     A special token that a person typed is text. Otherwise a typed end token would end the document.
     """
-    end = tokenizer.eos_token_id
+    people, end = PeopleText(tokenizer), tokenizer.eos_token_id
     if end is None:
         raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to separate documents")
-    people = PeopleText(tokenizer)
     for batch in _batches(documents):
-        encoded = people.batch([document.text for document in batch], add_special_tokens=True)
+        encoded = _tokens(batch, people)
         for document, tokens in zip(batch, encoded, strict=True):
             yield document.user, tokens if tokens[-1:] == [end] else [*tokens, end]
+
+
+def _tokens(documents: Sequence[Document], people: PeopleText) -> Iterator[list[int]]:
+    """Yields the tokens of each document. A conversation's are those of the chat template."""
+    texts = iter(people.batch([each.text for each in documents if each.conversation is None], add_special_tokens=True))
+    for document in documents:
+        told = document.conversation
+        yield next(texts) if told is None else people.rendered(*rendered(told, people))
 
 
 def _numbers(stream: "array[int]") -> Tokens:

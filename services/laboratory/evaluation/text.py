@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from services.errors import InputError
 from services.people_text import PeopleText
-from services.training.corpus import Document
+from services.training.corpus import Document, rendered
 
 Positions = NDArray[np.int64]
 
@@ -137,7 +137,8 @@ def _streams(documents: Iterable[Document], tokenizer: Any) -> Iterable[_Stream]
     users: dict[str, _Stream] = defaultdict(list)
     people = PeopleText(tokenizer)
     for document in documents:
-        text = people.tokens(document.text)
+        told = document.conversation
+        text = people.tokens(document.text) if told is None else people.rendered(*rendered(told, people))
         users[document.user] += [(token, True) for token in text] + [(tokenizer.eos_token_id, False)]
     return users.values()
 
