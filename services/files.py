@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from services.json_lines import read_lines
 
 
 def sha256(path: Path) -> str:
@@ -34,10 +36,17 @@ def digest_files(directory: Path, names: Iterable[str]) -> str:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replaces a file in one step: after a crash, and at any time, readers see the old content or the new one."""
+    with replacing(path, mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Yields a file that replaces another one in one step at the end of the block, or vanishes if the block fails."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
@@ -110,12 +119,24 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replaces a file by JSON Lines, with `write_atomically`."""
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    with replacing(path) as file:
+        file.writelines(line_of(row) for row in rows)
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """Returns a row as a line of JSON Lines."""
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def load_lines(path: Path) -> list[dict[str, Any]]:
-    """Loads JSON Lines that `write_lines` wrote. Text may contain other line separators, such as U+2028."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+    """Loads JSON Lines that `write_lines` wrote.
+
+    Raises:
+        OSError: the file cannot be read.
+        InputError: a line is no object.
+    """
+    with path.open("rb"):
+        return [row for _, row in read_lines(path, "an object")]
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def load_baseline(directory: Path) -> list[dict[str, Any]] | None:
 
 @torch.inference_mode()
 def _continue(batch: Sequence[Item], sampling: Sampling, network: Any, tokenizer: Any) -> list[dict[str, Any]]:
-    inputs = tokenizer([item.prompt for item in batch], return_tensors="pt", padding=True)
+    inputs = tokenizer([item.prompt for item in batch], return_tensors="pt", padding=True, split_special_tokens=True)
     answers = network.generate(
         **inputs,
         do_sample=True,
@@ -108,7 +108,7 @@ def _record(item: Item, answer: list[int], sampling: Sampling, tokenizer: Any) -
         "id": item.index,
         **item.fields,
         "text": text,
-        "tokens": len(tokenizer(text, add_special_tokens=False)["input_ids"]),
+        "tokens": len(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]),
         "finish_reason": "stop" if stopped else "length",
     }
 

@@ -1,40 +1,13 @@
 """Reads JSON Lines and the JSON Schemas of records, and writes the records of a job as Parquet."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from services.errors import InputError
 
 RECORDS = "records.parquet"
-
-
-def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the object of each line of a JSON Lines file that is not blank. Reads the file first.
-
-    Args:
-        expected: what errors say that a line must be.
-        label: what errors say before the path.
-
-    Raises:
-        InputError: the file cannot be read, or a line is no object. The message never quotes the content.
-    """
-    name = f"{label} {path}".strip()
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may contain other line separators
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{name}: line {number}: is not JSON") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{name}: line {number}: must be {expected}")
-        yield number, row
 
 
 def read_schema(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Formatter
 
 from services.errors import InputError
-from services.generation.records import read_lines
+from services.json_lines import read_lines
 
 COUNT = "count"
 """The field of a row with its number of texts; by default one."""

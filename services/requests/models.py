@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from services.coordinator.text import Detokenizer
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
+from services.people_text import Marks, PeopleText
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -57,6 +58,7 @@ class Prompts:
         self.compiler = compiler
         self._tokenizer = tokenizer
         self._rust = tokenizer.backend_tokenizer
+        self._people = PeopleText(tokenizer).prepare()
         self._vocabulary = len(tokenizer)
 
     @classmethod
@@ -85,6 +87,8 @@ class Prompts:
     async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Function] = ()) -> list[tuple[int, ...]]:
         """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
 
+        A special token in a message is text: nobody but the template ends a turn or begins one.
+
         Args:
             tools: functions that the answer can call. A template that does not know tools gets them as instructions.
 
@@ -93,14 +97,15 @@ class Prompts:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
+        marks = self._people.marks()
         try:
-            text = self._apply_template([message.for_template() for message in messages], tools)
+            text = self._apply_template([message.for_template() for message in messages], tools, marks)
         except TemplateError:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
-        return [await self.encode(text, add_special_tokens=False)]
+        return [await self._encode(text, lambda: self._people.rendered(text, marks))]
 
-    def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function]) -> str:
+    def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function], marks: Marks) -> str:
         described: list[dict[str, Any]] | None = [
             {
                 "type": "function",
@@ -111,7 +116,7 @@ class Prompts:
         if tools and "tools" not in self._tokenizer.chat_template:
             messages, described = with_instructions(messages, described or []), None
         rendered = self._tokenizer.apply_chat_template(
-            messages, tools=described or None, tokenize=False, add_generation_prompt=True
+            marks.hide(messages), tools=marks.hide(described) or None, tokenize=False, add_generation_prompt=True
         )
         return str(rendered)
 
@@ -139,12 +144,11 @@ class Prompts:
         return tuple(prompt)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Returns the token ids of a text, which may be empty."""
+        """Returns the token ids of a text, which may be empty. A special token that a client types is text."""
+        return await self._encode(text, lambda: self._people.tokens(text, add_special_tokens=add_special_tokens))
 
-        def encode() -> tuple[int, ...]:
-            return tuple(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
-
-        return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+    async def _encode(self, text: str, encode: Callable[[], list[int]]) -> tuple[int, ...]:
+        return tuple(encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode))
 
 
 LOOK_S = 1.0

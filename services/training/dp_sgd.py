@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from services.errors import InputError
+from services.people_text import PeopleText
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
@@ -78,10 +80,12 @@ def plan(
             )
         salt = read_salt(salt_file or output / SALT)
         marks = Marks.of_ensemble(output, salt)
-        units = _units(marks.of(corpus), base, private, options)
+        tokenizer = _tokenizer(base)
+        corpus.people = PeopleText(tokenizer)
+        units = _units(marks.of(corpus), tokenizer, private, options)
         if not units:
-            raise InputError(f"corpus {corpus.path}: has no documents")
-        public = () if warm_start is None else _public(warm_start, marks, base, private, options)
+            raise corpus.empty()
+        public = () if warm_start is None else _public(warm_start, marks, tokenizer, private, options)
         adapter = PlannedAdapter(
             _NAME,
             _fingerprint(units, base, salt, private, options, public),
@@ -92,9 +96,11 @@ def plan(
             base,
             [adapter],
             options.part_kind,
-            manifest=lambda: _manifest(ensemble, output, adapter, base, salt, options, sum(map(len, units))),
+            manifest=lambda: _manifest(
+                ensemble, output, adapter, base, salt, options, sum(map(len, units)), corpus.form
+            ),
             marks=marks,
-            skipped=corpus.skipped,
+            skipped=dict(corpus.skipped),
         )
 
 
@@ -112,29 +118,35 @@ def planned(private: DpSgdOptions) -> DpSgdEvent:
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
 
 
+def _tokenizer(base: Base) -> Any:
+    from transformers import AutoTokenizer  # slow to import
+
+    return AutoTokenizer.from_pretrained(base.path)
+
+
 def _public(
-    warm_start: Corpus, private_text: Marks, base: Base, private: DpSgdOptions, options: TrainingOptions
+    warm_start: Corpus, private_text: Marks, tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
 ) -> list[Tokens]:
     """Returns the texts of a warm start.
 
     Raises:
         InputError: there are none, or a user or a text is also in the private corpus.
     """
+    warm_start.people = PeopleText(tokenizer)
     documents = list(warm_start)
     if shared := private_text.overlap(documents):
         raise InputError(
-            f"warm-start {warm_start.path}: {shared.users} of its users and {shared.texts} of its {len(documents)} "
+            f"warm-start {warm_start.name}: {shared.users} of its users and {shared.texts} of its {len(documents)} "
             "texts are in the private corpus, now or in an earlier training here; give public text of others"
         )
     if not documents:
-        raise InputError(f"warm-start {warm_start.path}: has no documents")
-    return _units(documents, base, private, options)
+        raise InputError(f"warm-start: {warm_start.empty()}")
+    return _units(documents, tokenizer, private, options)
 
 
-def _units(documents: Iterable[Document], base: Base, private: DpSgdOptions, options: TrainingOptions) -> list[Tokens]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base.path)
+def _units(
+    documents: Iterable[Document], tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
+) -> list[Tokens]:
     return contributions(documents, tokenizer, private.unit, private.blocks * options.block)
 
 
@@ -199,6 +211,7 @@ def _manifest(
     salt: bytes,
     options: TrainingOptions,
     tokens: int,
+    form: str,
 ) -> Manifest:
     digest = adapter.digest(output)
     return Manifest(
@@ -210,5 +223,6 @@ def _manifest(
         rank=options.rank,
         part_kind=options.part_kind,
         parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest, size_bucket=size_bucket(tokens)),),
+        text=form,
         dp_sgd=PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes()),
     )

@@ -184,6 +184,7 @@ class Manifest(BaseModel):
     stated: StatedSize | None = Field(
         default=None, description="from which the number of parts was chosen; None: given"
     )
+    text: str | None = Field(default=None, description="what the text of a user is; it depends on no text")
     dp_sgd: PrivateTraining | None = None
     private_base: PrivateBase | None = Field(
         default=None, description="how the base model was trained on private text; None for a public model"

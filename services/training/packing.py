@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.errors import InputError
-from services.training.corpus import Document
+from services.people_text import PeopleText
+from services.training.corpus import Document, rendered
 from services.training.partition import Partition, PartShare
 from services.units import Unit
 
@@ -84,14 +85,25 @@ def size_bucket(tokens: int) -> int:
 
 
 def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
-    """Yields the user and the tokens of each document, followed by the end-of-sequence token."""
-    end = tokenizer.eos_token_id
+    """Yields the user and the tokens of each document, followed by the end-of-sequence token.
+
+    A special token that a person typed is text. Otherwise a typed end token would end the document.
+    """
+    people, end = PeopleText(tokenizer), tokenizer.eos_token_id
     if end is None:
         raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to separate documents")
     for batch in _batches(documents):
-        encoded = tokenizer([document.text for document in batch], verbose=False)["input_ids"]
+        encoded = _tokens(batch, people)
         for document, tokens in zip(batch, encoded, strict=True):
             yield document.user, tokens if tokens[-1:] == [end] else [*tokens, end]
+
+
+def _tokens(documents: Sequence[Document], people: PeopleText) -> Iterator[list[int]]:
+    """Yields the tokens of each document. A conversation's are those of the chat template."""
+    texts = iter(people.batch([each.text for each in documents if each.conversation is None], add_special_tokens=True))
+    for document in documents:
+        told = document.conversation
+        yield next(texts) if told is None else people.rendered(*rendered(told, people))
 
 
 def _numbers(stream: "array[int]") -> Tokens:

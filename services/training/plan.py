@@ -31,14 +31,14 @@ class Trained:
 
     Attributes:
         trained, kept: the numbers of adapters.
-        skipped: the number of bad lines of the corpus.
+        skipped: the numbers of bad rows of the corpus by kind, which are private.
         left_out: the number of documents whose users are in earlier ensembles.
     """
 
     manifest: Manifest
     trained: int
     kept: int
-    skipped: int
+    skipped: Mapping[str, int]
     left_out: int
 
 
@@ -95,7 +95,7 @@ class TrainingPlan:
         part_kind: what the adapters are.
         manifest: returns the manifest. It is called once all adapters exist.
         marks: the marks of the corpus, and of all earlier trainings of the ensemble.
-        skipped: the number of skipped lines of the corpus.
+        skipped: the numbers of skipped rows of the corpus by kind.
         left_out: the number of documents whose users are in earlier ensembles.
     """
 
@@ -105,7 +105,7 @@ class TrainingPlan:
     part_kind: PartKind
     manifest: Callable[[], Manifest]
     marks: Marks
-    skipped: int
+    skipped: Mapping[str, int]
     left_out: int = 0
 
     def missing(self) -> list[PlannedAdapter]:

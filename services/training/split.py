@@ -7,10 +7,12 @@ import hmac
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from services.errors import InputError
-from services.files import write_lines
-from services.training.corpus import Corpus
+from services.files import line_of, replacing
+from services.json_lines import LINE_LIMIT
+from services.training.corpus import Corpus, Document
 from services.training.partition import read_salt
 
 _BITS = 64
@@ -41,6 +43,8 @@ def split(
 ) -> SplitCounts:
     """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
+    The text of a conversation is its list of messages.
+
     Args:
         share: the expected share of held-out users, in (0, 1). Their share of the text may differ.
         salt_file: the secret of the split, drawn on first use. With the same secret, a user stays on the same side.
@@ -49,7 +53,8 @@ def split(
             training time.
 
     Raises:
-        InputError: the share or the limit is out of range, a side is empty, or a file cannot be written.
+        InputError: the share or the limit is out of range, a side is empty, a file cannot be written, or the corpus is
+            invalid (`CorpusError`).
     """
     if not 0 < share < 1:
         raise InputError(f"held-out: must lie between 0 and 1, not {share:g}")
@@ -57,25 +62,47 @@ def split(
         raise InputError(f"user-limit: must be at least 1, not {user_limit}")
     _create_parents(train, held_out_file, salt_file)
     salt = read_salt(salt_file)
-    sides: dict[bool, list[dict[str, str]]] = {False: [], True: []}
-    characters: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
-    for document in corpus:
-        side = held_out(document.user, salt, share)
-        kept = document.text
-        if user_limit is not None and not side:
-            kept = kept[: user_limit - characters[side][document.user]]
+    train_side, held_out_side = _Side(), _Side()
+    with replacing(train) as train_lines, replacing(held_out_file) as held_out_lines:
+        for document in corpus:
+            if held_out(document.user, salt, share):
+                held_out_side.write(document, held_out_lines)
+            else:
+                train_side.write(document, train_lines, user_limit)
+        if not train_side.documents + held_out_side.documents:
+            raise corpus.empty()
+        for side, label in ((held_out_side, "held-out"), (train_side, "training")):
+            if not side.documents:
+                raise InputError(
+                    f"held-out: {share:g} leaves no user on the {label} side of {corpus.name}; "
+                    f"choose another share, or remove {salt_file} to draw a new one"
+                )
+    return SplitCounts(
+        train_side.documents, len(train_side.characters), held_out_side.documents, len(held_out_side.characters)
+    )
+
+
+class _Side:
+    """Counts the documents, and each user's characters, that are written to one side."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+        self.characters = Counter[str]()
+
+    def write(self, document: Document, file: BinaryIO, user_limit: int | None = None) -> None:
+        """Writes what the limit leaves of a document."""
+        left = LINE_LIMIT if user_limit is None else user_limit - self.characters[document.user]
+        if document.conversation is None:
+            kept = document.text[:left]
+            row: dict[str, Any] = {"text": kept}
+        else:
+            told = document.conversation.first(left)
+            kept = told.text if told else ""
+            row = told.row() if told else {}
         if kept.strip():
-            characters[side][document.user] += len(kept)
-            sides[side].append({"user": document.user, "text": kept})
-    for side, label in ((True, "held-out"), (False, "training")):
-        if not sides[side]:
-            raise InputError(
-                f"held-out: {share:g} leaves no user on the {label} side of {corpus.path}; "
-                f"choose another share, or remove {salt_file} to draw a new one"
-            )
-    for side, path in ((False, train), (True, held_out_file)):
-        write_lines(path, sides[side])
-    return SplitCounts(len(sides[False]), len(characters[False]), len(sides[True]), len(characters[True]))
+            self.characters[document.user] += len(kept)
+            self.documents += 1
+            file.write(line_of({"user": document.user, **row}))
 
 
 def _create_parents(*paths: Path) -> None:

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from services.errors import InputError
+from services.people_text import PeopleText
 from services.training.base import Base, find_base
 from services.training.cohorts import OtherUsers
 from services.training.corpus import Corpus, Document
@@ -67,21 +69,23 @@ def plan(
         base = find_base(model, options.block)
         options = options.for_depth(base.layers)
         salt = read_salt(salt_file or output / SALT)
+        tokenizer = _tokenizer(base)
+        corpus.people = PeopleText(tokenizer)
         before, marks = Marks.of_ensemble(output, salt), Marks(salt)
         others = OtherUsers(corpus, earlier)
-        entries = _entries(marks.of(others), base, Partition(salt, parts, halves), options)
+        entries = _entries(marks.of(others), tokenizer, base, Partition(salt, parts, halves), options)
         if not entries:
             whose = " of users who are in no earlier ensemble" if others.left_out else ""
-            raise InputError(f"corpus {corpus.path}: has no documents{whose}")
+            raise corpus.empty(whose)
         apart = others.apart_from(output, before, marks)
         yield TrainingPlan(
             output,
             base,
             [entry.planned for entry in entries],
             options.part_kind,
-            manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated),
+            manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated, corpus.form),
             marks=before | marks,
-            skipped=corpus.skipped,
+            skipped=dict(corpus.skipped),
             left_out=others.left_out,
         )
 
@@ -95,10 +99,16 @@ class _Entry:
     size_bucket: int
 
 
-def _entries(documents: Iterable[Document], base: Base, partition: Partition, options: TrainingOptions) -> list[_Entry]:
-    from transformers import AutoTokenizer
+def _tokenizer(base: Base) -> Any:
+    from transformers import AutoTokenizer  # slow to import
 
-    streams = tokenize(documents, AutoTokenizer.from_pretrained(base.path), partition)
+    return AutoTokenizer.from_pretrained(base.path)
+
+
+def _entries(
+    documents: Iterable[Document], tokenizer: Any, base: Base, partition: Partition, options: TrainingOptions
+) -> list[_Entry]:
+    streams = tokenize(documents, tokenizer, partition)
     if not any(len(tokens) for tokens in streams.values()):
         return []
     return [
@@ -153,6 +163,7 @@ def _manifest(
     options: TrainingOptions,
     disjoint_from: tuple[Apart, ...],
     stated: StatedSize | None,
+    form: str,
 ) -> Manifest:
     adapters = {entry.share: _adapter(entry, output) for entry in entries}
     return Manifest(
@@ -168,6 +179,7 @@ def _manifest(
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
         disjoint_from=disjoint_from,
         stated=stated,
+        text=form,
     )
 
 

@@ -60,7 +60,7 @@ def write_corpus(path: Path, users: int) -> Corpus:
 
 def seconds(corpus: Corpus, output: Path, parts: int) -> float:
     begun = time.monotonic()
-    trained = run_training(plan(Corpus(corpus.path), output, parts=parts, options=OPTIONS))
+    trained = run_training(plan(Corpus(corpus.name), output, parts=parts, options=OPTIONS))
     assert trained.trained == parts
     return time.monotonic() - begun
 

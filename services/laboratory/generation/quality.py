@@ -133,7 +133,9 @@ class PerplexityModel:
         return np.stack(features)
 
     def _block(self, text: str) -> Block:
-        tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:_TOKENS]
+        tokens = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"][
+            :_TOKENS
+        ]
         whole = (self._tokenizer.eos_token_id, *tokens)  # in training, a document follows this token
         return Block(whole, tuple(range(1, len(whole))))
 

@@ -19,7 +19,8 @@ from services.files import write_atomically
 from services.generation.baseline import load_baseline
 from services.generation.card import load_card
 from services.generation.job import load_job, load_output
-from services.generation.records import read_lines, records_of
+from services.generation.records import records_of
+from services.json_lines import read_lines
 from services.laboratory import html_report
 from services.laboratory.evaluation.figures import PALETTES, Theme
 from services.laboratory.generation import quality

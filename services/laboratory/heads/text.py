@@ -83,7 +83,9 @@ def embed(
 
     @torch.no_grad()
     def project(text: str) -> NDArray[np.float64]:
-        ids = tokenizer(text, truncation=True, max_length=_TOKENS)["input_ids"] or [tokenizer.eos_token_id]
+        ids = tokenizer(text, truncation=True, max_length=_TOKENS, split_special_tokens=True)["input_ids"] or [
+            tokenizer.eos_token_id
+        ]
         state = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0).double().numpy()
         return np.asarray((state - state.mean()) / (state.std() + 1e-9) @ signs)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.errors import InputError
-from services.generation.records import read_lines
+from services.json_lines import read_lines
 from services.privacy.arrays import Integers
 
 

@@ -27,7 +27,9 @@ class Embedder:
         self._network = AutoModel.from_pretrained(model, dtype=torch.float32).to(device).eval()
 
     def tokens(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)[
+            "input_ids"
+        ]
         return tokens
 
     @torch.inference_mode()

@@ -11,8 +11,9 @@ from services.errors import InputError
 from services.generation.card import JSON_FILE as CARD
 from services.generation.card import load_card
 from services.generation.job import OUTPUT, load_job, load_output
-from services.generation.records import read_lines, records_of
+from services.generation.records import records_of
 from services.generation.template import LABEL
+from services.json_lines import read_lines
 
 USER = "user"
 

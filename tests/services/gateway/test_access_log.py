@@ -82,10 +82,10 @@ def test_an_unexpected_error_is_a_500_and_logs_only_its_place(
     """The tokenizer fails with the prompt in its message."""
 
     class Broken:
-        def encode(self, text: str, add_special_tokens: bool) -> None:
+        def tokens(self, text: str, add_special_tokens: bool) -> None:
             raise KeyError(text)
 
-    monkeypatch.setattr(prompts, "_rust", Broken())
+    monkeypatch.setattr(prompts, "_people", Broken())
     response = make_client().post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine"})
     assert response.status_code == 500
     assert response.headers["x-request-id"] == "mine"

@@ -1,13 +1,24 @@
 """Claim: a corpus reads every valid document, and reports a bad line by its number without a quotation."""
 
+import bz2
+import csv
+import gzip
+import io
 import json
+import lzma
+import re
 import tracemalloc
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from services.errors import CorpusError
 from services.training.corpus import LINE_LIMIT, Corpus, Document
@@ -26,7 +37,6 @@ BAD_LINES = {
     "not JSON": (b"heliotrope", "is not JSON"),
     "cut off": (b'{"user": "ann", "text": "heliotrope', "is not JSON"),
     "nested too deeply": (b"[" * 200_000, "is not JSON"),
-    "blank": (b"", "is not JSON"),
     "not an object": (b'["heliotrope"]', "is not a JSON object"),
     "no user": (b'{"text": "heliotrope"}', "field 'user': names no user"),
     "null user": (b'{"user": null, "text": "heliotrope"}', "field 'user': names no user"),
@@ -58,7 +68,9 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     corpus = Corpus(path, skip_bad=True)
     for _ in range(2):
         assert list(corpus) == [Document("ann", "hello")] * len(BAD_LINES)
-        assert corpus.skipped == len(BAD_LINES)
+        assert corpus.skipped.total() == len(BAD_LINES)
+        assert corpus.skipped["is not JSON"] == 3
+        assert corpus.skipped["field 'text': is empty"] == 1
 
 
 def test_a_line_far_over_the_limit_is_never_in_memory(tmp_path: Path) -> None:
@@ -75,15 +87,16 @@ def test_a_line_far_over_the_limit_is_never_in_memory(tmp_path: Path) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (len(documents), corpus.skipped) == (2, 1)
+    assert (len(documents), corpus.skipped.total()) == (2, 1)
     assert peak < 8 * 2**20
 
 
 @given(st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=8))
 def test_any_bytes_are_read_or_counted(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
-    path = write(tmp_path_factory.mktemp("any") / "corpus.jsonl", *(line + b"\n" for line in lines))
+    path = write(tmp_path_factory.mktemp("any") / "corpus.jsonl", GOOD, *(line + b"\n" for line in lines))
     corpus = Corpus(path, skip_bad=True)
-    assert len(list(corpus)) + corpus.skipped == len(lines)
+    blank = sum(not line.strip(b" \t\r\xef\xbb\xbf") for line in lines)
+    assert len(list(corpus)) + corpus.skipped.total() == 1 + len(lines) - blank
 
 
 def test_fields_can_be_named(tmp_path: Path) -> None:
@@ -133,3 +146,181 @@ def test_directory_that_is_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({}))
     with pytest.raises(CorpusError, match="not of a Hugging Face dataset"):
         list(Corpus(tmp_path))
+
+
+ROWS: list[dict[str, Any]] = [
+    {"ID": 0, "section": "GENHX", "dialogue": 'Doctor: Hello, "Ann".\r\nPatient: Hi; it hurts.'},
+    {"ID": 1, "section": "CC", "dialogue": "Doctor: どうしましたか\nPatient: Nothing, really."},
+    {"ID": 0, "section": "ROS", "dialogue": "Doctor: And now?"},
+]
+EXPECTED = [Document(str(row["ID"]), row["dialogue"]) for row in ROWS]
+
+
+def csv_of(delimiter: str) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(ROWS[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return file.getvalue() + "\r\n"
+
+
+def parquet_of(rows: Sequence[dict[str, Any]], **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(list(rows)), buffer, **options)
+    return buffer.getvalue()
+
+
+JSONL = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
+CONTENTS = {
+    "JSON Lines with blank lines": JSONL.encode(),
+    "JSON Lines in UTF-16": JSONL.encode("utf-16"),
+    "JSON Lines in UTF-16, big-endian": b"\xfe\xff" + JSONL.encode("utf-16-be"),
+    "CSV": csv_of(",").encode(),
+    "CSV with a byte order mark": csv_of(",").encode("utf-8-sig"),
+    "CSV with semicolons": csv_of(";").encode(),
+    "tab-separated": csv_of("\t").encode(),
+    "CSV in UTF-16": csv_of(",").encode("utf-16"),
+    "Parquet": parquet_of(ROWS),
+    "Parquet in groups of one row": parquet_of(ROWS, row_group_size=1, compression="zstd"),
+}
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress], ids=["plain", "gzip", "bz2"])
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("name", ["notes", "notes.jsonl"])
+def test_a_file_is_read_by_its_content(
+    tmp_path: Path, content: bytes, compress: Callable[[bytes], bytes], name: str
+) -> None:
+    assert list(Corpus(write(tmp_path / name, compress(content)), "ID", "dialogue")) == EXPECTED
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_zstd_is_read(tmp_path: Path, content: bytes) -> None:
+    with pa.output_stream(tmp_path / "notes.zst", compression="zstd") as file:
+        file.write(content)
+    assert list(Corpus(tmp_path / "notes.zst", "ID", "dialogue")) == EXPECTED
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("notes.csv", csv_of(","))
+    return file.getvalue()
+
+
+def arrow() -> bytes:
+    file = io.BytesIO()
+    with pa.ipc.new_file(file, pa.schema([("ID", pa.int64())])):
+        pass
+    return file.getvalue()
+
+
+OTHER_KINDS = {
+    "ZIP": (zipped(), "a ZIP archive"),
+    "Arrow": (arrow(), "an Arrow file"),
+    "SQLite": (b"SQLite format 3\0" + bytes(84), "a SQLite database"),
+    "PDF": (b"%PDF-1.7\n%\xe2\xe3", "a PDF document"),
+    "XZ": (lzma.compress(JSONL.encode()), "compressed with xz"),
+    "twice": (gzip.compress(gzip.compress(JSONL.encode())), "compressed twice"),
+    "an array": (json.dumps(ROWS).encode(), "one JSON array"),
+    "HTML": (b"<!DOCTYPE html><title>404</title>", "a page of HTML"),
+    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
+    "UTF-16 without a mark": (JSONL.encode("utf-16-le"), "UTF-16 without a byte order mark"),
+    "text": (b"Doctor heliotrope said hello.\n", "neither JSON Lines nor CSV"),
+    "CSV without names": (b"7,heliotrope\n8,heliotrope\n", "names no columns ID, dialogue"),
+    "damaged Parquet": (b"PAR1 heliotrope", "damaged or incomplete Parquet"),
+    "damaged gzip": (gzip.compress(JSONL.encode() * 50)[:-40], "is damaged"),
+    "quote that is not closed": (b'ID,dialogue\n7,"heliotrope\n8,x\n', "has a quote that is not closed"),
+    "quote that takes another row": (b'ID,dialogue\n7,"helio\n8,"trope\n9,x\n', "has a quote that is not closed"),
+    "row that a quote made of two": (b'ID,dialogue\n7,a,"helio\n8,trope"\n9,x\n', "A quote in it may have taken rows"),
+}
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+@pytest.mark.parametrize(("content", "problem"), OTHER_KINDS.values(), ids=OTHER_KINDS)
+def test_a_file_that_cannot_be_read_whole_is_refused_and_never_skipped(
+    tmp_path: Path, content: bytes, problem: str, skip_bad: bool
+) -> None:
+    path = write(tmp_path / "notes", content)
+    with pytest.raises(CorpusError, match=re.escape(problem)) as error:
+        list(Corpus(path, "ID", "dialogue", skip_bad))
+    assert str(path) in str(error.value)
+    assert SECRET not in str(error.value)
+
+
+def test_a_bad_row_of_csv_is_one_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "notes.csv", b"user,text\nann,hello\nbob,he,liotrope\n\ncy,\xff\ndan,\neve,bye\n")
+    with pytest.raises(CorpusError, match="line 3: has more or fewer cells"):
+        list(Corpus(path))
+    corpus = Corpus(path, skip_bad=True)
+    assert list(corpus) == [Document("ann", "hello"), Document("eve", "bye")]
+    assert dict(corpus.skipped) == {
+        "has more or fewer cells than the first line": 1,
+        "field 'text': is not UTF-8": 1,
+        "field 'text': is empty": 1,
+    }
+
+
+def test_files_globs_and_directories_are_one_corpus(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.jsonl", "c.parquet"):
+        write(tmp_path / name, CONTENTS["CSV" if "csv" in name else "Parquet" if "parquet" in name else "CSV"])
+    corpus = Corpus([tmp_path / "c.parquet", tmp_path / "*.csv", f"{tmp_path}/*", tmp_path / "b.csv"], "ID", "dialogue")
+    assert list(corpus) == EXPECTED * 3, "each file once"
+    with pytest.raises(CorpusError, match="no such file"):
+        Corpus([tmp_path / "a.jsonl", tmp_path / "*.zip"])
+
+
+def test_a_copy_of_a_datasets_repository_is_read_by_split(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train-00000-of-00002.parquet", parquet_of(ROWS[:2]))
+    write(tmp_path / "data" / "train-00001-of-00002.parquet", parquet_of(ROWS[2:]))
+    write(tmp_path / "data" / "test-00000-of-00001.parquet", parquet_of(ROWS[:1]))
+    assert list(Corpus(tmp_path, "ID", "dialogue", split="train")) == EXPECTED
+    assert list(Corpus(tmp_path, "ID", "dialogue", split="test")) == EXPECTED[:1]
+    with pytest.raises(CorpusError, match="several splits; name one with --split: "):
+        list(Corpus(tmp_path, "ID", "dialogue"))
+    with pytest.raises(CorpusError, match="has no split 'dev', only"):
+        list(Corpus(tmp_path, "ID", "dialogue", split="dev"))
+
+
+def test_the_name_of_a_dataset_needs_a_split() -> None:
+    with pytest.raises(CorpusError, match=r"for a dataset of the hub, name its split, too \(--split train\)"):
+        Corpus("someone/dialogues")
+
+
+def test_numbers_with_gaps_are_users(tmp_path: Path) -> None:
+    path = write(tmp_path / "notes.parquet", parquet_of([{"user": 7.0, "text": "a"}, {"user": None, "text": "b"}]))
+    corpus = Corpus(path, skip_bad=True)
+    assert list(corpus) == [Document("7", "a")]
+    assert dict(corpus.skipped) == {"field 'user': names no user": 1}
+
+
+def test_a_text_that_many_rows_share_is_not_in_memory_many_times(tmp_path: Path) -> None:
+    """A dictionary of Parquet holds a text once, so the size of a file says little about the size of its rows."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 4096), ["x" * 2**18])
+    table = pa.table({"user": [str(row) for row in range(4096)], "text": column})
+    parquet.write_table(table, tmp_path / "notes.parquet", store_schema=False)
+    assert (tmp_path / "notes.parquet").stat().st_size < 2**20
+    before, peak = pa.total_allocated_bytes(), 0
+    for _ in zip(Corpus(tmp_path / "notes.parquet", skip_bad=True), range(50), strict=False):
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert peak < 64 * 2**20
+
+
+def test_the_reading_reports_its_progress(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{number}.csv", b"user,text\n" + b"ann,hello\n" * 2000) for number in range(2)]
+    seen: list[float] = []
+    corpus = Corpus(paths)
+    corpus.report = seen.append
+    assert len(list(corpus)) == 4000
+    assert seen == sorted(seen)
+    assert any(0.4 < fraction < 0.6 for fraction in seen)
+    assert seen[-1] == 1
+
+
+def test_a_corpus_of_bad_rows_says_why_it_has_no_documents(tmp_path: Path) -> None:
+    corpus = Corpus(write(tmp_path / "notes.jsonl", b'{"user": "ann"}\nx\n{"user": "bob"}\n'), skip_bad=True)
+    assert list(corpus) == []
+    assert "has no documents: 3 rows are bad and were skipped: 2 field 'text': is missing, 1 is not JSON" in str(
+        corpus.empty()
+    )

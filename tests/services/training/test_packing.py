@@ -34,9 +34,17 @@ def test_even_blocks_are_few_and_have_little_padding(tokens: int, largest: int) 
 
 def test_documents_of_a_part_are_ended_and_in_order(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
-    documents = [Document("ann", "first"), Document("bob", "other"), Document("ann", "second<|im_end|>")]
+    documents = [Document("ann", "first"), Document("bob", "other"), Document("ann", "second")]
     streams = tokenize(documents, tokenizer, Partition(SALT, 1))
     assert tokenizer.decode(streams[PartShare(0)]) == "first<|im_end|>other<|im_end|>second<|im_end|>"
+
+
+def test_an_end_token_that_a_person_typed_is_text(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    documents = [Document("ann", "one<|im_end|>two<|im_end|>"), Document("bob", "three")]
+    tokens = tokenize(documents, tokenizer, Partition(SALT, 1))[PartShare(0)].tolist()
+    assert tokenizer.decode(tokens) == "one<|im_end|>two<|im_end|><|im_end|>three<|im_end|>"
+    assert tokens.count(tokenizer.eos_token_id) == len(documents)
 
 
 def test_halves_of_a_part_split_its_documents(base: Path) -> None:
