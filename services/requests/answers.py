@@ -301,29 +301,45 @@ class ChatStyle(Style):
 
 
 class ToolStyle(ChatStyle):
-    """Formats answers of `/v1/chat/completions` whose text is a call of a tool (`grammar.of_tool_call`).
+    """Formats answers of `/v1/chat/completions` that are calls of a tool, or can be one.
 
     Args:
         names: the names of the tools.
+        must_call: an answer is a call (`grammar.of_tool_call`); otherwise it is a call or a text
+            (`grammar.of_text_or_tool_call`).
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], must_call: bool = True) -> None:
         self._names = names
+        self._must_call = must_call
         self._calls: dict[int, PartialCall] = {}
+        self._texts: set[int] = set()
 
     def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
         choices = []
         for piece in pieces:
+            if not self._must_call and not begins_call(piece.text):
+                choices += super().complete(frame, [piece], usage, None).choices
+                continue
             call = PartialCall(self._names).push(piece.text, complete=piece.finish_reason == "stop")
             message = ChatMessage(content=None, tool_calls=call and [call])
             choices.append(ChatChoice(index=piece.index, message=message, finish_reason=_called(piece.finish_reason)))
         return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
+        if not self._must_call and piece.index not in self._calls and not begins_call(piece.text):
+            self._texts.add(piece.index)
+        if piece.index in self._texts:
+            return super().chunk(frame, piece, privmix)
         call = self._calls.setdefault(piece.index, PartialCall(self._names))
         new = call.push(piece.text, complete=piece.finish_reason == "stop")
         delta = ChatDelta(tool_calls=new and [new.model_copy(update={"index": 0})])
         return self._chunk(frame, piece.index, delta, _called(piece.finish_reason), privmix)
+
+
+def begins_call(text: str) -> bool:
+    """Tells whether an answer that is a call or a text is a call. The first piece of an answer is never empty."""
+    return text.startswith("{")
 
 
 def _called(reason: FinishReason | None) -> ApiFinishReason | None:

@@ -141,7 +141,7 @@ class Preparation:
         tools = request.callable_tools
         prompts = await served.prompts.chat_tokens(request.messages, tools)
         grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
-        style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
+        style = ToolStyle([tool.name for tool in tools], request.must_call) if tools else ChatStyle()
         return self._prepared(request, served, prompts, style, CHAT_TOKENS, grammar)
 
     def _prepared(

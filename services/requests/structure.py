@@ -40,7 +40,8 @@ async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt:
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:
     if isinstance(request, ChatRequest) and request.callable_tools:
         tools = {function.name: function.parameters for function in request.callable_tools}
-        yield "tools", lambda: grammar.of_tool_call(tools)
+        make = grammar.of_tool_call if request.must_call else grammar.of_text_or_tool_call
+        yield "tools", lambda: make(tools)
     if request.response_format is not None:
         yield from _response_format(request.response_format)
     if request.structured_outputs is not None:

@@ -16,6 +16,8 @@ from tests.services.gateway.conftest import MakeClient
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+CALLED = {"id": "a", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
@@ -45,7 +47,8 @@ SHARED: list[dict[str, Any]] = [
     {"use_beam_search": False, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 0},
     {"stream_options": {"include_usage": True}},
     {"logprobs": False, "ignore_eos": True},
-    {"colour": None, "shiny": False, "shades": [], "depths": {}},
+    {"colour": None, "shiny": False, "shades": [], "depths": {}, "name": ""},
+    dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend")),
 ]
 COMPLETION_ONLY: list[dict[str, Any]] = [
     {"prompt": ["one", "two"], "n": 2, "best_of": 2},
@@ -62,6 +65,13 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "find"}}},
     {"tools": TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "tool_choice": "auto", "stream": True},
+    {"tools": TOOLS},
+    {
+        "messages": [*CHAT["messages"], CALLS, {"role": "tool", "tool_call_id": "a", "content": "Nothing."}],
+        "tools": TOOLS,
+    },
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": None, "video": {}}]}]},
     {"max_tokens": 5, "max_completion_tokens": 5},
     {"logprobs": False, "top_logprobs": None, "tools": [], "tool_choice": "none", "functions": []},
     {"parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {}},

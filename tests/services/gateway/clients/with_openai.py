@@ -38,6 +38,26 @@ def structured() -> dict[str, object]:
     return {"parsed": [parsed.choices[0].finish_reason, parsed.usage.completion_tokens]}
 
 
+def loop() -> dict[str, object]:
+    """Runs the loop of the package's documentation: it calls tools until the answer is a text."""
+    client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
+    messages = list(MESSAGES)
+    choices = ["required", {"type": "function", "function": {"name": "book"}}, "auto", "none"]
+    for choice in choices:
+        answer: Any = client.chat.completions.create(
+            model="privmix", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=60
+        )
+        message = answer.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            ticket = Ticket.model_validate_json(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"Booked: {ticket.reason}."})
+    assert sum(message["role"] == "tool" for message in messages if isinstance(message, dict)) >= 2
+    return {"loop": [answer.choices[0].finish_reason, answer.usage.completion_tokens]}
+
+
 def sync() -> dict[str, object]:
     client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
     completion = client.completions.create(prompt="The patient", **PARAMETERS)
@@ -74,4 +94,4 @@ async def parallel() -> dict[str, object]:
     }
 
 
-print(json.dumps(structured() | sync() | asyncio.run(parallel())))
+print(json.dumps(structured() | loop() | sync() | asyncio.run(parallel())))
