@@ -22,6 +22,7 @@ from services.gateway.openapi import describe
 from services.requests.errors import ApiError, from_http
 from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
 from services.requests.models import Models
+from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.requests.settings import RequestSettings
 
@@ -50,7 +51,15 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return page
 
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
+BODIES = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    *administration.BODIES,
+    *batches.BODIES,
+)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 HEARTBEAT_S = 1.0
 

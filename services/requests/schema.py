@@ -7,7 +7,7 @@ Sources: the OpenAI API reference (completions, chat completions); vLLM's extens
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
@@ -302,6 +302,18 @@ class StructuredOutputs(Body):
         return self
 
 
+TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+
+
+class Function(Body):
+    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
+
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    strict: IgnoredFlag = None
+
+
 class GenerationRequest(Body):
     """The fields that both generation routes share."""
 
@@ -373,6 +385,26 @@ class GenerationRequest(Body):
         return SamplingOptions(self.temperature, self.top_p, self.top_k if self.top_k > 0 else None)
 
     @property
+    def callable_tools(self) -> Sequence[Function]:
+        """The functions one of which the answer can call; empty if the answer is text."""
+        return []
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer with tools cannot be a text instead."""
+        return False
+
+    @property
+    def json_answer(self) -> tuple[str, dict[str, Any] | bool] | None:
+        """The field that asks for JSON, and the schema of the answer; None without such a field."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.json_schema is None:
+            return "response_format", {"type": "object"}
+        return "response_format.json_schema.schema", wanted.json_schema.schema_
+
+    @property
     def token_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
         return "max_tokens", self.max_tokens
@@ -409,7 +441,6 @@ class CompletionRequest(GenerationRequest):
         return value
 
 
-TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
 MAX_CALL_ID = 256
 
 
@@ -429,11 +460,14 @@ def read_json(text: str) -> object:
     return value
 
 
+CallArguments = Annotated[str, AfterValidator(_arguments)]
+
+
 class CalledFunction(Body):
     """The function of an earlier call. `arguments` is the text of a JSON object."""
 
     name: str = Field(pattern=TOOL_NAME)
-    arguments: Annotated[str, AfterValidator(_arguments)]
+    arguments: CallArguments
 
 
 class EarlierCall(Body):
@@ -499,7 +533,7 @@ class Message(Body):
         return None if content is None or (content == [] and info.data.get("tool_calls")) else validate(content)
 
 
-def _results_follow_their_calls(messages: list[Message]) -> list[Message]:
+def check_calls(messages: list[Message]) -> list[Message]:
     """Checks, as OpenAI does, that the results of all calls follow their message, and nothing else before them."""
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
@@ -518,16 +552,7 @@ def _results_follow_their_calls(messages: list[Message]) -> list[Message]:
     return messages
 
 
-Messages = Annotated[list[Message], Field(min_length=1), AfterValidator(_results_follow_their_calls)]
-
-
-class Function(Body):
-    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
-
-    name: str = Field(pattern=TOOL_NAME)
-    description: str = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-    strict: IgnoredFlag = None
+Messages = Annotated[list[Message], Field(min_length=1), AfterValidator(check_calls)]
 
 
 class Tool(Body):
@@ -544,6 +569,21 @@ class NamedTool(Body):
 
     type: Literal["function"]
     function: FunctionName
+
+
+def check_tools(names: Sequence[str], chosen: str | None, must_call: bool) -> None:
+    """Checks the names of the tools of a request.
+
+    Args:
+        chosen: the name that `tool_choice` has, if it has one.
+        must_call: whether `tool_choice` demands a call.
+    """
+    if must_call and not names:
+        raise refused("invalid_value", "tool_choice requires a call; give the functions")
+    if chosen is not None and chosen not in names:
+        raise refused("invalid_value", "tool_choice names a function that is not here")
+    if len(set(names)) < len(names):
+        raise refused("invalid_value", "two functions have the same name")
 
 
 class ChatRequest(GenerationRequest):
@@ -584,8 +624,7 @@ class ChatRequest(GenerationRequest):
     web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
 
     @property
-    def callable_tools(self) -> list[Function]:
-        """The functions one of which the answer can call; empty if the answer is text."""
+    def callable_tools(self) -> Sequence[Function]:
         if self.tool_choice == "none":
             return []
         if isinstance(self.tool_choice, NamedTool):
@@ -594,19 +633,14 @@ class ChatRequest(GenerationRequest):
 
     @property
     def must_call(self) -> bool:
-        """Whether an answer with tools cannot be a text instead."""
         return self.tool_choice not in (None, "auto")
 
     @field_validator("tools")
     @classmethod
-    def _tools_are_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
-        choice, names = info.data.get("tool_choice"), [tool.function.name for tool in tools]
-        if choice == "required" and not tools:
-            raise refused("invalid_value", "tool_choice requires a call; give the functions")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise refused("invalid_value", "tool_choice names a function that is not here")
-        if len(set(names)) < len(names):
-            raise refused("invalid_value", "two functions have the same name")
+    def _tools_can_be_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
+        choice = info.data.get("tool_choice")
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        check_tools([tool.function.name for tool in tools], name, choice == "required")
         return tools
 
     @field_validator("max_completion_tokens")

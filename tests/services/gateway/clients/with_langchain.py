@@ -57,6 +57,7 @@ messages = agent.invoke({"messages": HISTORY[:2]}, {"recursion_limit": 50})["mes
 assert booked and isinstance(messages[3], ToolMessage)
 assert isinstance(messages[-1], AIMessage) and not messages[-1].tool_calls
 
+response = ChatOpenAI(**PARAMETERS, use_responses_api=True).invoke(HISTORY)
 answer = ChatOpenAI(**PARAMETERS).invoke(HISTORY)
 streamed = list(ChatOpenAI(**PARAMETERS, stream_usage=True).stream(HISTORY))
 completion = OpenAI(**PARAMETERS).invoke("The patient")
@@ -66,6 +67,7 @@ print(
             "chat": [answer.response_metadata["finish_reason"], answer.usage_metadata["output_tokens"]],
             "stream": ["-", len("".join(chunk.content for chunk in streamed))],
             "completion": ["-", len(completion)],
+            "response": ["-", response.usage_metadata["output_tokens"]],
             "agent": ["-", len(messages)],
         }
     )
