@@ -26,6 +26,7 @@ from services.gateway.openapi import describe
 from services.requests.errors import ApiError, from_http
 from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
 from services.requests.models import Models
+from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.requests.settings import RequestSettings
 from services.requests.values import check_address
@@ -55,7 +56,15 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return page
 
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *ADMINISTRATION_BODIES, *batches.BODIES)
+BODIES = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    *ADMINISTRATION_BODIES,
+    *batches.BODIES,
+)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 HEARTBEAT_S = 1.0
 

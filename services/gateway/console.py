@@ -24,7 +24,8 @@ from services.keys.actor import Keys
 from services.keys.messages import Identity
 from services.keys.records import KeyAccount
 from services.keys.traffic import TrafficReport
-from services.requests.admission import EventStream, events
+from services.requests.admission import EventStream
+from services.requests.answers import events
 from services.requests.errors import ApiError
 from services.requests.keys import KeyService
 from services.requests.models import Models, ServedModel

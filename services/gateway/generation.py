@@ -1,4 +1,4 @@
-"""Implements the routes that generate text: completions and chat completions."""
+"""Implements the routes that generate text: completions, chat completions and responses."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -15,7 +15,9 @@ from services.requests.admission import (
 from services.requests.answers import Answer, ChatCompletion, Completion
 from services.requests.keys import KeyService, access_record
 from services.requests.models import Models
-from services.requests.preparation import Endpoint, Preparation, read_body
+from services.requests.preparation import Preparation, Route, read_body
+from services.requests.responses import answers
+from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest
 from services.requests.settings import RequestSettings
 
@@ -28,7 +30,7 @@ HEARTBEAT_S = 10.0
 
 
 class GenerationRoutes:
-    """Implements `POST /v1/completions` and `POST /v1/chat/completions`."""
+    """Implements `POST /v1/completions`, `POST /v1/chat/completions` and `POST /v1/responses`."""
 
     def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
@@ -52,6 +54,13 @@ class GenerationRoutes:
             response_model=ChatCompletion,
             openapi_extra=body(ChatRequest),
         )
+        router.add_api_route(
+            "/v1/responses",
+            self.responses,
+            methods=["POST"],
+            response_model=answers.Response,
+            openapi_extra=body(ResponsesRequest),
+        )
         return router
 
     async def completions(self, request: Request) -> Response:
@@ -62,7 +71,11 @@ class GenerationRoutes:
         """Answer the last message of a chat."""
         return await self._answer(request, "/v1/chat/completions")
 
-    async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation of items. Nothing is stored: send earlier items again in `input`."""
+        return await self._answer(request, "/v1/responses")
+
+    async def _answer(self, request: Request, endpoint: Route) -> Response:
         requests.inc()
         identity = await self._keys.identify(request, "generate")
         sent = await read_body(request, self._settings.max_body_bytes)
@@ -80,7 +93,7 @@ class GenerationRoutes:
                 body.include_usage,
                 body.continuous_usage,
             )
-            chunks = kept_alive(chunks, HEARTBEAT_S)
+            chunks = kept_alive(chunks, HEARTBEAT_S, answer.error_event)
             # The status line waits for the first chunk, because the request can be refused until then.
             first = await unless_disconnected(request.receive, anext(chunks))
             return EventStream(first, chunks, _source_header(answer) | admission.headers)

@@ -11,7 +11,8 @@ from uuid import uuid4
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 Scope = Literal["generate", "privacy", "administer"]
-"""`generate`: completions, chats and tokenization; `privacy`: `/v1/privacy` and the console; `administer`: keys."""
+"""`generate`: the routes that generate text, and tokenization; `privacy`: `/v1/privacy` and the console; `administer`:
+keys."""
 ShareLimit = Literal["tokens", "tokens_per_day"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -4,9 +4,8 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, in OpenA
 """
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import replace
@@ -21,32 +20,23 @@ from starlette.types import Receive, Scope, Send
 
 from services.coordinator.messages import Delta, Generation
 from services.keys.messages import Admitted, Identity
-from services.requests.answers import Answer
+from services.requests.answers import Answer, error_event
 from services.requests.coordinator_client import ResponseQueue
 from services.requests.errors import ApiError
 from services.requests.keys import KeyService, rate_headers
 from services.requests.models import ServedModel
 
-DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
 
 T = TypeVar("T")
 
 
-def events(bodies: Iterable[BaseModel]) -> bytes:
-    """Returns one event for each body, to send them in one write."""
-    return b"".join(b"data: " + body.model_dump_json().encode() + b"\n\n" for body in bodies)
-
-
-def error_event(failure: ApiError) -> bytes:
-    """Returns the event that reports an error to OpenAI's clients during a stream."""
-    return b"data: " + json.dumps(failure.body()).encode() + b"\n\n"
-
-
-async def kept_alive(chunks: AsyncGenerator[bytes, None], interval_s: float) -> AsyncGenerator[bytes, None]:
+async def kept_alive(
+    chunks: AsyncGenerator[bytes, None], interval_s: float, error_event: Callable[[ApiError], bytes] = error_event
+) -> AsyncGenerator[bytes, None]:
     """Yields `chunks`, and a comment whenever none arrives for `interval_s`, so that proxies do not close the stream.
 
-    The first comment starts the response, so a refusal after it is an event instead of a status.
+    The first comment starts the response, so a refusal after it is an `error_event` instead of a status.
 
     Raises:
         ApiError: raised by `chunks` before anything was written.
@@ -169,10 +159,10 @@ async def stream_answer(
             while not ended:
                 deltas = await queue.take()
                 answer.add(deltas)
-                written = events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
+                written = answer.events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
                 ended = queue.drained
                 if ended:
-                    written += events([answer.closing()] if include_usage else []) + DONE
+                    written += answer.events([answer.closing()] if include_usage else [], ended=True)
                 if written:
                     started = True
                     yield written
@@ -180,7 +170,7 @@ async def stream_answer(
     except ApiError as failure:
         if not started:
             raise answer.failed(failure) from None
-        yield error_event(failure)
+        yield answer.error_event(failure)
 
 
 RETRY_S = 1.0

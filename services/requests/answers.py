@@ -1,8 +1,9 @@
 """Collects the answer to one request while it grows, as OpenAI's response bodies with one more object: `privmix`."""
 
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 from uuid import uuid4
@@ -23,7 +24,7 @@ AnsweringBase = Literal["public", "base"]
 EndedBy = Literal["privacy_budget", "share"]
 
 
-def _absent(value: object) -> bool:
+def absent(value: object) -> bool:
     return value is None
 
 
@@ -50,7 +51,7 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    free_tokens: int | None = Field(default=None, exclude_if=_absent)
+    free_tokens: int | None = Field(default=None, exclude_if=absent)
 
 
 class Substituted(TypedDict, total=False):
@@ -72,10 +73,10 @@ class Privmix(BaseModel):
         seed: "ignored" if the request has a seed.
     """
 
-    answered_by: AnsweringBase | Literal["mixed"] | None = Field(default=None, exclude_if=_absent)
-    ended_by: EndedBy | None = Field(default=None, exclude_if=_absent)
-    temperature: float | None = Field(default=None, exclude_if=_absent)
-    seed: Literal["ignored"] | None = Field(default=None, exclude_if=_absent)
+    answered_by: AnsweringBase | Literal["mixed"] | None = Field(default=None, exclude_if=absent)
+    ended_by: EndedBy | None = Field(default=None, exclude_if=absent)
+    temperature: float | None = Field(default=None, exclude_if=absent)
+    seed: Literal["ignored"] | None = Field(default=None, exclude_if=absent)
 
 
 class Frame(TypedDict):
@@ -90,8 +91,8 @@ class _Body(BaseModel):
     id: str
     created: int
     model: str
-    usage: Usage | None = Field(default=None, exclude_if=_absent)
-    privmix: Privmix | None = Field(default=None, exclude_if=_absent)
+    usage: Usage | None = Field(default=None, exclude_if=absent)
+    privmix: Privmix | None = Field(default=None, exclude_if=absent)
 
 
 class CompletionChoice(BaseModel):
@@ -111,16 +112,16 @@ class Completion(_Body):
 class FunctionCall(BaseModel):
     """A call of a function. In a chunk, `arguments` holds what is new of them; the name is in the first chunk."""
 
-    name: str | None = Field(default=None, exclude_if=_absent)
+    name: str | None = Field(default=None, exclude_if=absent)
     arguments: str
 
 
 class ToolCall(BaseModel):
     """A call of a tool. `index` is only in chunks; `id` and `type` are in the first of them."""
 
-    index: int | None = Field(default=None, exclude_if=_absent)
-    id: str | None = Field(default=None, exclude_if=_absent)
-    type: Literal["function"] | None = Field(default=None, exclude_if=_absent)
+    index: int | None = Field(default=None, exclude_if=absent)
+    id: str | None = Field(default=None, exclude_if=absent)
+    type: Literal["function"] | None = Field(default=None, exclude_if=absent)
     function: FunctionCall
 
 
@@ -128,7 +129,7 @@ class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=_absent)
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=absent)
 
 
 class ChatChoice(BaseModel):
@@ -146,9 +147,9 @@ class ChatCompletion(_Body):
 
 
 class ChatDelta(BaseModel):
-    role: Literal["assistant"] | None = Field(default=None, exclude_if=_absent)
-    content: str | None = Field(default=None, exclude_if=_absent)
-    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=_absent)
+    role: Literal["assistant"] | None = Field(default=None, exclude_if=absent)
+    content: str | None = Field(default=None, exclude_if=absent)
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=absent)
 
 
 class ChatChunkChoice(BaseModel):
@@ -210,10 +211,25 @@ class Piece:
     finish_reason: FinishReason | None = None
 
 
+def events(bodies: Iterable[BaseModel]) -> bytes:
+    """Returns one event for each body, to send them in one write."""
+    return b"".join(b"data: " + body.model_dump_json().encode() + b"\n\n" for body in bodies)
+
+
+def error_event(failure: ApiError) -> bytes:
+    """Returns the event that reports an error to OpenAI's clients during a stream."""
+    return b"data: " + json.dumps(failure.body()).encode() + b"\n\n"
+
+
 class Style(ABC):
-    """Formats the answers of one route."""
+    """Formats the answers of one route. The defaults are those of completions and chats.
+
+    Attributes:
+        done: what ends a stream that did not fail.
+    """
 
     id_prefix: str
+    done = b"data: [DONE]\n\n"
 
     @abstractmethod
     def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> BaseModel:
@@ -230,6 +246,18 @@ class Style(ABC):
     @abstractmethod
     def closing(self, frame: Frame, usage: Usage) -> BaseModel:
         """Returns the last chunk, which `stream_options.include_usage` requests."""
+
+    def encode(self, body: BaseModel) -> bytes:
+        """Returns the server-sent events of a chunk."""
+        return events([body])
+
+    def error(self, failure: ApiError, usage: Usage | None) -> bytes:
+        """Returns the server-sent events that report a failure during a stream.
+
+        Args:
+            usage: what was charged until then.
+        """
+        return error_event(failure)
 
 
 class CompletionStyle(Style):
@@ -301,29 +329,45 @@ class ChatStyle(Style):
 
 
 class ToolStyle(ChatStyle):
-    """Formats answers of `/v1/chat/completions` whose text is a call of a tool (`grammar.of_tool_call`).
+    """Formats answers of `/v1/chat/completions` that are calls of a tool, or can be one.
 
     Args:
         names: the names of the tools.
+        must_call: an answer is a call (`grammar.of_tool_call`); otherwise it is a call or a text
+            (`grammar.of_text_or_tool_call`).
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], must_call: bool = True) -> None:
         self._names = names
+        self._must_call = must_call
         self._calls: dict[int, PartialCall] = {}
+        self._texts: set[int] = set()
 
     def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
         choices = []
         for piece in pieces:
+            if not self._must_call and not begins_call(piece.text):
+                choices += super().complete(frame, [piece], usage, None).choices
+                continue
             call = PartialCall(self._names).push(piece.text, complete=piece.finish_reason == "stop")
             message = ChatMessage(content=None, tool_calls=call and [call])
             choices.append(ChatChoice(index=piece.index, message=message, finish_reason=_called(piece.finish_reason)))
         return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
+        if not self._must_call and piece.index not in self._calls and not begins_call(piece.text):
+            self._texts.add(piece.index)
+        if piece.index in self._texts:
+            return super().chunk(frame, piece, privmix)
         call = self._calls.setdefault(piece.index, PartialCall(self._names))
         new = call.push(piece.text, complete=piece.finish_reason == "stop")
         delta = ChatDelta(tool_calls=new and [new.model_copy(update={"index": 0})])
         return self._chunk(frame, piece.index, delta, _called(piece.finish_reason), privmix)
+
+
+def begins_call(text: str) -> bool:
+    """Tells whether an answer that is a call or a text is a call. The first piece of an answer is never empty."""
+    return text.startswith("{")
 
 
 def _called(reason: FinishReason | None) -> ApiFinishReason | None:
@@ -338,6 +382,11 @@ class PartialCall:
         self._prefixes = {call_prefix(name): name for name in names}
         self._name: str | None = None
         self._text = ""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the text of a call has begun."""
+        return self._name is not None or bool(self._text)
 
     def push(self, text: str, *, complete: bool) -> ToolCall | None:
         """Returns what is new in the call; None if there is nothing.
@@ -472,6 +521,14 @@ class Answer:
     def closing(self) -> BaseModel:
         """Returns the last chunk, with the usage."""
         return self._style.closing(self._frame, self.usage)
+
+    def events(self, bodies: Iterable[BaseModel], *, ended: bool = False) -> bytes:
+        """Returns the server-sent events of some chunks, to send them in one write, and the end of the stream."""
+        return b"".join(map(self._style.encode, bodies)) + (self._style.done if ended else b"")
+
+    def error_event(self, failure: ApiError) -> bytes:
+        """Returns the server-sent events that report a failure during a stream."""
+        return self._style.error(failure, self.usage)
 
     def _extension(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Privmix | None:
         """Returns None if no field applies. Substituted parameters are reported where a choice ends."""

@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -20,6 +20,7 @@ from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
 from services.people_text import Marks, PeopleText
+from services.requests.conversation import Conversation, TemplateMessage
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -32,13 +33,16 @@ from services.tokenizer import load_tokenizer
 INLINE_CHARACTERS = 2048
 
 
+# A template's expressions can fail on a message that is valid, such as one without content.
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, RecursionError)
+
 CALL_INSTRUCTIONS = """Answer with a call of one of these functions, as JSON on one line:
 {"name": NAME, "arguments": ARGUMENTS}
 The functions, with a JSON Schema of their arguments:
 """
 
 
-def with_instructions(messages: Sequence[dict[str, str]], tools: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+def with_instructions(messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]]) -> list[TemplateMessage]:
     """Returns the messages of a chat with the description of its tools in the system message."""
     described = CALL_INSTRUCTIONS + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     if messages[0]["role"] != "system":
@@ -99,13 +103,17 @@ class Prompts:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
         marks = self._people.marks()
         try:
-            text = self._apply_template([message.for_template() for message in messages], tools, marks)
-        except TemplateError:
+            text = self._apply_template(self._conversation.messages(messages), tools, marks)
+        except TEMPLATE_ERRORS:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
         return [await self._encode(text, lambda: self._people.rendered(text, marks))]
 
-    def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function], marks: Marks) -> str:
+    @cached_property
+    def _conversation(self) -> Conversation:
+        return Conversation(lambda messages: self._apply_template(messages, (), self._people.marks()))
+
+    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function], marks: Marks) -> str:
         described: list[dict[str, Any]] | None = [
             {
                 "type": "function",

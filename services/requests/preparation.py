@@ -12,6 +12,8 @@ from services.coordinator.messages import Generation
 from services.requests.answers import Answer, AnsweringBase, ChatStyle, CompletionStyle, Style, Substituted, ToolStyle
 from services.requests.errors import ApiError, invalid
 from services.requests.models import Models, ServedModel
+from services.requests.responses.answers import ResponsesStyle
+from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.requests.settings import RequestSettings
 from services.requests.structure import grammar_of
@@ -95,6 +97,9 @@ def answer_length(
 
 
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
+"""The routes that batches have too."""
+
+Route = Endpoint | Literal["/v1/responses"]
 
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256
 """The length of an answer if the client sets none, as OpenAI's for completions. An unlimited chat could spend the whole
@@ -112,13 +117,13 @@ class Prepared:
 
 
 class Preparation:
-    """Validates the bodies of both generation routes, for single requests and for lines of a batch."""
+    """Validates the bodies of the generation routes, for single requests and for lines of a batch."""
 
     def __init__(self, settings: RequestSettings, models: Models) -> None:
         self._settings = settings
         self._models = models
 
-    async def prepare(self, endpoint: Endpoint, body: bytes, cache_salt: str) -> Prepared:
+    async def prepare(self, endpoint: Route, body: bytes, cache_salt: str) -> Prepared:
         """Validates a request.
 
         Args:
@@ -127,8 +132,13 @@ class Preparation:
         Raises:
             ApiError: 400 or 404, which names the first invalid field.
         """
-        prepare = self._chat if endpoint == "/v1/chat/completions" else self._completion
-        return await prepare(body, cache_salt)
+        match endpoint:
+            case "/v1/completions":
+                return await self._completion(body, cache_salt)
+            case "/v1/chat/completions":
+                return await self._chat(ChatRequest.parse(body, self._settings.fallbacks), cache_salt)
+            case "/v1/responses":
+                return await self._chat(ResponsesRequest.parse(body, self._settings.fallbacks), cache_salt)
 
     async def _completion(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
@@ -141,16 +151,12 @@ class Preparation:
         style = CompletionStyle(echoes if request.echo else None)
         return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, grammar)
 
-    async def _chat(self, body: bytes, cache_salt: str) -> Prepared:
-        settings = self._settings
-        request = ChatRequest.parse(body, settings.fallbacks)
+    async def _chat(self, request: ChatRequest | ResponsesRequest, cache_salt: str) -> Prepared:
         served = self._models.named(request.model)
-        check_counts(request, 1, settings)
-        tools = request.callable_tools
-        prompts = await served.prompts.chat_tokens(request.messages, tools)
+        check_counts(request, 1, self._settings)
+        prompts = await served.prompts.chat_tokens(request.messages, request.callable_tools)
         grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
-        style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
-        return self._prepared(request, served, prompts, style, CHAT_TOKENS, grammar)
+        return self._prepared(request, served, prompts, _style(request), CHAT_TOKENS, grammar)
 
     def _prepared(
         self,
@@ -182,6 +188,13 @@ class Preparation:
         base: AnsweringBase = "base" if served.ensemble.private_base else "public"
         answer = Answer(style, request.model, generations, sum(map(len, prompts)), substituted, base)
         return Prepared(request, served, generations, answer)
+
+
+def _style(request: ChatRequest | ResponsesRequest) -> Style:
+    if isinstance(request, ResponsesRequest):
+        return ResponsesStyle(request)
+    tools = request.callable_tools
+    return ToolStyle([tool.name for tool in tools], request.must_call) if tools else ChatStyle()
 
 
 def _substituted(request: GenerationRequest, temperature: float) -> Substituted:

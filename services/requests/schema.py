@@ -6,7 +6,8 @@ Sources: the OpenAI API reference (completions, chat completions); vLLM's extens
 `/tokenize`, `/detokenize`, and the fields that are accepted with neutral values).
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
@@ -97,6 +98,11 @@ def _same(value: object, neutral: object) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
+def has_effect(value: object) -> bool:
+    """Tells whether the value of an unknown field requests something: it is not null, false or empty."""
+    return not (value is None or value is False or value in ("", [], {}))
+
+
 def _of_type(kind: type) -> BeforeValidator:
     def check(value: object) -> object:
         if not isinstance(value, kind):
@@ -183,14 +189,18 @@ def _content(value: object) -> object:
         return value
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
         raise refused("invalid_type", "give a string or a list of text parts")
-    if any(part.keys() != {"type", "text"} or part["type"] != "text" for part in value):
+    parts = [{key: field for key, field in part.items() if key == "text" or has_effect(field)} for part in value]
+    if any(part.keys() != {"type", "text"} or part["type"] not in TEXT_PARTS for part in parts):
         raise refused("unsupported_value", 'give only parts of the form {"type": "text", "text": "..."}')
-    if not all(isinstance(part["text"], str) for part in value):
+    if not all(isinstance(part["text"], str) for part in parts):
         raise refused("invalid_type", "the text of a part must be a string")
-    return "\n".join(part["text"] for part in value)
+    return "\n".join(part["text"] for part in parts)
 
 
-Content = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, str]])]
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""The types of a text part: that of chat completions, and those of responses."""
+
+Content = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 PENALTIES = "penalties for repeated tokens are not supported; remove it"
@@ -198,14 +208,16 @@ FILTERS = "sampling supports only temperature, top_p and top_k; remove it"
 SEARCH = "answers are sampled; search is not supported; remove it"
 ENDS = "an answer ends at the model's end token, a stop string or max_tokens; remove it"
 MAX_TOOLS = 64
-NO_TOOLS = "earlier calls of tools are not supported; remove it"
-OWN_CHOICE = "give tool_choice: required, a function or none; whether to call a tool is not left to the model"
+OLD_CALLS = "OpenAI replaced this field; use tools, tool_choice and tool_calls"
 NOTHING_STORED = "requests and answers are not stored; remove it"
 TEXT_ONLY = "answers are plain text only; remove it"
 OWN_TEMPLATE = "the model's own chat template is used; remove it"
 WHOLE_PROMPT = "prompts are not truncated or changed; remove it"
 SPECIAL_TOKENS = "special tokens have no text; use true"
 
+GUIDED = "vLLM replaced this field; use structured_outputs with json, regex, choice, grammar or json_object"
+
+Guided = Annotated[Any, Neutral(GUIDED, False, "")]
 Unlimited = Annotated[Any, Neutral(FILTERS)]
 OneFloat = Annotated[Any, Neutral(PENALTIES, 1.0)]
 Zero = Annotated[Any, Neutral(PENALTIES, 0.0)]
@@ -226,7 +238,7 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None and (key in known or _has_effect(value))}
+        return {key: value for key, value in data.items() if value is not None and (key in known or has_effect(value))}
 
     @classmethod
     def parse(cls, body: bytes, fallbacks: Fallbacks = REFUSE) -> Self:
@@ -239,10 +251,6 @@ class Body(BaseModel):
             return cls.model_validate_json(body, context=fallbacks)
         except ValidationError as error:
             raise from_validation(error) from None
-
-
-def _has_effect(value: object) -> bool:
-    return not (value is False or value == [] or value == {})
 
 
 class StreamOptions(Body):
@@ -294,6 +302,18 @@ class StructuredOutputs(Body):
         return self
 
 
+TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+
+
+class Function(Body):
+    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
+
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    strict: IgnoredFlag = None
+
+
 class GenerationRequest(Body):
     """The fields that both generation routes share."""
 
@@ -318,6 +338,17 @@ class GenerationRequest(Body):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM's: the answer matches a JSON Schema, a regular expression, a choice or a grammar."
     )
+
+    guided_json: Guided = None
+    guided_regex: Guided = None
+    guided_choice: Guided = None
+    guided_grammar: Guided = None
+    guided_json_object: Guided = None
+    guided_whitespace_pattern: Guided = None
+    guided_decoding_backend: Guided = None
+    guided_decoding_disable_any_whitespace: Guided = None
+    guided_decoding_disable_fallback: Guided = None
+    guided_decoding_disable_additional_properties: Guided = None
 
     frequency_penalty: Zero = None
     presence_penalty: Zero = None
@@ -352,6 +383,26 @@ class GenerationRequest(Body):
         if self.greedy and fallbacks.greedy_temperature is not None:
             return SamplingOptions(fallbacks.greedy_temperature)
         return SamplingOptions(self.temperature, self.top_p, self.top_k if self.top_k > 0 else None)
+
+    @property
+    def callable_tools(self) -> Sequence[Function]:
+        """The functions one of which the answer can call; empty if the answer is text."""
+        return []
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer with tools cannot be a text instead."""
+        return False
+
+    @property
+    def json_answer(self) -> tuple[str, dict[str, Any] | bool] | None:
+        """The field that asks for JSON, and the schema of the answer; None without such a field."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.json_schema is None:
+            return "response_format", {"type": "object"}
+        return "response_format.json_schema.schema", wanted.json_schema.schema_
 
     @property
     def token_limit(self) -> tuple[str, int | None]:
@@ -390,32 +441,118 @@ class CompletionRequest(GenerationRequest):
         return value
 
 
-class Message(Body):
-    """One message of a chat. Fields that only answers have are accepted if they are empty; reasoning is ignored."""
+MAX_CALL_ID = 256
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+
+def _arguments(text: str) -> str:
+    if not isinstance(read_json(text or "{}"), dict):
+        raise refused("invalid_value", "give the arguments as the text of a JSON object")
+    return text or "{}"
+
+
+def read_json(text: str) -> object:
+    """Returns the value of a JSON text; None if it is not JSON that can be written again."""
+    try:
+        value: object = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+CallArguments = Annotated[str, AfterValidator(_arguments)]
+
+
+class CalledFunction(Body):
+    """The function of an earlier call. `arguments` is the text of a JSON object."""
+
+    name: str = Field(pattern=TOOL_NAME)
+    arguments: CallArguments
+
+
+class EarlierCall(Body):
+    """A call of a tool in an earlier answer. Chunks of streams have an `index`, which is accepted."""
+
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Body):
+    """One message of a chat. Fields that only answers have are accepted if they are empty; reasoning is ignored.
+
+    An assistant's message has content, calls of tools, or both. A message of the role `tool` has the result of one.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: list[EarlierCall] = Field([], max_length=MAX_TOOLS)
+    tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_CALL_ID, validate_default=True)
+    content: Content | None = Field(None, validate_default=True)
     name: Annotated[Any, Neutral("names of participants are not supported; remove it")] = None
     reasoning: IgnoredText = None
     reasoning_content: IgnoredText = None
     annotations: Annotated[Any, Neutral(TEXT_ONLY, [])] = None
     audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
-    function_call: Annotated[Any, Neutral(NO_TOOLS)] = None
+    function_call: Annotated[Any, Neutral(OLD_CALLS)] = None
     refusal: Annotated[Any, Neutral(TEXT_ONLY, "")] = None
-    tool_calls: Annotated[Any, Neutral(NO_TOOLS, [])] = None
 
-    def for_template(self) -> dict[str, str]:
-        """Returns the message for a chat template. Templates use the role `system` for OpenAI's `developer`."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+    @model_validator(mode="before")
+    @classmethod
+    def _a_result_may_name_its_function(cls, data: object) -> object:
+        """Drops the `name` of a result: the call that it answers has it."""
+        if isinstance(data, dict) and data.get("role") == "tool" and isinstance(data.get("name"), str):
+            return {key: value for key, value in data.items() if key != "name"}
+        return data
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _only_assistants_call(cls, calls: object, info: ValidationInfo) -> object:
+        if calls and info.data.get("role", "assistant") != "assistant":
+            raise refused("unsupported_parameter", "only messages of the role assistant have calls")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _results_name_their_call(cls, id_: str | None, info: ValidationInfo) -> str | None:
+        is_result = info.data.get("role") == "tool"
+        if is_result and id_ is None:
+            raise refused("missing_required_parameter", "a message of the role tool names its call")
+        if not is_result and id_ is not None:
+            raise refused("unsupported_parameter", "only messages of the role tool name a call")
+        return id_
+
+    @field_validator("content", mode="wrap")
+    @classmethod
+    def _only_calls_have_no_content(
+        cls, content: object, validate: Callable[[object], str | None], info: ValidationInfo
+    ) -> str | None:
+        if content is None and not info.data.get("tool_calls", True):
+            raise refused("missing_required_parameter", "only a message with calls needs no content")
+        # An empty list is all that some clients write beside calls.
+        return None if content is None or (content == [] and info.data.get("tool_calls")) else validate(content)
 
 
-class Function(Body):
-    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
+def check_calls(messages: list[Message]) -> list[Message]:
+    """Checks, as OpenAI does, that the results of all calls follow their message, and nothing else before them."""
+    open_calls: set[str] = set()
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                raise refused("invalid_value", f"message {number} is the result of no call just before it")
+            open_calls.remove(message.tool_call_id)
+            continue
+        if open_calls:
+            break
+        open_calls = {call.id for call in message.tool_calls}
+        if len(open_calls) < len(message.tool_calls):
+            raise refused("invalid_value", f"two calls of message {number} have the same id")
+    if open_calls:
+        raise refused("invalid_value", "a call has no result; add a message of the role tool for each tool_call_id")
+    return messages
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    description: str = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-    strict: IgnoredFlag = None
+
+Messages = Annotated[list[Message], Field(min_length=1), AfterValidator(check_calls)]
 
 
 class Tool(Body):
@@ -434,12 +571,27 @@ class NamedTool(Body):
     function: FunctionName
 
 
+def check_tools(names: Sequence[str], chosen: str | None, must_call: bool) -> None:
+    """Checks the names of the tools of a request.
+
+    Args:
+        chosen: the name that `tool_choice` has, if it has one.
+        must_call: whether `tool_choice` demands a call.
+    """
+    if must_call and not names:
+        raise refused("invalid_value", "tool_choice requires a call; give the functions")
+    if chosen is not None and chosen not in names:
+        raise refused("invalid_value", "tool_choice names a function that is not here")
+    if len(set(names)) < len(names):
+        raise refused("invalid_value", "two functions have the same name")
+
+
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     prompt_field = "messages"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Annotated[Any, Neutral(NEVER_LEAVE, False)] = None
     top_logprobs: Annotated[Any, Neutral(NEVER_LEAVE, 0)] = None
@@ -448,8 +600,8 @@ class ChatRequest(GenerationRequest):
     audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
     chat_template: Annotated[Any, Neutral(OWN_TEMPLATE)] = None
     chat_template_kwargs: Annotated[Any, Neutral(OWN_TEMPLATE, {})] = None
-    function_call: Annotated[Any, Neutral(NO_TOOLS, "none")] = None
-    functions: Annotated[Any, Neutral(NO_TOOLS, [])] = None
+    function_call: Annotated[Any, Neutral(OLD_CALLS, "none")] = None
+    functions: Annotated[Any, Neutral(OLD_CALLS, [])] = None
     metadata: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
     modalities: Annotated[Any, Neutral(TEXT_ONLY, ["text"])] = None
     moderation: Annotated[Any, Neutral("moderation is not supported; remove it")] = None
@@ -463,33 +615,32 @@ class ChatRequest(GenerationRequest):
     service_tier: Annotated[Any, Neutral("there is only one service tier; remove it", "auto", "default")] = None
     store: Annotated[Any, Neutral(NOTHING_STORED, False)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description="`auto` is accepted only without tools: whether to call one is not left to the model."
+        None,
+        description="With `auto`, the default, the answer is a text or one call of a tool: its first token, sampled as "
+        "any other, decides. An answer never has several calls.",
     )
     tools: list[Tool] = Field([], max_length=MAX_TOOLS, validate_default=True)
     verbosity: Annotated[Any, Neutral("max_tokens sets the length of answers; remove it", "medium")] = None
     web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
 
     @property
-    def callable_tools(self) -> list[Function]:
-        """The functions one of which the answer must call; empty if the answer is text."""
-        if self.tool_choice in (None, "none", "auto"):
+    def callable_tools(self) -> Sequence[Function]:
+        if self.tool_choice == "none":
             return []
         if isinstance(self.tool_choice, NamedTool):
             return [tool.function for tool in self.tools if tool.function.name == self.tool_choice.function.name]
         return [tool.function for tool in self.tools]
 
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice not in (None, "auto")
+
     @field_validator("tools")
     @classmethod
-    def _tools_are_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
-        choice, names = info.data.get("tool_choice"), [tool.function.name for tool in tools]
-        if tools and choice in (None, "auto"):
-            raise refused("unsupported_parameter", OWN_CHOICE)
-        if choice == "required" and not tools:
-            raise refused("invalid_value", "tool_choice requires a call; give the functions")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise refused("invalid_value", "tool_choice names a function that is not here")
-        if len(set(names)) < len(names):
-            raise refused("invalid_value", "two functions have the same name")
+    def _tools_can_be_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
+        choice = info.data.get("tool_choice")
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        check_tools([tool.function.name for tool in tools], name, choice == "required")
         return tools
 
     @field_validator("max_completion_tokens")
@@ -511,7 +662,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
     return_token_strs: bool = False
 

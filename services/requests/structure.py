@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from services.requests.errors import invalid
-from services.requests.schema import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
+from services.requests.schema import GenerationRequest, StructuredOutputs
 from services.structure import grammar
 from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
@@ -38,21 +38,15 @@ async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt:
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:
-    if isinstance(request, ChatRequest) and request.callable_tools:
+    if request.callable_tools:
         tools = {function.name: function.parameters for function in request.callable_tools}
-        yield "tools", lambda: grammar.of_tool_call(tools)
-    if request.response_format is not None:
-        yield from _response_format(request.response_format)
+        make = grammar.of_tool_call if request.must_call else grammar.of_text_or_tool_call
+        yield "tools", lambda: make(tools)
+    if (wanted := request.json_answer) is not None:
+        field, schema = wanted
+        yield field, lambda: grammar.of_json_schema(schema)
     if request.structured_outputs is not None:
         yield from _structured_outputs(request.structured_outputs)
-
-
-def _response_format(wish: ResponseFormat) -> Iterator[Wish]:
-    if wish.type == "json_object":
-        yield "response_format", grammar.of_json_object
-    elif wish.json_schema is not None:
-        schema = wish.json_schema.schema_
-        yield "response_format.json_schema.schema", lambda: grammar.of_json_schema(schema)
 
 
 def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:

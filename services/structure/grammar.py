@@ -92,12 +92,22 @@ def of_tool_call(tools: Mapping[str, Schema]) -> str:
     Raises:
         StructureError: there is no tool, or a schema is not accepted (see `of_json_schema`).
     """
+    return _of_lark(_tool_call(tools))
+
+
+def of_text_or_tool_call(tools: Mapping[str, Schema]) -> str:
+    """Returns the grammar of a call (see `of_tool_call`) or of a text, which does not begin with a brace."""
+    return _of_lark(f"{_tool_call(tools)}\n  | TEXT?\nTEXT: /[^{{](.|\\n)*/")
+
+
+def _tool_call(tools: Mapping[str, Schema]) -> str:
+    """Returns the rules of one call in the Lark format; those of its start are last, so that more can follow."""
     if not tools:
         raise StructureError("give at least one tool")
     # Each schema is a grammar of its own, so that its references stay within it.
     calls = [f'{_quoted(call_prefix(name))} arguments_{index} "}}"' for index, name in enumerate(tools)]
     rules = [f"arguments_{index}: %json {_checked(schema)}" for index, schema in enumerate(tools.values())]
-    return _of_lark("\n".join(["start: " + " | ".join(calls), *rules]))
+    return "\n".join([*rules, "start: " + " | ".join(calls)])
 
 
 def call_prefix(name: str) -> str:

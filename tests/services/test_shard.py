@@ -22,7 +22,7 @@ NAMES = ("part-000", "part-001")
 REQUESTS = [Request("a", (504, 253, 260), (PUBLIC, NAMES[0]))]
 REDUCTION = Reduction(PMixed(2, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
 COMING = (NAMES[1], ZERO)
-ANSWER_S = 60.0
+ANSWER_S = 300.0
 
 
 class PreparingShard(Shard):

@@ -16,8 +16,13 @@ from tests.services.gateway.conftest import MakeClient
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+CALLED = {"id": "a", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+RESPONSE: dict[str, Any] = {"model": "privmix", "input": "Good morning"}
+FUNCTION = {"type": "function", "name": "find", "parameters": {"type": "object"}, "strict": True}
+
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 SHARED: list[dict[str, Any]] = [
     {},
@@ -45,7 +50,8 @@ SHARED: list[dict[str, Any]] = [
     {"use_beam_search": False, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 0},
     {"stream_options": {"include_usage": True}},
     {"logprobs": False, "ignore_eos": True},
-    {"colour": None, "shiny": False, "shades": [], "depths": {}},
+    {"colour": None, "shiny": False, "shades": [], "depths": {}, "name": ""},
+    dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend")),
 ]
 COMPLETION_ONLY: list[dict[str, Any]] = [
     {"prompt": ["one", "two"], "n": 2, "best_of": 2},
@@ -62,6 +68,13 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "find"}}},
     {"tools": TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "tool_choice": "auto", "stream": True},
+    {"tools": TOOLS},
+    {
+        "messages": [*CHAT["messages"], CALLS, {"role": "tool", "tool_call_id": "a", "content": "Nothing."}],
+        "tools": TOOLS,
+    },
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": None, "video": {}}]}]},
     {"max_tokens": 5, "max_completion_tokens": 5},
     {"logprobs": False, "top_logprobs": None, "tools": [], "tool_choice": "none", "functions": []},
     {"parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {}},
@@ -78,10 +91,24 @@ CHAT_ONLY: list[dict[str, Any]] = [
 ]
 
 
+RESPONSES_ONLY: list[dict[str, Any]] = [
+    {},
+    {"store": False, "stream": True, "max_output_tokens": 256, "temperature": 0.5, "top_p": 0.9},
+    {"tools": [FUNCTION], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "find"}},
+    {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}, "strict": True}, "verbosity": "medium"}},
+    {"text": {"format": {"type": "json_object"}}, "instructions": "Be brief."},
+    {"include": [], "metadata": {}, "reasoning": {"effort": None}, "truncation": "disabled", "service_tier": "auto"},
+    dict.fromkeys(("n", "store", "tools", "text", "previous_response_id", "stream", "max_tokens", "conversation")),
+    {"structured_outputs": {"regex": "[0-9]+"}, "stop": "5", "top_k": 40, "user": "someone"},
+]
+
+
 @pytest.mark.parametrize(
     ("route", "body"),
     [(COMPLETIONS, COMPLETION | fields) for fields in SHARED + COMPLETION_ONLY]
-    + [(CHATS, CHAT | fields) for fields in SHARED + CHAT_ONLY],
+    + [(CHATS, CHAT | fields) for fields in SHARED + CHAT_ONLY]
+    + [(RESPONSES, RESPONSE | fields) for fields in RESPONSES_ONLY],
 )
 def test_a_valid_request_reaches_the_coordinator(client: TestClient, route: str, body: dict[str, Any]) -> None:
     response = client.post(route, json=body)

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from services.requests.admission import HEARTBEAT, kept_alive
 from services.requests.errors import ApiError, unavailable
+from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest
 from tests.services.gateway.conftest import MakeClient
 
@@ -56,7 +57,11 @@ def test_an_invalid_tokenization_request_is_refused(
 def test_the_openapi_description_matches_the_validating_models(client: TestClient) -> None:
     description = client.get("/openapi.json").json()
     schemas = description["components"]["schemas"]
-    for route, model in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
+    for route, model in (
+        ("/v1/completions", CompletionRequest),
+        ("/v1/chat/completions", ChatRequest),
+        ("/v1/responses", ResponsesRequest),
+    ):
         body = description["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
         schema = schemas[body["$ref"].rsplit("/", 1)[-1]]
         assert set(schema["properties"]) == set(model.model_fields)

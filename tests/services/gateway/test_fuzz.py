@@ -7,14 +7,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest
 
 MARK = "Wilhelmina"
 
-FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, "unknown"})
+BODIES = (CompletionRequest, ChatRequest, ResponsesRequest)
+FIELDS = sorted({"unknown", *(name for body in BODIES for name in body.model_fields)})
 TEXT = st.sampled_from(["", MARK, "privmix", "text", "user", "\n", "\ud800", "none", "a" * 200])
 SCALARS = st.none() | st.booleans() | st.integers(-3, 600) | st.integers() | st.floats() | TEXT | st.text(max_size=5)
 MESSAGE = st.dictionaries(st.sampled_from(["role", "content", "name", "refusal", "type", "text"]), SCALARS, max_size=4)
+ITEMS: list[dict[str, Any]] = [
+    {"type": "function_call", "call_id": "a", "name": MARK, "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": MARK},
+    {"role": "user", "content": MARK},
+]
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
@@ -26,6 +33,7 @@ LIKELY = {
     "model": st.just("privmix"),
     "prompt": st.just(MARK) | st.lists(st.integers(0, 49_151), min_size=1, max_size=5),
     "messages": st.lists(MESSAGE, max_size=3),
+    "input": st.just(MARK) | st.lists(st.sampled_from(ITEMS) | MESSAGE, max_size=4),
     "n": st.integers(1, 3),
     "stream": st.booleans(),
 }
@@ -46,7 +54,7 @@ def check(client: TestClient, route: str, body: bytes) -> None:
     assert MARK not in response.text
 
 
-routes = st.sampled_from(["/v1/completions", "/v1/chat/completions"])
+routes = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 many_examples = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

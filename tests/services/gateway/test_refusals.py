@@ -94,6 +94,10 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
     ({"min_tokens": 1}, "min_tokens", "unsupported_parameter"),
     ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
+    ({"guided_json": {"type": "integer"}}, "guided_json", "unsupported_parameter"),
+    ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
+    ({"guided_choice": ["a"]}, "guided_choice", "unsupported_parameter"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "unsupported_parameter"),
     ({"colour": "red"}, "colour", "unknown_parameter"),
     ({"colour": 0}, "colour", "unknown_parameter"),
     ({f"{SECRET} as a key": 1}, "body", "unknown_parameter"),
@@ -143,7 +147,8 @@ OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": SECRET}, "messages", "invalid_type"),
     ({"messages": [SECRET]}, "messages[0]", "invalid_type"),
     (say(role=None), "messages[0].role", "missing_required_parameter"),
-    (say(role="tool"), "messages[0].role", "invalid_value"),
+    (say(role="tool"), "messages[0].tool_call_id", "missing_required_parameter"),
+    (say(role="function"), "messages[0].role", "invalid_value"),
     (say(content=None), "messages[0].content", "missing_required_parameter"),
     (say(content=4), "messages[0].content", "invalid_type"),
     (say(content=[]), "messages[0].content", "invalid_type"),
@@ -163,8 +168,12 @@ OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "invalid_value"),
     ({"top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-    ({"tools": TOOLS}, "tools", "unsupported_parameter"),
-    ({"tools": TOOLS, "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+    (
+        say(content=[{"type": "text", "text": "a", "cache_control": {"type": "b"}}]),
+        "messages[0].content",
+        "unsupported_value",
+    ),
+    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "invalid_value"),
     ({"tools": TOOLS * 2, "tool_choice": "required"}, "tools", "invalid_value"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": SECRET}}}, "tools", "invalid_value"),
     ({"tool_choice": "required"}, "tools", "invalid_value"),
@@ -222,6 +231,11 @@ def test_an_unknown_model_is_refused(client: TestClient, route: str, model: str)
     assert response.status_code == 404
     check(response.json(), "model", "model_not_found")
     assert "privmix, clinic" in response.json()["error"]["message"]
+
+
+def test_vllms_older_fields_name_their_successor(client: TestClient) -> None:
+    message = client.post(CHATS, json=CHAT | {"guided_regex": "[0-9]+"}).json()["error"]["message"]
+    assert "structured_outputs" in message
 
 
 def test_greedy_decoding_is_refused_with_the_reason_and_the_fix(client: TestClient) -> None:

@@ -113,6 +113,18 @@ def test_every_walk_through_a_grammar_matches_it(kind: str, pattern: str, seed: 
         assert text.count("(") == text.count(")")
 
 
+@pytest.mark.parametrize("text", ["", "Good morning.", 'a {"name": "end"', '\n{"name"', "é \n\n東京"])
+def test_a_text_or_a_call_is_a_text_unless_it_begins_with_a_brace(text: str) -> None:
+    follower = matcher(grammar.of_text_or_tool_call({"find": TICKET, "end": {"type": "object"}}))
+    tokens = vocabulary().tokenizer.tokenize_str(text)
+    position = follower.after(tokens)
+    assert position.forced == ()
+    assert {0, 2} <= set(tokens_of(position.legal))
+    (brace,) = vocabulary().tokenizer.tokenize_str("{")
+    follows = follower.after([*tokens, brace])
+    assert text_of(follows.forced) == ("" if text else '"name": "')
+
+
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_each_forced_token_is_the_only_legal_one(kind: str) -> None:
     """Compares the runs with the legal tokens that the engine computes one token at a time."""
