@@ -14,7 +14,7 @@ from services.requests.errors import ApiError, invalid
 from services.requests.models import Models, ServedModel
 from services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.requests.settings import RequestSettings
-from services.requests.structure import grammar_of
+from services.requests.structure import Structure, structure_of
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -86,6 +86,24 @@ def answer_length(
     return wanted
 
 
+def check_shortest(body: GenerationRequest, structure: Structure, length: int, most: int) -> None:
+    """Checks that an answer of a structure fits into its tokens, before any of them is charged.
+
+    Args:
+        length: see `answer_length`.
+        most: the maximal length of an answer after these prompts.
+
+    Raises:
+        ApiError: 400, it does not fit.
+    """
+    if structure.shortest > most:
+        message = f"the shortest answer that was found has {structure.shortest} tokens, and there is space for {most}"
+        raise invalid(structure.field, f"{message}; make the structure smaller or the prompt shorter")
+    if structure.shortest > length:
+        message = f"{length} tokens are too few for {structure.field}, which needs {structure.shortest}"
+        raise invalid(body.token_limit[0], f"{message}; request at least {structure.shortest}")
+
+
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256
@@ -128,10 +146,10 @@ class Preparation:
         served = self._models.named(request.model)
         check_counts(request, len(request.prompt), settings)
         prompts = await served.prompts.tokens(request.prompt)
-        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
+        structure = await structure_of(request, served.prompts.compiler, cache_salt)
         echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
         style = CompletionStyle(echoes if request.echo else None)
-        return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, grammar)
+        return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, structure)
 
     async def _chat(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
@@ -140,9 +158,9 @@ class Preparation:
         check_counts(request, 1, settings)
         tools = request.callable_tools
         prompts = await served.prompts.chat_tokens(request.messages, tools)
-        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
+        structure = await structure_of(request, served.prompts.compiler, cache_salt)
         style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
-        return self._prepared(request, served, prompts, style, CHAT_TOKENS, grammar)
+        return self._prepared(request, served, prompts, style, CHAT_TOKENS, structure)
 
     def _prepared(
         self,
@@ -151,9 +169,12 @@ class Preparation:
         prompts: Sequence[tuple[int, ...]],
         style: Style,
         default_length: int,
-        grammar: str | None,
+        structure: Structure | None,
     ) -> Prepared:
         length = answer_length(request, prompts, default_length, self._settings, served.ensemble.context_length)
+        if structure is not None:
+            most = min(self._settings.max_tokens, served.ensemble.context_length - max(map(len, prompts)))
+            check_shortest(request, structure, length, most)
         options = request.options(self._settings.fallbacks)
         trace = tracing.traceparent()
         generations = [
@@ -162,24 +183,26 @@ class Preparation:
                 prompt,
                 options,
                 length,
-                tuple(request.stop),
+                tuple(request.stop) if structure is None or structure.has_stops else (),
                 trace,
                 request.ignore_eos,
-                grammar=grammar,
+                grammar=structure and structure.grammar,
             )
             for prompt in prompts
             for _ in range(request.n)
         ]
-        substituted = _substituted(request, options.temperature)
+        substituted = _substituted(request, options.temperature, structure)
         base: AnsweringBase = "base" if served.ensemble.private_base else "public"
         answer = Answer(style, request.model, generations, sum(map(len, prompts)), substituted, base)
         return Prepared(request, served, generations, answer)
 
 
-def _substituted(request: GenerationRequest, temperature: float) -> Substituted:
+def _substituted(request: GenerationRequest, temperature: float, structure: Structure | None) -> Substituted:
     substituted = Substituted()
     if request.greedy:
         substituted["temperature"] = temperature
     if request.seed is not None:
         substituted["seed"] = "ignored"
+    if request.stop and structure is not None and not structure.has_stops:
+        substituted["stop"] = "ignored"
     return substituted

@@ -26,7 +26,7 @@ MAX_RENEWALS = 4
 MAX_STEPS = 2000
 """The states that it visits straight ahead, if it has found no end near."""
 FAR_STATES = 500
-"""The states that it visits in the order of their costs at last."""
+"""The states that it visits in the order of their costs at last, with more choice."""
 TRIED = 64
 """How many bytes at the beginning of the known end a search tries to leave out."""
 
@@ -36,9 +36,9 @@ _FIRST = _LEADING + b";>\"'0123456789"
 """Bytes that are tried first: those, and short values."""
 _LAST = b"-.[{("
 """Bytes that are tried last, because something must follow them."""
-_IN_STRINGS = b"\"\n-"
-"""What is tried of all marks in a string in which any may follow: those that may end it, and one that takes few tokens
-if it is repeated."""
+_IN_STRINGS = b'"\n-@'
+"""What is tried of all marks in a string in which any may follow: those that may end it, one that takes few
+tokens if it is repeated, and one that addresses need."""
 _MANY = 24
 """If more bytes than this may follow, it is inside a string."""
 _KINDS = (ascii_lowercase.encode(), digits.encode(), ascii_uppercase.encode())
@@ -116,11 +116,15 @@ class Ending:
         goal = self._bytewise(known)
         path = self._near(goal, NEAR_STATES)
         path = self._ahead(goal) if path is None else path
-        path = self._near(goal, FAR_STATES) if path is None else path
+        path = self._near(goal, FAR_STATES, every=True) if path is None else path
         return None if path is None else self._tokenizer.decode_bytes(list(path))
 
-    def _near(self, goal: Path, states: int) -> Path | None:
-        """Returns the end with the least cost, if it leads through few states."""
+    def _near(self, goal: Path, states: int, *, every: bool = False) -> Path | None:
+        """Returns the end with the least cost, if no more than `states` states cost less.
+
+        Args:
+            every: try every byte in strings.
+        """
         order, seen = count(), set[tuple[int, int]]()
         waiting: list[tuple[int, int, Path, int, int]] = [(0, next(order), (), 0, 0)]
         while waiting and states:
@@ -128,7 +132,7 @@ class Ending:
             states -= 1
             if (end := self._end(path, goal)) is not None:
                 return path + end
-            moves = self._moves()
+            moves = self._moves(every=every)
             # A string with a minimum length has many states after one another that admit the same bytes.
             alike = alike + 1 if moves.state == before else 0
             if (moves.state, alike) not in seen:
@@ -178,14 +182,14 @@ class Ending:
         sizes = [size for size in FILLINGS if size * 4 <= inside and self._reader.admits(byte * size)]
         return byte * max(sizes, default=1)
 
-    def _moves(self) -> "_Moves":
+    def _moves(self, *, every: bool = False) -> "_Moves":
         """Returns the next steps of a search, the best first."""
         if forced := self._reader.forced():
             return _Moves([self._tokenized(forced)], hash(forced), inside=False)
         mask = self._reader.legal()
         legal = [byte for byte, token in self._byte_tokens.items() if mask and mask[token // 8] >> token % 8 & 1]
         inside = len(legal) > _MANY
-        legal = _different(legal) if inside else sorted(legal, key=_rank)
+        legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
         return _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
 
     def _bytewise(self, text: bytes) -> Path:
@@ -268,7 +272,7 @@ class _Reader:
         return self._checked(not self._engine.is_stopped() and self._engine.validate_tokens(list(path)) == len(path))
 
     def end(self, goal: Path) -> Path | None:
-        """Returns the shortest part of the goal's end that completes the text here; None if none of the longest does."""
+        """Returns a short last part of the goal that completes the text here, or None."""
         if self._checked(self._engine.is_accepting()):
             return ()
         left = next((left for left in range(min(len(goal), TRIED)) if self._completes(goal[left:])), None)

@@ -129,7 +129,7 @@ class Matcher:
         return self._known
 
     def _end(self) -> tuple[int, ...] | None:
-        """Returns an end of the text. Each place with an alternative calls it, so that an end depends on the text alone."""
+        """Returns an end of the text. It depends on the text alone, as each place with an alternative calls this."""
         if not self._legal():
             return ()
         if self._ending is None:
