@@ -261,7 +261,7 @@ class Coordinator:
         with tracing.span("step", next(iter(traces), None), traces[1:]) as span:
             tracing.set_attributes(span, {"privmix.sequences": len(batch)})
             private = [live for live in batch if not live.public]
-            upcoming = sum(live.remaining for live in self._live.values() if not live.public)
+            upcoming = sum(live.payable for live in self._live.values() if not live.public)
             async with self._budget.reserve(
                 self._protocol.event, len(private), upcoming, self._protocol.parts
             ) as reserved:

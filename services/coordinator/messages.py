@@ -16,6 +16,7 @@ class Generation:
     Attributes:
         prompt: token ids.
         max_tokens: the maximum number of released tokens. Each released token is charged.
+        max_charged: the maximum number of charged tokens; None for no other limit than `max_tokens`.
         stop: strings that end the completion. They are not part of its text.
         trace: the W3C traceparent of the request, if it is traced.
         ignore_eos: continue after the model's end token.
@@ -23,7 +24,8 @@ class Generation:
             towards `max_tokens`; their text is not sent again.
         cache_salt: see `services.engine.engine.Request`.
         grammar: the grammar of the completion (`services.structure.grammar`); None allows every text. A token without
-            an alternative is released without a question to any model, and is not charged.
+            an alternative is released without a question to any model, and is not charged. So are the tokens that
+            complete the text before it reaches a limit.
     """
 
     id: str
@@ -36,6 +38,7 @@ class Generation:
     released: tuple[int, ...] = ()
     cache_salt: str | None = None
     grammar: str | None = None
+    max_charged: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,14 @@ class Delta:
         text: the text that has become final. It is empty while it may still become a stop string or a whole character.
         token_ids: the tokens released since the previous delta.
         finish_reason: set in the last delta only.
+        complete: whether a text that a limit ended is complete under its grammar.
         public: the base model alone answered, public or private, at no charge.
-        free: the number of these tokens that had no alternative under the grammar, and were not charged.
+        free: the number of these tokens that had no alternative under the grammar, or complete it before a limit, and
+            were not charged.
         retry_after: after "error", the number of seconds after which the request may succeed; None if a retry does not
             help.
         lost: the number of further tokens that were charged and that no delta carries: the generation ended, or its
-            step failed, after they were charged.
+            step failed, after they were charged, or no end of the structure fits after them.
     """
 
     id: str
@@ -62,6 +67,7 @@ class Delta:
     retry_after: float | None = None
     free: int = 0
     lost: int = 0
+    complete: bool = False
 
     @property
     def tokens(self) -> int:

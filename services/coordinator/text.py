@@ -15,6 +15,35 @@ REPLACEMENT = "\ufffd"
 LONGEST_PARTIAL = 3
 # Tokenizers with a word-start marker drop the leading space of the text; a few tokens of context preserve it.
 CONTEXT_TOKENS = 6
+_CONTINUES = (0x80, 0x90, 0xA0)
+"""Bytes that continue a character. The first bytes of each character admit one of them."""
+
+
+def partial_length(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
+    """Returns how many U+FFFD at the end of the text of these tokens stand for a part of a character.
+
+    A U+FFFD that a model has written, and bytes that no others can make a character, are not counted.
+    """
+    text = str(tokenizer.decode(tokens, skip_special_tokens=False))
+    if not text.endswith(REPLACEMENT):
+        return 0
+    bytes_ = {byte: token for byte in _CONTINUES if (token := _byte_token(tokenizer, byte)) is not None}
+    for second in bytes_:
+        for more in range(LONGEST_PARTIAL):
+            whole = tokenizer.decode([*tokens, bytes_[second], *[bytes_[0x80]] * more], skip_special_tokens=False)
+            if not whole.endswith(REPLACEMENT):
+                return len(text) - len(whole) + 1
+    return 0
+
+
+def _byte_token(tokenizer: Tokenizer, byte: int) -> int | None:
+    """Returns the token of a byte above 0x7F, as byte-level BPE or byte fallback names it."""
+    # GPT-2 names the bytes that Latin-1 does not print by the characters from 256 on: 0 to 32, and then 127 to 160.
+    for name in (chr(0x100 + 33 + byte - 127), f"<0x{byte:02X}>"):
+        token: int | None = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    return None
 
 
 class Detokenizer:
@@ -54,6 +83,10 @@ class Detokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes the tokens together."""
         return str(self._tokenizer.decode(self.textual(tokens), skip_special_tokens=False))
+
+    def partial_length(self, tokens: Sequence[int]) -> int:
+        """See `partial_length`."""
+        return partial_length(self._tokenizer, self.textual(tokens))
 
 
 class TextStream:
@@ -125,7 +158,10 @@ class _Characters:
         return final
 
     def flush(self) -> str:
-        return self._new_text()
+        """Returns the text that was held back, without a part of a character."""
+        new = self._new_text()
+        partial = self._detokenizer.partial_length(self._window) if new.endswith(REPLACEMENT) else 0
+        return new[: max(0, len(new) - partial)]
 
     def _new_text(self) -> str:
         text = self._detokenizer.decode(self._window)

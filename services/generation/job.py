@@ -394,10 +394,12 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 def _record(piece: StreamedPiece, before: int) -> dict[str, Any]:
     """Returns the journal's record of a piece, of a stream that began after `before` tokens of the text."""
-    record: dict[str, Any] = {"text": piece.text, "tokens": before + piece.tokens}
+    # A model can generate bytes that are no character.
+    record: dict[str, Any] = {"text": piece.text.replace("\ufffd", ""), "tokens": before + piece.tokens}
     if piece.free:
         record["free"] = piece.free
-    if piece.finish_reason is not None and piece.ended_by is None:
+    # The end of a budget leaves a structured text complete.
+    if piece.finish_reason is not None and (piece.ended_by is None or piece.finish_reason == "stop"):
         record["finish_reason"] = piece.finish_reason
     if piece.answered_by is not None:
         record["answered_by"] = piece.answered_by

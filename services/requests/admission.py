@@ -229,10 +229,8 @@ class Admission:
             raise
         self.headers |= rate_headers(admitted.rates)
         limited = divide_tokens(generations, admitted.tokens)
-        truncated = {
-            after.id for before, after in zip(generations, limited, strict=True) if after.max_tokens < before.max_tokens
-        }
-        started = [generation for generation in limited if generation.max_tokens]
+        truncated = {generation.id for generation in limited if generation.max_charged is not None}
+        started = [generation for generation in limited if generation.max_charged != 0]
         later = [generation.id for generation in started[admitted.generations :]]
 
         async def settle(used: int | None) -> None:
@@ -242,7 +240,7 @@ class Admission:
             started, arrived=self._arrived, truncated=frozenset(truncated), held_back=later, on_end=settle
         ) as queue:
             for generation in limited:
-                if not generation.max_tokens:
+                if generation.max_charged == 0:
                     queue.put(Delta(generation.id, "", (), "share"))
             async with self._in_pieces(id_, queue, later, admitted.generations, len(limited) - len(started)):
                 yield queue
@@ -285,11 +283,17 @@ class Admission:
 
 
 def divide_tokens(generations: Sequence[Generation], tokens: int) -> list[Generation]:
-    """Returns the generations with `tokens` divided among them as evenly as their own limits allow."""
+    """Returns the generations with `tokens` divided among them as evenly as their own limits allow.
+
+    One that gets fewer than its limit may charge no more, and goes on with free tokens.
+    """
     limits = [0] * len(generations)
     tokens_left = tokens
     by_limit = sorted(range(len(generations)), key=lambda index: generations[index].max_tokens)
     for generations_left, index in zip(range(len(generations), 0, -1), by_limit, strict=True):
         limits[index] = min(generations[index].max_tokens, tokens_left // generations_left)
         tokens_left -= limits[index]
-    return [replace(generation, max_tokens=limit) for generation, limit in zip(generations, limits, strict=True)]
+    return [
+        generation if limit == generation.max_tokens else replace(generation, max_charged=limit)
+        for generation, limit in zip(generations, limits, strict=True)
+    ]

@@ -28,11 +28,15 @@ def absent(value: object) -> bool:
     return value is None
 
 
-def finish_reason(reason: FinishReason | None) -> ApiFinishReason | None:
-    """Returns OpenAI's finish reason; None while the generation continues."""
+def finish_reason(reason: FinishReason | None, *, complete: bool = False) -> ApiFinishReason | None:
+    """Returns OpenAI's finish reason; None while the generation continues.
+
+    Args:
+        complete: whether a structured text that a limit ended is complete, so that it is not truncated.
+    """
     if reason is None:
         return None
-    return "stop" if reason == "stop" else "length"
+    return "stop" if reason == "stop" or complete else "length"
 
 
 def ended_by(reason: FinishReason | None) -> EndedBy | None:
@@ -44,8 +48,8 @@ class Usage(BaseModel):
     """The numbers of tokens. `completion_tokens` counts every released token of every choice.
 
     Attributes:
-        free_tokens: how many of these the structure of the answer left no alternative, so that they cost nothing.
-            Absent without a structure.
+        free_tokens: how many of these cost nothing, because the structure of the answer left no alternative or they
+            complete it before a limit. Absent without a structure.
     """
 
     prompt_tokens: int
@@ -59,6 +63,7 @@ class Substituted(TypedDict, total=False):
 
     temperature: float
     seed: Literal["ignored"]
+    stop: Literal["ignored"]
 
 
 class Privmix(BaseModel):
@@ -67,16 +72,18 @@ class Privmix(BaseModel):
     Attributes:
         answered_by: "public" if the public model alone generated all tokens, "base" if the private base did, and
             "mixed" if the model generated some of them.
-        ended_by: the limit other than `max_tokens` that ended a choice with the `finish_reason` `length`: the privacy
-            budget of the ensemble or the share of the key.
+        ended_by: the limit other than `max_tokens` that ended a choice: the privacy budget of the ensemble or the share
+            of the key. A structured answer is complete then, with the `finish_reason` `stop`; others have `length`.
         temperature: the temperature that replaced a greedy request.
         seed: "ignored" if the request has a seed.
+        stop: "ignored" if the request has stop strings, which would cut JSON or a choice.
     """
 
     answered_by: AnsweringBase | Literal["mixed"] | None = Field(default=None, exclude_if=absent)
     ended_by: EndedBy | None = Field(default=None, exclude_if=absent)
     temperature: float | None = Field(default=None, exclude_if=absent)
     seed: Literal["ignored"] | None = Field(default=None, exclude_if=absent)
+    stop: Literal["ignored"] | None = Field(default=None, exclude_if=absent)
 
 
 class Frame(TypedDict):
@@ -209,6 +216,12 @@ class Piece:
     index: int
     text: str
     finish_reason: FinishReason | None = None
+    complete: bool = False
+
+    @property
+    def ended(self) -> ApiFinishReason | None:
+        """OpenAI's finish reason; None while the choice grows."""
+        return finish_reason(self.finish_reason, complete=self.complete)
 
 
 def events(bodies: Iterable[BaseModel]) -> bytes:
@@ -273,7 +286,7 @@ class CompletionStyle(Style):
             CompletionChoice(
                 index=piece.index,
                 text=self._echo(piece.index) + piece.text,
-                finish_reason=finish_reason(piece.finish_reason),
+                finish_reason=piece.ended,
             )
             for piece in pieces
         ]
@@ -284,7 +297,7 @@ class CompletionStyle(Style):
         return self.chunk(frame, Piece(index, echo), None) if echo else None
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> Completion:
-        choice = CompletionChoice(index=piece.index, text=piece.text, finish_reason=finish_reason(piece.finish_reason))
+        choice = CompletionChoice(index=piece.index, text=piece.text, finish_reason=piece.ended)
         return Completion(**frame, choices=[choice], privmix=privmix)
 
     def closing(self, frame: Frame, usage: Usage) -> Completion:
@@ -304,7 +317,7 @@ class ChatStyle(Style):
             ChatChoice(
                 index=piece.index,
                 message=ChatMessage(content=piece.text),
-                finish_reason=finish_reason(piece.finish_reason),
+                finish_reason=piece.ended,
             )
             for piece in pieces
         ]
@@ -315,7 +328,7 @@ class ChatStyle(Style):
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
         delta = ChatDelta(content=piece.text or None)
-        return self._chunk(frame, piece.index, delta, finish_reason(piece.finish_reason), privmix)
+        return self._chunk(frame, piece.index, delta, piece.ended, privmix)
 
     def closing(self, frame: Frame, usage: Usage) -> ChatChunk:
         return ChatChunk(**frame, choices=[], usage=usage)
@@ -349,9 +362,9 @@ class ToolStyle(ChatStyle):
             if not self._must_call and not begins_call(piece.text):
                 choices += super().complete(frame, [piece], usage, None).choices
                 continue
-            call = PartialCall(self._names).push(piece.text, complete=piece.finish_reason == "stop")
+            call = PartialCall(self._names).push(piece.text, complete=piece.ended == "stop")
             message = ChatMessage(content=None, tool_calls=call and [call])
-            choices.append(ChatChoice(index=piece.index, message=message, finish_reason=_called(piece.finish_reason)))
+            choices.append(ChatChoice(index=piece.index, message=message, finish_reason=_called(piece.ended)))
         return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
@@ -360,9 +373,9 @@ class ToolStyle(ChatStyle):
         if piece.index in self._texts:
             return super().chunk(frame, piece, privmix)
         call = self._calls.setdefault(piece.index, PartialCall(self._names))
-        new = call.push(piece.text, complete=piece.finish_reason == "stop")
+        new = call.push(piece.text, complete=piece.ended == "stop")
         delta = ChatDelta(tool_calls=new and [new.model_copy(update={"index": 0})])
-        return self._chunk(frame, piece.index, delta, _called(piece.finish_reason), privmix)
+        return self._chunk(frame, piece.index, delta, _called(piece.ended), privmix)
 
 
 def begins_call(text: str) -> bool:
@@ -370,9 +383,9 @@ def begins_call(text: str) -> bool:
     return text.startswith("{")
 
 
-def _called(reason: FinishReason | None) -> ApiFinishReason | None:
+def _called(reason: ApiFinishReason | None) -> ApiFinishReason | None:
     """Returns OpenAI's finish reason of an answer that calls a tool."""
-    return "tool_calls" if reason == "stop" else finish_reason(reason)
+    return "tool_calls" if reason == "stop" else reason
 
 
 class PartialCall:
@@ -426,12 +439,14 @@ class Choice:
     tokens: int = 0
     free: int = 0
     finish_reason: FinishReason | None = None
+    complete: bool = False
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
         self.free += delta.free
         self.finish_reason = delta.finish_reason
+        self.complete = delta.complete
 
 
 class Answer:
@@ -502,7 +517,8 @@ class Answer:
         return failure
 
     def complete(self) -> BaseModel:
-        pieces = [Piece(choice.index, choice.text, choice.finish_reason) for choice in self._choices.values()]
+        choices = self._choices.values()
+        pieces = [Piece(choice.index, choice.text, choice.finish_reason, choice.complete) for choice in choices]
         return self._style.complete(self._frame, pieces, self.usage, self.privmix)
 
     def opening(self) -> Iterator[BaseModel]:
@@ -513,7 +529,9 @@ class Answer:
     def chunks(self, deltas: Sequence[Delta], with_usage: bool = False) -> Iterator[BaseModel]:
         """Yields the chunks for deltas that are written together: one for each choice with new text or an end."""
         for choice, group in self._by_choice(deltas):
-            piece = Piece(choice.index, "".join(delta.text for delta in group), group[-1].finish_reason)
+            piece = Piece(
+                choice.index, "".join(delta.text for delta in group), group[-1].finish_reason, group[-1].complete
+            )
             if piece.text or piece.finish_reason:
                 chunk = self._style.chunk(self._frame, piece, self._extension(_sources(group), [piece.finish_reason]))
                 yield chunk.model_copy(update={"usage": self.usage}) if with_usage else chunk

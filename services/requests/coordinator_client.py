@@ -219,6 +219,7 @@ class GenerationState:
         self.losses = 0
         self._generation = generation
         self._released: list[int] = []
+        self._charged = 0
 
     @property
     def id(self) -> str:
@@ -229,10 +230,17 @@ class GenerationState:
         if delta.token_ids:
             self._released += delta.token_ids
             self.losses = 0
+        self._charged += delta.charged
 
     def submitted_as(self, id_: str) -> Generation:
         """Returns the generation with the tokens released so far, so that a coordinator can continue it."""
-        return replace(self._generation, id=id_, released=(*self._generation.released, *self._released))
+        limit = self._generation.max_charged
+        return replace(
+            self._generation,
+            id=id_,
+            released=(*self._generation.released, *self._released),
+            max_charged=limit and limit - self._charged,
+        )
 
 
 class ResponseQueue:

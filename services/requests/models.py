@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from ray.exceptions import RayError
 
 from services.actors import find_actor, remote
-from services.coordinator.text import Detokenizer
+from services.coordinator.text import Detokenizer, partial_length
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
@@ -142,8 +142,11 @@ class Prompts:
             raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
 
     def text(self, prompt: PromptText) -> str:
-        """Returns the text of a prompt, for `echo`."""
-        return prompt if isinstance(prompt, str) else str(self._rust.decode(prompt, skip_special_tokens=False))
+        """Returns the text of a prompt, for `echo`. A character that it does not end belongs to the answer."""
+        if isinstance(prompt, str):
+            return prompt
+        text = str(self._rust.decode(prompt, skip_special_tokens=False))
+        return text[: len(text) - partial_length(self._rust, prompt)]
 
     async def _prompt_tokens(self, prompt: PromptText) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -16,7 +16,7 @@ from services.requests.responses.answers import ResponsesStyle
 from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.requests.settings import RequestSettings
-from services.requests.structure import grammar_of
+from services.requests.structure import Structure, structure_of
 from services.requests.values import declared_bytes
 
 
@@ -96,6 +96,24 @@ def answer_length(
     return wanted
 
 
+def check_shortest(body: GenerationRequest, structure: Structure, length: int, most: int) -> None:
+    """Checks that an answer of a structure fits into its tokens, before any of them is charged.
+
+    Args:
+        length: see `answer_length`.
+        most: the maximal length of an answer after these prompts.
+
+    Raises:
+        ApiError: 400, it does not fit.
+    """
+    if structure.shortest > most:
+        message = f"the shortest answer that was found has {structure.shortest} tokens, and there is space for {most}"
+        raise invalid(structure.field, f"{message}; make the structure smaller or the prompt shorter")
+    if structure.shortest > length:
+        message = f"{length} tokens are too few for {structure.field}, which needs {structure.shortest}"
+        raise invalid(body.token_limit[0], f"{message}; request at least {structure.shortest}")
+
+
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 """The routes that batches have too."""
 
@@ -146,17 +164,17 @@ class Preparation:
         served = self._models.named(request.model)
         check_counts(request, len(request.prompt), settings)
         prompts = await served.prompts.tokens(request.prompt)
-        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
+        structure = await structure_of(request, served.prompts.compiler, cache_salt)
         echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
         style = CompletionStyle(echoes if request.echo else None)
-        return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, grammar)
+        return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, structure)
 
     async def _chat(self, request: ChatRequest | ResponsesRequest, cache_salt: str) -> Prepared:
         served = self._models.named(request.model)
         check_counts(request, 1, self._settings)
         prompts = await served.prompts.chat_tokens(request.messages, request.callable_tools)
-        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
-        return self._prepared(request, served, prompts, _style(request), CHAT_TOKENS, grammar)
+        structure = await structure_of(request, served.prompts.compiler, cache_salt)
+        return self._prepared(request, served, prompts, _style(request), CHAT_TOKENS, structure)
 
     def _prepared(
         self,
@@ -165,9 +183,12 @@ class Preparation:
         prompts: Sequence[tuple[int, ...]],
         style: Style,
         default_length: int,
-        grammar: str | None,
+        structure: Structure | None,
     ) -> Prepared:
         length = answer_length(request, prompts, default_length, self._settings, served.ensemble.context_length)
+        if structure is not None:
+            most = min(self._settings.max_tokens, served.ensemble.context_length - max(map(len, prompts)))
+            check_shortest(request, structure, length, most)
         options = request.options(self._settings.fallbacks)
         trace = tracing.traceparent()
         generations = [
@@ -176,15 +197,15 @@ class Preparation:
                 prompt,
                 options,
                 length,
-                tuple(request.stop),
+                tuple(request.stop) if structure is None or structure.has_stops else (),
                 trace,
                 request.ignore_eos,
-                grammar=grammar,
+                grammar=None if structure is None else structure.grammar,
             )
             for prompt in prompts
             for _ in range(request.n)
         ]
-        substituted = _substituted(request, options.temperature)
+        substituted = _substituted(request, options.temperature, structure)
         base: AnsweringBase = "base" if served.ensemble.private_base else "public"
         answer = Answer(style, request.model, generations, sum(map(len, prompts)), substituted, base)
         return Prepared(request, served, generations, answer)
@@ -197,10 +218,12 @@ def _style(request: ChatRequest | ResponsesRequest) -> Style:
     return ToolStyle([tool.name for tool in tools], request.must_call) if tools else ChatStyle()
 
 
-def _substituted(request: GenerationRequest, temperature: float) -> Substituted:
+def _substituted(request: GenerationRequest, temperature: float, structure: Structure | None) -> Substituted:
     substituted = Substituted()
     if request.greedy:
         substituted["temperature"] = temperature
     if request.seed is not None:
         substituted["seed"] = "ignored"
+    if request.stop and structure is not None and not structure.has_stops:
+        substituted["stop"] = "ignored"
     return substituted

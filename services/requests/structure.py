@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from services.requests.errors import invalid
 from services.requests.schema import GenerationRequest, StructuredOutputs
@@ -13,9 +14,31 @@ from services.structure.errors import StructureError
 Wish = tuple[str, Callable[[], str]]
 """The field that asks for a structure, and a function that returns its grammar."""
 
+_CUT_BY_STOP = ("structured_outputs.regex", "structured_outputs.grammar")
+"""Structures whose texts a stop string may end, as vLLM's examples do. It would break JSON, or the text of a choice."""
 
-async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt: str) -> str | None:
-    """Returns the grammar of the answers to a request; None if they are plain text.
+
+@dataclass(frozen=True)
+class Structure:
+    """Describes the form of the answers to a request.
+
+    Attributes:
+        field: the field of the request that asks for it.
+        shortest: the number of tokens that an answer needs (`Compiler.check`).
+    """
+
+    field: str
+    grammar: str
+    shortest: int
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop string ends an answer."""
+        return self.field in _CUT_BY_STOP
+
+
+async def structure_of(request: GenerationRequest, compiler: Compiler, cache_salt: str) -> Structure | None:
+    """Returns the structure of the answers to a request; None if they are plain text.
 
     Args:
         cache_salt: see `Compiler.check`.
@@ -31,10 +54,9 @@ async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt:
     field, make = wishes[0]
     try:
         made = await asyncio.to_thread(make)
-        await compiler.check(made, cache_salt)
+        return Structure(field, made, await compiler.check(made, cache_salt))
     except StructureError as error:
         raise invalid(field, str(error)) from None
-    return made
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:

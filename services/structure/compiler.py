@@ -52,12 +52,15 @@ class Compiler:
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = cache(read_vocabulary)
-        self._checked: OrderedDict[bytes, None] = OrderedDict()
+        self._checked: OrderedDict[bytes, int] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "compile-grammar")
         self._turn = asyncio.Lock()
 
-    async def check(self, grammar: str, cache_salt: str | None = None) -> None:
+    async def check(self, grammar: str, cache_salt: str | None = None) -> int:
         """Checks that `matcher` accepts a grammar. The latest grammars that passed are not compiled again.
+
+        Returns:
+            The number of tokens of a short text of the grammar (see `Ending`): an answer needs them.
 
         Args:
             cache_salt: a grammar that passed is known with the same salt only, so that a client cannot infer from the
@@ -69,23 +72,24 @@ class Compiler:
         key = sha256(f"{cache_salt}\0{grammar}".encode()).digest()
         async with self._turn:
             if key not in self._checked:
-                await self._compiled(grammar)
-            self._checked[key] = None
+                _, self._checked[key] = await self._compiled(grammar)
             self._checked.move_to_end(key)
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
+            return self._checked[key]
 
     async def matcher(self, grammar: str) -> Matcher:
         """Returns a matcher of one answer, at the beginning of its text. It shares nothing with other matchers.
 
         Raises:
             StructureError: the engine does not accept the grammar or this model's tokenizer, the grammar admits no text
-                of its tokens, or its compilation exceeds a limit.
+                of its tokens, no end of its texts is found, or its compilation exceeds a limit.
         """
         async with self._turn:
-            return await self._compiled(grammar)
+            matcher, _ = await self._compiled(grammar)
+            return matcher
 
-    async def _compiled(self, grammar: str) -> Matcher:
+    async def _compiled(self, grammar: str) -> tuple[Matcher, int]:
         loop = asyncio.get_running_loop()
         vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
         compiling = loop.run_in_executor(self._thread, _begun, grammar, vocabulary)
@@ -96,15 +100,17 @@ class Compiler:
             raise StructureError("it takes too long to compile; make it simpler") from None
 
 
-def _begun(grammar: str, vocabulary: Vocabulary) -> Matcher:
-    """Compiles a grammar and follows its forced beginning.
+def _begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, int]:
+    """Compiles a grammar, follows its forced beginning, and returns the number of tokens of a short text, too.
 
     Raises:
         StructureError: see `Compiler.matcher`.
     """
     matcher = Matcher(partial(_compiled, grammar, vocabulary), vocabulary)
-    matcher.after((), CHECKED_TOKENS)
-    return matcher
+    begun = matcher.after((), CHECKED_TOKENS)
+    if begun.end is None:
+        raise StructureError("no text of it was found that ends soon; make it simpler or shorter")
+    return matcher, len(begun.forced) + len(begun.end)
 
 
 def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:

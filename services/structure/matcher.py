@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
+from services.structure.ending import Ending
 from services.structure.errors import StructureError
 from services.structure.vocabulary import Vocabulary
 
@@ -20,10 +21,13 @@ class Position:
         forced: the tokens that follow without an alternative, in order. Each is the only legal token at its place.
         legal: the tokens that may follow `forced`: bit i % 8 of byte i // 8 is set for token i. Bytes without a legal
             token are absent at the end. Empty if the text is complete, so that nothing may follow.
+        end: tokens that complete the text after `forced`, few if the engine finds them (`Ending`). None if none are
+            known, or if the limit cut `forced`.
     """
 
     forced: tuple[int, ...]
     legal: bytes
+    end: tuple[int, ...] | None = None
 
     @property
     def complete(self) -> bool:
@@ -47,7 +51,7 @@ class Matcher:
 
     def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
         self._compile = compile_
-        self._ends = vocabulary.ends
+        self._vocabulary = vocabulary
         self._restart()
 
     def after(self, tokens: Sequence[int], limit: int | None = None) -> Position:
@@ -65,6 +69,7 @@ class Matcher:
             self._restart()
         while len(self._text) < len(tokens):
             if not self._force():
+                self._end()
                 self._choose(tokens[len(self._text)])
             elif not _agree(tokens, self._text):
                 raise StructureError("the grammar does not admit this text")
@@ -72,8 +77,9 @@ class Matcher:
         while (limit is None or len(self._text) <= end) and self._force():
             pass
         forced = self._text[len(tokens) :][:limit]
-        legal = 1 << self._text[end] if limit is not None and len(self._text) > end else self._legal()
-        return Position(forced, legal.to_bytes((legal.bit_length() + 7) // 8, "little"))
+        if limit is not None and len(self._text) > end:
+            return Position(forced, _bytes(1 << self._text[end]))
+        return Position(forced, _bytes(self._legal()), self._end())
 
     def _restart(self) -> None:
         self._engine = self._compile()
@@ -82,6 +88,7 @@ class Matcher:
         self._chosen = 0  # the tokens after this place are forced
         self._run: list[int] = []  # forced tokens that the engine has not consumed
         self._known: int | None = None  # the legal tokens after the text
+        self._ending: Ending | None = None
 
     def _choose(self, token: int) -> None:
         self._consume((token,))
@@ -114,12 +121,20 @@ class Matcher:
             legal = self._mask()
             if self._engine.is_error() and self._renew():
                 legal = self._mask()
-            if not legal & ~self._ends:
+            if not legal & ~self._vocabulary.ends:
                 if self._engine.is_error() or not self._engine.is_accepting():
                     raise StructureError("no text of this model's tokens matches, or it is too complex")
                 legal = 0
             self._known = legal
         return self._known
+
+    def _end(self) -> tuple[int, ...] | None:
+        """Returns an end of the text. It depends on the text alone, as each place with an alternative calls this."""
+        if not self._legal():
+            return ()
+        if self._ending is None:
+            self._ending = Ending(self._compile, self._vocabulary)
+        return self._ending.after(self._text)
 
     def _mask(self) -> int:
         return 0 if self._engine.is_stopped() else int.from_bytes(self._engine.compute_bitmask(), "little")
@@ -133,6 +148,10 @@ class Matcher:
             self._engine.consume_tokens(list(self._text[begin : begin + PIECE]))
             self._mask()
         return not self._engine.is_error()
+
+
+def _bytes(bits: int) -> bytes:
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 
 def _agree(one: Sequence[int], other: Sequence[int]) -> bool:

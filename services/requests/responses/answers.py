@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from services.coordinator.messages import FinishReason
 from services.requests.answers import (
+    ApiFinishReason,
     Frame,
     FunctionCall,
     PartialCall,
@@ -169,14 +169,14 @@ class ResponsesStyle(Style):
         self._frame: Frame | None = None
         self._call = PartialCall(self._names)
         self._item: OutputMessage | OutputCall | None = None
-        self._reason: FinishReason | None = None
+        self._reason: ApiFinishReason | None = None
         self._privmix: Privmix | None = None
         self._events = 0
 
     def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> Response:
         (piece,) = pieces
         self._grow(piece)
-        self._end(piece.finish_reason, privmix)
+        self._end(piece.ended, privmix)
         return self._response(frame, _response_status(self._reason), usage)
 
     def opening(self, frame: Frame, index: int) -> Events:
@@ -192,8 +192,8 @@ class ResponsesStyle(Style):
         events = [*self._beginning()] if is_new and self._item else []
         if self._item and delta:
             events.append(self._delta(self._item, delta))
-        if piece.finish_reason:
-            self._end(piece.finish_reason, privmix)
+        if piece.ended:
+            self._end(piece.ended, privmix)
             events += self._ending()
         elif privmix:
             self._privmix = privmix
@@ -220,7 +220,7 @@ class ResponsesStyle(Style):
     def _grow(self, piece: Piece) -> str:
         """Adds a piece to the item, and returns what is new in its text or arguments."""
         if isinstance(self._item, OutputCall) or (self._item is None and self._begins_call(piece.text)):
-            new = self._call.push(piece.text, complete=piece.finish_reason == "stop")
+            new = self._call.push(piece.text, complete=piece.ended == "stop")
             if new is None:
                 return ""
             if self._item is None:
@@ -243,7 +243,7 @@ class ResponsesStyle(Style):
     def _begins_call(self, text: str) -> bool:
         return bool(self._names) and (self._request.must_call or self._call.has_begun or begins_call(text))
 
-    def _end(self, reason: FinishReason | None, privmix: Privmix | None) -> None:
+    def _end(self, reason: ApiFinishReason | None, privmix: Privmix | None) -> None:
         self._reason = reason
         self._privmix = privmix or self._privmix
         status: ItemStatus = "completed" if reason == "stop" else "incomplete"
@@ -312,7 +312,7 @@ class ResponsesStyle(Style):
         )
 
 
-def _response_status(reason: FinishReason | None) -> ResponseStatus:
+def _response_status(reason: ApiFinishReason | None) -> ResponseStatus:
     return "completed" if reason == "stop" else "incomplete"
 
 

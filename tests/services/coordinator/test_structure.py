@@ -174,7 +174,7 @@ def begun(generation: Generation) -> tuple[LiveSequence, Delta | None]:
     return live, live.begin(live.position())
 
 
-def test_a_token_limit_and_a_stop_string_end_a_forced_run() -> None:
+def test_a_limit_without_room_for_an_answer_and_a_stop_string_end_a_forced_run() -> None:
     for limit in (1, 3):
         _, delta = begun(replace(FORCED, max_tokens=limit))
         assert delta is not None
@@ -184,11 +184,82 @@ def test_a_token_limit_and_a_stop_string_end_a_forced_run() -> None:
     assert (delta.text, delta.finish_reason) == ('{"a": [1, ', "stop")
 
 
-def test_a_token_that_the_grammar_does_not_admit_ends_the_generation_with_an_error() -> None:
+def tokens(text: str) -> list[int]:
+    return vocabulary().tokenizer.tokenize_str(text)
+
+
+def paid(live: LiveSequence, token: int) -> Delta:
+    """Returns what follows a token that is charged and then sampled, as the coordinator does it."""
+    live.charge()
+    return accepted(live, token)
+
+
+def test_an_answer_is_ended_while_its_end_fits() -> None:
+    """The end costs nothing. At each limit from the shortest answer on, the answer is a value of the schema."""
+    begun_, first = begun(STRUCTURED)
+    position = begun_.position()
+    assert first is None
+    assert position is not None
+    assert position.end is not None
+    shortest = len(begun_.tokens) - len(PROMPT) + len(position.end)
+    for limit in range(shortest, shortest + 8):
+        live, delta = begun(replace(STRUCTURED, max_tokens=limit))
+        deltas = [] if delta is None else [delta]
+        for token in [tokens(' "')[0], *tokens("a b c d e f g h i")]:
+            deltas += [paid(live, token)] if live.finish_reason is None else []
+        jsonschema.validate(json.loads(text(deltas)), TICKET)
+        assert (deltas[-1].finish_reason, deltas[-1].complete) == ("length", True)
+        assert sum(delta.tokens for delta in deltas) == limit
+        assert sum(delta.charged - delta.lost for delta in deltas) == limit - sum(delta.free for delta in deltas)
+    _, delta = begun(replace(STRUCTURED, max_tokens=shortest - 1))
+    assert delta is None, "a coordinator does not refuse: the gateway has, or the limit is the key's share"
+
+
+CHOICE = Generation("choice", PROMPT, OPTIONS, 2, grammar=grammar.of_choice(["Yes", "Not without asking the doctor"]))
+
+
+def test_a_token_after_which_no_end_fits_is_paid_for_and_left_out() -> None:
+    live, delta = begun(CHOICE)
+    assert delta is None
+    delta = paid(live, tokens("Not")[0])
+    assert delta == Delta("choice", "Yes", tuple(tokens("Yes")), "length", free=1, lost=1, complete=True)
+    assert delta.charged == 1
+    live, _ = begun(replace(CHOICE, max_tokens=9))
+    delta = paid(live, tokens("Not")[0])
+    assert (delta.text, delta.finish_reason, delta.lost) == ("Not without asking the doctor", "stop", 0)
+
+
+def test_an_answer_ends_well_after_a_token_that_the_engine_does_not_admit() -> None:
     live, delta = begun(STRUCTURED)
     assert delta is None, "forced tokens wait for the first sampled one"
-    token = int(vocabulary().tokenizer.tokenize_str("x")[0])
-    assert accepted(live, token).finish_reason == "error"
+    delta = paid(live, tokens("x")[0])
+    jsonschema.validate(json.loads(delta.text), TICKET)
+    assert (delta.finish_reason, delta.complete, delta.lost) == ("length", True, 1)
+
+
+def test_without_a_known_end_such_a_token_is_an_error() -> None:
+    live, _ = begun(replace(STRUCTURED, max_tokens=8))
+    assert paid(live, tokens("x")[0]).finish_reason == "error"
+
+
+def test_an_answer_whose_budget_ends_is_completed_for_nothing() -> None:
+    live, _ = begun(STRUCTURED)
+    first = paid(live, tokens(' "')[0])
+    last = live.end("privacy_budget")
+    jsonschema.validate(json.loads(first.text + last.text), TICKET)
+    assert (last.finish_reason, last.complete, last.charged) == ("privacy_budget", True, 0)
+    live, _ = begun(STRUCTURED)
+    assert live.end("privacy_budget") == Delta("ticket", "", (), "privacy_budget"), "nothing was released yet"
+
+
+def test_an_answer_that_may_charge_few_tokens_is_completed_for_nothing() -> None:
+    live, _ = begun(replace(STRUCTURED, max_charged=2))
+    deltas = [paid(live, tokens(' "')[0]), paid(live, tokens("a")[0])]
+    jsonschema.validate(json.loads(text(deltas)), TICKET)
+    assert (deltas[-1].finish_reason, deltas[-1].complete) == ("length", True)
+    assert sum(delta.charged for delta in deltas) == 2
+    free_text = LiveSequence("channel", Generation("text", PROMPT, OPTIONS, 9, max_charged=1), smollm())
+    assert paid(free_text, tokens("a")[0]).finish_reason == "length"
 
 
 def test_the_legal_tokens_restrict_the_next_one() -> None:

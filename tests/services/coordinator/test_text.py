@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from services.coordinator.text import Detokenizer, TextStream
 from services.training import public_model
@@ -84,7 +85,8 @@ def decoded(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[in
     before = detokenizer.decode(prompt)
     whole = detokenizer.decode([*prompt, *answer[:end]])
     assert whole.startswith(before)
-    return whole[len(before) :]
+    text = whole[len(before) :]
+    return text[: max(0, len(text) - detokenizer.partial_length([*prompt, *answer[:end]]))]
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
@@ -134,6 +136,33 @@ def test_a_character_begun_in_the_prompt_belongs_to_the_answer() -> None:
     tokens = ids("\U0001f9ff")
     assert len(tokens) > 1
     assert streamed(smollm(), tokens[:1], [*tokens[1:], *ids(" ok")]) == "\U0001f9ff ok"
+
+
+CHARACTERS = ("é", "東", "ࠀ", "퟿", "\U0001f9ff", "\U00010000", "\U0010ffff", "�")
+
+
+@pytest.mark.parametrize("character", CHARACTERS)
+@pytest.mark.parametrize("word_starts", [False, True])
+def test_a_part_of_a_character_at_the_end_is_held_back(character: str, word_starts: bool) -> None:
+    detokenizer = word_start() if word_starts else smollm()
+    tokenizer = word_start_tokenizer() if word_starts else smollm_tokenizer()
+    single = [byte_token(tokenizer, byte) for byte in character.encode()]
+    prompt, before = ids("at nine", tokenizer), ids("at", tokenizer)
+    for length in range(len(single)):
+        tokens = [*before, *single[:length]]
+        assert bool(detokenizer.partial_length(tokens)) == (length > 0)
+        assert streamed(detokenizer, prompt, tokens) == streamed(detokenizer, prompt, before)
+    assert not detokenizer.partial_length(single)
+    assert streamed(detokenizer, prompt, [*before, *single]).endswith(character)
+    invalid = [*before, single[0], *before]
+    assert "�" in streamed(detokenizer, prompt, invalid), "bytes that are no character stay visible in the middle"
+
+
+def byte_token(tokenizer: Tokenizer, byte: int) -> int:
+    token = tokenizer.token_to_id(f"<0x{byte:02X}>")
+    token = tokenizer.token_to_id(bytes_to_unicode()[byte]) if token is None else token
+    assert token is not None
+    return token
 
 
 def test_an_end_token_stops_and_flushes() -> None:

@@ -42,7 +42,8 @@ KEYS, CLIENTS, SHARE = 10, 50, 24
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(1, 200))
 def test_tokens_are_divided_evenly_and_completely(limits: list[int], tokens: int) -> None:
     generations = [Generation(str(i), (1,), SamplingOptions(), limit) for i, limit in enumerate(limits)]
-    divided = [generation.max_tokens for generation in divide_tokens(generations, tokens)]
+    shares = divide_tokens(generations, tokens)
+    divided = [share.max_tokens if share.max_charged is None else share.max_charged for share in shares]
     assert sum(divided) == min(tokens, sum(limits))
     assert all(size <= limit for size, limit in zip(divided, limits, strict=True))
     unfilled = [size for size, limit in zip(divided, limits, strict=True) if size < limit]

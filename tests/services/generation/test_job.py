@@ -13,8 +13,8 @@ import pytest
 
 from services.errors import BudgetEndedError, GenerationError, InputError
 from services.generation.card import COVERED, UNCOVERED, write_card
-from services.generation.client import Sampling, ServiceClient
-from services.generation.job import JOURNAL, OUTPUT, JobRequest, Progress, load_output, opened
+from services.generation.client import Sampling, ServiceClient, StreamedPiece
+from services.generation.job import JOURNAL, OUTPUT, JobRequest, Progress, _record, load_output, opened
 from services.generation.template import items
 from tests.services.generation.small_service import SmallService, serving
 
@@ -254,3 +254,13 @@ def test_an_incomplete_record_is_requested_again_from_its_beginning(tmp_path: Pa
 def test_another_schema_is_another_job_and_no_schema_is_the_job_of_before(tmp_path: Path) -> None:
     assert request().digest == replace(request(), schema=None).digest
     assert len({request().digest, replace(request(), schema=SCHEMA).digest, replace(request(), schema={}).digest}) == 3
+
+
+def test_a_text_has_whole_characters() -> None:
+    assert _record(StreamedPiece("東\ufffd京", 3), 2) == {"text": "東京", "tokens": 5}
+
+
+def test_a_text_that_the_budget_ended_is_done_if_it_is_complete() -> None:
+    ended = StreamedPiece("}", 9, 4, "stop", "privacy_budget")
+    assert _record(ended, 0)["finish_reason"] == "stop"
+    assert "finish_reason" not in _record(replace(ended, finish_reason="length"), 0)

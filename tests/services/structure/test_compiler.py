@@ -21,6 +21,8 @@ from tests.services.structure.compilations import recorded
 from tests.services.structure.test_matcher import GRAMMARS, vocabulary
 
 SECRET = "Xyzzy"
+ENGINES = 2
+"""An answer has an engine for its text, and one that finds its end."""
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -131,14 +133,14 @@ def test_a_compiler_knows_the_latest_grammars_that_passed(monkeypatch: pytest.Mo
         first, second, third = list(GRAMMARS.values())[:3]
         for text in (first, second, first, third, first, second):
             await own.check(text)
-        assert made == [first, second, third, second], "the least recently used grammar leaves"
+        assert made[::2] == made[1::2] == [first, second, third, second], "the least recently used grammar leaves"
         await asyncio.gather(*(own.check(third) for _ in range(5)))
-        assert made.count(third) == 2, "concurrent requests compile a grammar once"
+        assert made.count(third) == 2 * ENGINES, "concurrent requests compile a grammar once"
         for salt in ("hers", "hers", "his"):
             await own.check(third, salt)
-        assert made.count(third) == 4, "a grammar is found under its own salt only"
+        assert made.count(third) == 4 * ENGINES, "a grammar is found under its own salt only"
         await asyncio.gather(*(own.matcher(third) for _ in range(5)))
-        assert made.count(third) == 9, "each answer has a compilation of its own"
+        assert made.count(third) == 9 * ENGINES, "each answer has a compilation of its own"
 
     asyncio.run(run())
 

@@ -1,0 +1,313 @@
+"""Finds how a text of a grammar can end soon, so that an answer ends well before its tokens are used up.
+
+The search works on bytes, because a few bytes may follow where thousands of tokens may. It is a heuristic: a shorter
+end may exist. But what it returns is true, because the grammar's engine has read each end and accepted it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import TypeVar
+
+from llguidance import LLMatcher
+
+from services.structure.vocabulary import Vocabulary
+
+PIECE = 64
+"""The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
+MAX_TOKENS = 4096
+"""The maximum number of tokens of an end."""
+NEAR_STATES = 48
+"""The states that a search visits in the order of their costs at first. Most values end within them."""
+MAX_RENEWALS = 4
+"""How often an engine is replaced that has reached a limit, for one token."""
+MAX_STEPS = 2000
+"""The states that it visits straight ahead, if it has found no end near."""
+FAR_STATES = 500
+"""The states that it visits in the order of their costs at last, with more choice."""
+TRIED = 64
+"""How many bytes at the beginning of the known end a search tries to leave out."""
+
+_LEADING = b"}]),:"
+"""Bytes that close something, or lead on to what is required."""
+_FIRST = _LEADING + b";>\"'0123456789"
+"""Bytes that are tried first: those, and short values."""
+_LAST = b"-.[{("
+"""Bytes that are tried last, because something must follow them."""
+_IN_STRINGS = b'"\n-@'
+"""What is tried of all marks in a string in which any may follow: those that may end it, one that takes few
+tokens if it is repeated, and one that addresses need."""
+_MANY = 24
+"""If more bytes than this may follow, it is inside a string."""
+_KINDS = (ascii_lowercase.encode(), digits.encode(), ascii_uppercase.encode())
+_MARKS = 8
+"""If more bytes than this that are no letters and digits may follow, any may."""
+FILLINGS = (4, 16, 64)
+"""How often a byte is repeated at once inside a string that may not end yet."""
+
+T = TypeVar("T")
+Path = tuple[int, ...]
+"""The tokens that a search has read after the text. Those that were chosen have one byte each."""
+
+
+class Ending:
+    """Knows an end of a text while the text grows: tokens that complete it.
+
+    An end depends on the grammar and on the texts of all calls. The engine is its own, so that a search changes nothing
+    for the matcher.
+
+    Args:
+        compile_: returns a new engine at the beginning of a text.
+    """
+
+    def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
+        self._compile = compile_
+        self._tokenizer = vocabulary.tokenizer
+        self._byte_tokens = vocabulary.byte_tokens
+        self._leading = frozenset(self._bytewise(_LEADING))
+        self._reader = _Reader(compile_())
+        self._renewals = 0
+        self._text: tuple[int, ...] | None = None
+        self._known: bytes | None = b""
+        self._tokens: tuple[int, ...] = ()
+
+    def after(self, text: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Returns an end of a text that extends the text of the previous call. None if none was found, now or before.
+
+        Args:
+            text: tokens that the grammar admits.
+        """
+        if self._known is not None and text != self._text:
+            known, new, self._text = self._known, text[len(self._text or ()) :], text
+            self._renewals = 0
+            try:
+                self._known = self._grown(known, new)
+            except _EngineError:
+                self._known = None
+            if self._known is not None and self._known != known:
+                self._tokens = self._tokenized(self._known)
+            if len(self._tokens) > MAX_TOKENS:
+                self._known = None
+        return None if self._known is None else self._tokens
+
+    def _grown(self, known: bytes, new: tuple[int, ...]) -> bytes | None:
+        """Returns an end after the new tokens, where `known` was an end before them."""
+        try:
+            self._reader.extend(new)
+        except _EngineError:
+            self._renew()
+        added = self._tokenizer.decode_bytes(list(new))
+        if added and known.startswith(added):
+            return known[len(added) :]
+        return self._found(known)
+
+    def _renew(self) -> None:
+        """Replaces an engine that has reached a limit."""
+        if self._renewals == MAX_RENEWALS:
+            raise _EngineError
+        self._renewals += 1
+        self._reader = _Reader(self._compile())
+        self._reader.extend(self._text or ())
+
+    def _found(self, known: bytes) -> bytes | None:
+        """Searches an end. Wherever the search comes, it tries the known end, which the new tokens seldom change."""
+        goal = self._bytewise(known)
+        path = self._near(goal, NEAR_STATES)
+        path = self._ahead(goal) if path is None else path
+        path = self._near(goal, FAR_STATES, every=True) if path is None else path
+        return None if path is None else self._tokenizer.decode_bytes(list(path))
+
+    def _near(self, goal: Path, states: int, *, every: bool = False) -> Path | None:
+        """Returns the end with the least cost, if no more than `states` states cost less.
+
+        Args:
+            every: try every byte in strings.
+        """
+        order, seen = count(), set[tuple[int, int]]()
+        waiting: list[tuple[int, int, Path, int, int]] = [(0, next(order), (), 0, 0)]
+        while waiting and states:
+            cost, _, path, before, alike = heappop(waiting)
+            states -= 1
+            if (end := self._end(path, goal)) is not None:
+                return path + end
+            moves = self._moves(every=every)
+            # A string with a minimum length has many states after one another that admit the same bytes.
+            alike = alike + 1 if moves.state == before else 0
+            if (moves.state, alike) not in seen:
+                seen.add((moves.state, alike))
+                for move in moves.paths if len(path) < MAX_TOKENS else ():
+                    heappush(waiting, (cost + len(move), next(order), path + move, moves.state, alike))
+        return None
+
+    def _ahead(self, goal: Path) -> Path | None:
+        """Returns the end to which the most promising bytes lead."""
+        path: Path = ()
+        inside = 0
+        for _ in range(MAX_STEPS):
+            if (end := self._end(path, goal)) is not None:
+                return path + end
+            moves = self._moves()
+            if not moves.paths or len(path) > MAX_TOKENS:
+                return None
+            step = self._filling(moves.paths[0], inside) if moves.inside else self._promising(path, moves)
+            inside = inside + len(step) if moves.inside else 0
+            path += step
+        return None
+
+    def _end(self, path: Path, goal: Path) -> Path | None:
+        """Goes along a path and returns `_Reader.end`."""
+        try:
+            self._reader.go(path)
+            return self._reader.end(goal)
+        except _EngineError:  # where the search was before may have cost all that an engine may have
+            self._renew()
+            self._reader.go(path)
+            return self._reader.end(goal)
+
+    def _promising(self, path: Path, moves: "_Moves") -> Path:
+        """Returns a move that closes something, or that after which the fewest bytes are forced, as of a short name."""
+        first = moves.paths[0]
+        if len(moves.paths) == 1 or first[0] in self._leading:
+            return first
+        forced = []
+        for move in moves.paths:
+            self._reader.go(path + move)
+            forced.append(len(self._reader.forced()))
+        return moves.paths[forced.index(min(forced))]
+
+    def _filling(self, byte: Path, inside: int) -> Path:
+        """Returns a byte once, or as often as the grammar admits in a string that is already long."""
+        sizes = [size for size in FILLINGS if size * 4 <= inside and self._reader.admits(byte * size)]
+        return byte * max(sizes, default=1)
+
+    def _moves(self, *, every: bool = False) -> "_Moves":
+        """Returns the next steps of a search, the best first."""
+        if forced := self._reader.forced():
+            return _Moves([self._tokenized(forced)], hash(forced), inside=False)
+        mask = self._reader.legal()
+        legal = [byte for byte, token in self._byte_tokens.items() if mask and mask[token // 8] >> token % 8 & 1]
+        inside = len(legal) > _MANY
+        legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
+        return _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
+
+    def _bytewise(self, text: bytes) -> Path:
+        if all(byte in self._byte_tokens for byte in text):
+            return tuple(self._byte_tokens[byte] for byte in text)
+        return tuple(self._tokenizer.tokenize_bytes(text))
+
+    def _tokenized(self, text: bytes) -> Path:
+        """Returns the usual tokens of a text. A tokenizer that marks the beginnings of words may have other bytes."""
+        tokens = self._tokenizer.tokenize_bytes(text)
+        return tuple(tokens) if self._tokenizer.decode_bytes(tokens) == text else self._bytewise(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Holds the next steps of a search, the best first.
+
+    Attributes:
+        state: a number that tells the state apart from others.
+        inside: whether this is inside a string, where many bytes may follow.
+    """
+
+    paths: list[Path]
+    state: int
+    inside: bool
+
+
+def _rank(byte: int) -> int:
+    if byte in _FIRST:
+        return _FIRST.index(byte)
+    return byte + 256 * (byte in _LAST)
+
+
+def _different(legal: list[int]) -> list[int]:
+    """Returns few of many bytes: those that may end a string, and one of each kind of letters and digits."""
+    kinds = [next((byte for byte in legal if byte in kind), None) for kind in _KINDS]
+    marks = sorted((byte for byte in legal if byte < 128 and not any(byte in kind for kind in _KINDS)), key=_rank)
+    if len(marks) > _MARKS:
+        marks = [byte for byte in _IN_STRINGS if byte in marks]
+    return marks + [byte for byte in kinds if byte is not None] or legal[:1]
+
+
+class _EngineError(Exception):
+    """The engine has reached one of its limits."""
+
+
+class _Reader:
+    """Moves an engine among the texts that begin with one text."""
+
+    def __init__(self, engine: LLMatcher) -> None:
+        self._engine = engine
+        self._path: Path = ()
+        self._unmasked = 0
+
+    def extend(self, tokens: Path) -> None:
+        """Appends tokens to the text."""
+        self.go(())
+        self._read(tokens)
+
+    def go(self, path: Path) -> None:
+        """Moves to the text with `path` after it."""
+        shared = min(len(path), len(self._path))
+        while path[:shared] != self._path[:shared]:
+            shared -= 1
+        self._take_back(len(self._path) - shared)
+        self._read(path[shared:])
+        self._path = path
+
+    def forced(self) -> bytes:
+        """Returns the bytes that must follow."""
+        return self._checked(b"" if self._engine.is_stopped() else self._engine.compute_ff_bytes())
+
+    def legal(self) -> bytes:
+        """Returns the tokens that may follow, as `Position.legal` does."""
+        self._unmasked = 0
+        return self._checked(b"" if self._engine.is_stopped() else self._engine.compute_bitmask())
+
+    def admits(self, path: Path) -> bool:
+        """Tells whether tokens may follow."""
+        return self._checked(not self._engine.is_stopped() and self._engine.validate_tokens(list(path)) == len(path))
+
+    def end(self, goal: Path) -> Path | None:
+        """Returns a short last part of the goal that completes the text here, or None."""
+        if self._checked(self._engine.is_accepting()):
+            return ()
+        left = next((left for left in range(min(len(goal), TRIED)) if self._completes(goal[left:])), None)
+        if left is None:
+            return None
+        while self._completes(goal[left + 1 :]):
+            left += 1
+        return goal[left:]
+
+    def _completes(self, tokens: Path) -> bool:
+        read = 0
+        while read < len(tokens) and not self._engine.is_stopped():
+            piece = tokens[read : read + PIECE]
+            if self._engine.validate_tokens(list(piece)) < len(piece):
+                break
+            self._read(piece)
+            read += len(piece)
+        complete = read == len(tokens) and self._engine.is_accepting()
+        self._take_back(read)
+        return self._checked(complete)
+
+    def _read(self, tokens: Path) -> None:
+        for begin in range(0, len(tokens), PIECE):
+            piece = list(tokens[begin : begin + PIECE])
+            if self._unmasked + len(piece) > PIECE:
+                self.legal()
+            self._unmasked += len(piece)
+            if not self._engine.consume_tokens(piece):
+                raise _EngineError
+
+    def _take_back(self, count: int) -> None:
+        if count and not self._engine.rollback(count):
+            raise _EngineError
+
+    def _checked(self, value: T) -> T:
+        if self._engine.is_error():
+            raise _EngineError
+        return value

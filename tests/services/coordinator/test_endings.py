@@ -1,0 +1,121 @@
+"""Claim: a structured answer that is accepted ends well, however few tokens it has and whatever is sampled."""
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from services.coordinator.messages import Delta, Generation
+from services.coordinator.sequence import LiveSequence
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.structure import grammar
+from services.structure.compiler import _begun
+from services.structure.errors import StructureError
+from tests.services.coordinator.test_text import smollm
+from tests.services.structure.schemas import described, random_schema
+from tests.services.structure.test_matcher import tokens_of, vocabulary
+
+ROOM = (0, 0, 0, 1, 1, 2, 3, 5, 9, 20)
+"""The tokens that an answer has beside those of the shortest one."""
+FEW = 20
+
+
+def sampled(live: LiveSequence, chance: random.Random) -> int:
+    """Samples as a model that likes long tokens, or any."""
+    legal = tokens_of(live.options.legal or b"")
+    some = chance.sample(legal, min(len(legal), FEW))
+    decode = vocabulary().tokenizer.decode_bytes
+    return chance.choice(some) if chance.random() < 0.5 else max(some, key=lambda token: len(decode([token])))
+
+
+def answered(generation: Generation, text: str, chance: random.Random) -> list[Delta]:
+    """Returns the deltas of an answer whose tokens are charged and sampled as the coordinator does it."""
+    live = LiveSequence("channel", generation, smollm(), _begun(text, vocabulary())[0])
+    begun = live.begin(live.position())
+    deltas = [] if begun is None else [begun]
+    while live.finish_reason is None:
+        live.charge()
+        token = sampled(live, chance)
+        deltas.append(live.accept(token, live.position(token)))
+    return deltas
+
+
+def check(seed: int, ends: Counter[str]) -> None:
+    """Answers a random schema with little more room than its shortest answer needs. Counts how answers end."""
+    chance = random.Random(seed)
+    schema = random_schema(chance)
+    try:
+        text = grammar.of_json_schema(schema)
+        _, shortest = _begun(text, vocabulary())
+    except StructureError:
+        ends["refused"] += 1
+        return
+    limit = shortest + chance.choice(ROOM)
+    generation = Generation(str(seed), (1,), SamplingOptions(), limit, grammar=text)
+    deltas = answered(generation, text, chance)
+    whole = "".join(delta.text for delta in deltas)
+    last = deltas[-1]
+    assert (last.finish_reason, last.complete) in {("stop", False), ("length", True)}, described(schema)
+    assert sum(delta.tokens for delta in deltas) <= limit, described(schema)
+    _check_value(whole, schema)
+    ends[str(last.finish_reason)] += 1
+    ends["left out"] += last.lost
+
+
+def _check_value(text: str, schema: dict[str, Any]) -> None:
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except (ValueError, jsonschema.ValidationError):
+        pytest.fail(f"{text!r} is no value of {described(schema)}")
+
+
+def test_every_answer_that_is_accepted_ends_well() -> None:
+    ends: Counter[str] = Counter()
+    for seed in range(40):
+        check(seed, ends)
+    assert ends["refused"] == 0
+    assert min(ends["stop"], ends["length"], ends["left out"]) > 0, "each way to end occurs"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(20))
+def test_a_hundred_thousand_schemas(block: int) -> None:
+    ends: Counter[str] = Counter()
+    for seed in range(block * 5000, (block + 1) * 5000):
+        check(seed, ends)
+    assert ends["refused"] < 5000 / 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_that_another_coordinator_continues_ends_well(seed: int) -> None:
+    """The other one has the tokens of the deltas alone. It finds the same end, so that one fits."""
+    chance = random.Random(seed)
+    schema = {"type": "array", "items": random_schema(chance), "minItems": 2}
+    text = grammar.of_json_schema(schema)
+    matcher, shortest = _begun(text, vocabulary())
+    generation = Generation("g", (1,), SamplingOptions(), shortest + 12, grammar=text)
+    live = LiveSequence("channel", generation, smollm(), matcher)
+    released: list[int] = []
+    begun = live.begin(live.position())
+    deltas = [] if begun is None else [begun]
+    ends = []
+    while live.finish_reason is None:
+        live.charge()
+        token = sampled(live, chance)
+        deltas.append(live.accept(token, live.position(token)))
+        released += deltas[-1].token_ids
+        ends.append((tuple(released), live._end))
+    for before, end in ends[:-1]:
+        other = LiveSequence("channel", replace(generation, released=before), smollm(), _begun(text, vocabulary())[0])
+        other.begin(other.position())
+        assert other._end == end
+        while other.finish_reason is None:
+            other.charge()
+            token = sampled(other, chance)
+            other.accept(token, other.position(token))
+        _check_value(vocabulary().tokenizer.decode_str([t for t in other.tokens[1:] if t not in (0, 2)]), schema)
