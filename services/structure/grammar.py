@@ -13,12 +13,9 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from services.structure.closing import closed
 from services.structure.errors import StructureError
 from services.structure.limits import MAX_CHOICES, check_schema, check_size
-from services.structure.satisfiable import has_finite_value
-
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+from services.structure.schema_grammar import rules_of
 
 _CHOICE = "choice"
 
@@ -31,7 +28,7 @@ def of_json_schema(schema: Schema) -> str:
     Raises:
         StructureError: the schema is too large, refers to another document, or admits no finite value.
     """
-    return str(LLMatcher.grammar_from_json_schema(_checked(schema)))
+    return _of_lark(_rules(schema, "start"))
 
 
 def of_json_object() -> str:
@@ -94,9 +91,8 @@ def of_tool_call(tools: Mapping[str, Schema]) -> str:
     """
     if not tools:
         raise StructureError("give at least one tool")
-    # Each schema is a grammar of its own, so that its references stay within it.
     calls = [f'{_quoted(call_prefix(name))} arguments_{index} "}}"' for index, name in enumerate(tools)]
-    rules = [f"arguments_{index}: %json {_checked(schema)}" for index, schema in enumerate(tools.values())]
+    rules = [_rules(schema, f"arguments_{index}", arguments=True) for index, schema in enumerate(tools.values())]
     return _of_lark("\n".join(["start: " + " | ".join(calls), *rules]))
 
 
@@ -105,21 +101,19 @@ def call_prefix(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
-def _checked(schema: Schema) -> str:
-    """Returns a schema that passed the checks as JSON: closed, and with the options of `ONE_LINE`."""
+def _rules(schema: Schema, start: str, arguments: bool = False) -> str:
+    """Returns the rules of a schema that passed the checks (see `rules_of`)."""
     if isinstance(schema, bool):
         if not schema:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
     try:
-        text = json.dumps({**closed(schema), "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
     check_size(text)
-    if not has_finite_value(schema):
-        raise StructureError("the schema admits no finite value: a required property contains itself")
-    return text
+    return rules_of(schema, start, arguments)
 
 
 def _of_lark(text: str, name: str | None = None) -> str:
