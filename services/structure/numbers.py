@@ -124,6 +124,7 @@ def _magnitudes(numbers: Numbers) -> Iterator[str]:
     """Yields expressions of numbers from 0 on, whose lower bound is therefore not None."""
     low, high = numbers.low, numbers.high
     assert low is not None
+    low = low.copy_abs()  # mirrored, 0 is -0
     if numbers.integer is None and high is None and low == 0 and not numbers.steps:
         yield f"/{_EXPONENT}/"
     shape = _WHOLE + ("" if numbers.integer else _fraction(numbers))
@@ -135,6 +136,7 @@ def _magnitudes(numbers: Numbers) -> Iterator[str]:
     if low or numbers.low_open:
         terms.append(_at_least(low, numbers.low_open))
     if high is not None:
+        high = high.copy_abs()
         terms.append(_at_most(high, numbers.high_open))
     yield "(" + " & ".join(f"/{term}/" for term in terms) + ")"
 

@@ -194,7 +194,8 @@ class _Writer:
             if step == 1:
                 numbers = replace(numbers, integer=True, steps=frozenset())
             expressions = list(terminals(numbers)) if numbers.possible else []
-            expressions = [expression for expression in expressions if _possible(expression)]
+            if not numbers.integer and None not in (numbers.low, numbers.high):
+                expressions = [expression for expression in expressions if _possible(expression)]
             if expressions:
                 yield self._terminal(" | ".join(expressions))
             return

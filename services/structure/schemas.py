@@ -277,6 +277,7 @@ class Schemas:
                 found = [ANYTHING] if schema == atom.holds else []
             else:
                 found = self._positive(schema) if atom.holds else self._negative(schema)
+                found = found if atom.holds else [shape.as_complement() for shape in found]
         finally:
             self._open.discard(atom)
         self._shapes[atom] = found
@@ -371,26 +372,12 @@ class Schemas:
     def _closed(self, schema: Mapping[str, Any], shapes: list[Shape]) -> list[Shape]:
         """Excludes what no keyword of a schema evaluated, if it says so (`unevaluatedProperties`, `unevaluatedItems`)."""
         if schema.get("unevaluatedProperties", True) is not True:
-            shapes = [shape if shape.object_ is None else self._only_named(shape, shape.object_) for shape in shapes]
+            rest = self._node(schema["unevaluatedProperties"])
+            shapes = [shape if shape.object_ is None else _rest_of_object(shape, shape.object_, rest) for shape in shapes]
         if schema.get("unevaluatedItems", True) is not True:
-            shapes = [shape if shape.array is None else self._only_first(shape, shape.array) for shape in shapes]
-        return shapes
-
-    def _only_named(self, shape: Shape, object_: Object) -> Shape:
-        layers = [layer for layer in object_.layers if not layer.negative]
-        if any(layer.opens and layer.others != self.nothing and not layer.patterns for layer in layers):
-            return shape
-        named = tuple((name, ()) for name in dict.fromkeys(name for layer in layers for name, _ in layer.named))
-        matched = tuple((pattern, ()) for layer in layers for pattern, _ in layer.patterns)
-        only = Properties(named, matched, self.nothing, opens=bool(matched))
-        return replace(shape, object_=replace(object_, layers=(*object_.layers, only)))
-
-    def _only_first(self, shape: Shape, array: Array) -> Shape:
-        if any(layer.evaluates for layer in array.layers):
-            return shape
-        most = max((len(layer.first) for layer in array.layers), default=0)
-        met = array.both(Array(most=most))
-        return replace(shape, array=met)
+            rest = self._node(schema["unevaluatedItems"])
+            shapes = [shape if shape.array is None else _rest_of_array(shape, shape.array, rest) for shape in shapes]
+        return [shape for shape in map(self._pruned, shapes) if shape]
 
     def _own(self, schema: Mapping[str, Any]) -> list[Shape]:
         """Returns the shape of the keywords that say nothing of alternatives."""
@@ -518,6 +505,7 @@ class Schemas:
             self._node(schema.get("propertyNames", True)),
             "properties" in schema,
             opens,
+            evaluates="additionalProperties" in schema,
         )
         required = self._names(schema, "required", self._list(schema, "required", [])) if "required" in schema else ()
         object_ = Object(
@@ -675,6 +663,25 @@ class Schemas:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(schema, keyword, "is no number")
         return Decimal(str(value))
+
+
+def _rest_of_object(shape: Shape, object_: Object, rest: Node) -> Shape:
+    layers = [layer for layer in object_.layers if not layer.negative]
+    if any(layer.evaluates for layer in layers):
+        return shape
+    named = tuple((name, ()) for name in dict.fromkeys(name for layer in layers for name, _ in layer.named))
+    matched = tuple((pattern, ()) for layer in layers for pattern, _ in layer.patterns)
+    layer = Properties(named, matched, rest, opens=True, evaluates=True)
+    return replace(shape, object_=replace(object_, layers=(*object_.layers, layer)))
+
+
+def _rest_of_array(shape: Shape, array: Array, rest: Node) -> Shape:
+    layers = [layer for layer in array.layers if not layer.negative]
+    if any(layer.evaluates for layer in layers):
+        return shape
+    first = max((len(layer.first) for layer in layers), default=0)
+    layer = Items(tuple(() for _ in range(first)), rest, evaluates=True)
+    return replace(shape, array=replace(array, layers=(*array.layers, layer)))
 
 
 def _except(values: Sequence[str]) -> list[Shape]:

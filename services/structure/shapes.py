@@ -49,11 +49,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Items:
-    """What one schema says of the items of an array: the first ones each, and all others, if it `evaluates` them."""
+    """What one schema says of the items of an array: the first ones each, and all others, if it `evaluates` them.
+
+    Attributes:
+        negative: it is a complement, which evaluates no item.
+    """
 
     first: tuple[Node, ...] = ()
     others: Node = ()
     evaluates: bool = False
+    negative: bool = False
 
     def at(self, index: int) -> Node:
         return self.first[index] if index < len(self.first) else self.others
@@ -108,6 +113,7 @@ class Properties:
         names: what the names themselves match.
         closes: it names properties and says nothing of others.
         opens: it says which others there are.
+        evaluates: it says what others admit.
         negative: it is a complement, which evaluates no property.
     """
 
@@ -117,6 +123,7 @@ class Properties:
     names: Node = ()
     closes: bool = False
     opens: bool = False
+    evaluates: bool = False
     negative: bool = False
 
 
@@ -176,6 +183,15 @@ class Shape:
         if values is not None:
             met = replace(met, values=tuple(value for value in values if met.has_type_of(json.loads(value))))
         return met if met.possible else None
+
+    def as_complement(self) -> "Shape":
+        """Returns the same values, of which nothing counts as evaluated."""
+        array, object_ = self.array, self.object_
+        if array:
+            array = replace(array, layers=tuple(replace(layer, negative=True) for layer in array.layers))
+        if object_:
+            object_ = replace(object_, layers=tuple(replace(layer, negative=True) for layer in object_.layers))
+        return replace(self, array=array, object_=object_)
 
     @property
     def possible(self) -> bool:

@@ -53,6 +53,10 @@ COUNTS = ("schemas", "refused", "texts", "invalid_texts", "dead_ends", "cut", "u
 _ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
 
 
+Orders = list[dict[str, int]]
+"""The places of the names that each object schema mentions."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A schema with instances."""
@@ -118,6 +122,7 @@ def main(
     makers: dict[str, Callable[[Any], str]] = {"privmix": grammar.of_json_schema}
     if library:
         makers["library"] = of_library
+    vocabulary()
     sides = {name: Side() for name in makers}
     for case in found:
         for name, make in makers.items():
@@ -216,7 +221,7 @@ def engine_of(text: str) -> LLMatcher:
     return LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
 
 
-def admits(engine: LLMatcher, value: Any, order: Mapping[str, int]) -> bool:
+def admits(engine: LLMatcher, value: Any, order: Orders) -> bool:
     """Tells whether the text of a value can be followed to its end."""
     tokens = vocabulary().tokenizer.tokenize_str(json.dumps(ordered(value, order), ensure_ascii=False))
     for begin in range(0, len(tokens), 32):
@@ -228,31 +233,34 @@ def admits(engine: LLMatcher, value: Any, order: Mapping[str, int]) -> bool:
     return bool(engine.is_accepting())
 
 
-def order_of(schema: Any) -> dict[str, int]:
-    """Returns the place of each name at which a schema first mentions it."""
-    found: dict[str, int] = {}
+def order_of(schema: Any) -> Orders:
+    """Returns the orders of the properties that a schema names, together and object by object."""
+    found: Orders = [{}]
     waiting = [schema]
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, dict):
-            for name in [*node.get("properties", ())] if isinstance(node.get("properties"), dict) else ():
-                found.setdefault(name, len(found))
-            for name in node["required"] if isinstance(node.get("required"), list) else ():
-                found.setdefault(str(name), len(found))
+            named = [*node["properties"]] if isinstance(node.get("properties"), dict) else []
+            named += node["required"] if isinstance(node.get("required"), list) else []
+            names = list(dict.fromkeys(map(str, named)))
+            found.append({name: place for place, name in enumerate(names)})
+            for name in names:
+                found[0].setdefault(name, len(found[0]))
             waiting = [*node.values(), *waiting]
         elif isinstance(node, list):
             waiting = [*node, *waiting]
     return found
 
 
-def ordered(value: Any, order: Mapping[str, int]) -> Any:
-    """Returns a value whose properties are in this order, and whose whole numbers have no fraction."""
+def ordered(value: Any, orders: Orders) -> Any:
+    """Returns a value whose properties are in the order of the schema that names most of them."""
     if isinstance(value, dict):
-        names = sorted(value, key=lambda name: order.get(name, len(order)))
-        return {name: ordered(value[name], order) for name in names}
+        best = max(orders[1:], key=lambda order: len(order.keys() & value.keys()), default={})
+        places = {name: (0, best[name]) if name in best else (1, orders[0].get(name, len(orders[0]))) for name in value}
+        return {name: ordered(value[name], orders) for name in sorted(value, key=lambda name: places[name])}
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e17:
         return int(value)
-    return [ordered(inner, order) for inner in value] if isinstance(value, list) else value
+    return [ordered(inner, orders) for inner in value] if isinstance(value, list) else value
 
 
 def draw(engine: LLMatcher, tokens: int, chance: random.Random, mask_us: list[float]) -> tuple[str, bool | None]:
