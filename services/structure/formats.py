@@ -38,7 +38,7 @@ _PCHAR = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{_PERCENT})"
 _AUTHORITY = rf"(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|{_PERCENT})*@)?(?:{_HOST})(?::[0-9]{{1,4}})?"
 _TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
 _URI = (
-    rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{_AUTHORITY}(?:/{_PCHAR}*)*|/?{_PCHAR}+(?:/{_PCHAR}*)*){_TAIL}"
+    rf"[A-Za-z][A-Za-z0-9+.-]*:(?://(?:{_AUTHORITY})?(?:/{_PCHAR}*)*|/?{_PCHAR}+(?:/{_PCHAR}*)*){_TAIL}"
 )
 
 _SHORT_LABELS = r"^[^.]{1,63}(?:\.[^.]{1,63})*$"

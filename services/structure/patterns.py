@@ -161,6 +161,9 @@ class _Translation:
         complement = bool(items) and items[0][0] is codes.NEGATE
         items = items[1:] if complement else items
         members = "".join(self._item(item, complement) for item in items)
+        plain = not complement and not any(_has(item, letter) for item in items for letter in _ESCAPED)
+        if plain and not flags & re.IGNORECASE:
+            return _letter(items[0][1]) if _is_letter(items) and chr(items[0][1]) not in self._properties else f"[{members}]"
         raw = f"[^{members}{_NO_ESCAPED}]" if complement else f"[[{members}]--{_NO_ESCAPED}]"
         if flags & re.IGNORECASE:
             raw = f"(?i:{raw})"
@@ -173,9 +176,9 @@ class _Translation:
         if any(0xD800 <= end <= 0xDFFF for end in ends):
             raise StructureError("pattern: half of a surrogate pair is no character")
         if code is codes.LITERAL:
-            return self._properties.get(chr(value), rf"\x{{{value:X}}}")
+            return self._properties.get(chr(value), _letter(value))
         if code is codes.RANGE:
-            return rf"\x{{{value[0]:X}}}-\x{{{value[1]:X}}}"
+            return f"{_letter(value[0])}-{_letter(value[1])}"
         return _CLASSES[value][complement]
 
 
@@ -188,7 +191,16 @@ def quoted(content: str) -> str:
 
 
 def _literal(text: str) -> str:
-    return "".join(letter if letter.isalnum() else rf"\x{ord(letter):02X}" for letter in text)
+    return "".join(_letter(ord(letter)) for letter in text)
+
+
+def _is_letter(items: Sequence[Node]) -> bool:
+    return len(items) == 1 and items[0][0] is codes.LITERAL
+
+
+def _letter(code: int) -> str:
+    letter = chr(code)
+    return letter if letter.isascii() and letter.isalnum() else rf"\x{{{code:X}}}"
 
 
 def _has(item: Node, letter: str) -> bool:

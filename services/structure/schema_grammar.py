@@ -320,9 +320,12 @@ class _Writer:
 
     def _containing(self, array: Array) -> int:
         """Returns the rule of arrays that count the items which a node admits."""
+        contained = array.contained[0]
         if len(array.contained) > 1:
-            raise StructureError("contains: only one for an array is supported")
-        (contained,) = array.contained
+            if any(one.least != 1 or one.most is not None for one in array.contained):
+                raise StructureError("contains: only one with minContains or maxContains for an array is supported")
+            # One item does for all of them. Others would too; but for many, the states would be their subsets.
+            contained = Contained(joined(*(one.node for one in array.contained)))
         last = max(array.first, array.least, array.most or 0)
         enough = contained.least if contained.most is None else contained.most + 1
         if (last + 2) * (enough + 2) > MAX_STATES:

@@ -81,6 +81,10 @@ _NO_SHAPE = (
 )
 
 
+class _TooManyError(StructureError):
+    """There are more than `MAX_SHAPES` shapes."""
+
+
 class Schemas:
     """Holds the subschemas of one JSON Schema, and finds the shapes of what they admit.
 
@@ -238,7 +242,7 @@ class Schemas:
             if met is not None:
                 found[met] = None
             if len(found) > MAX_SHAPES:
-                raise StructureError("it has too many combinations of alternatives; make it simpler")
+                raise _TooManyError("it has too many combinations of alternatives; make it simpler")
         return list(found)
 
     def _pruned(self, shape: Shape, depth: int = MAX_LOOK) -> Shape | None:
@@ -332,12 +336,16 @@ class Schemas:
         met = (shape.both(other) for other in self._of(atom))
         if not any(one is not None and self._pruned(one) for one in met):
             return [shape]
-        return self._product([shape], self._of(Atom(atom.schema, False)))
+        try:
+            return self._product([shape], self._of(Atom(atom.schema, False)))
+        except _TooManyError:
+            self.narrowed.add("oneOf")
+            return []
 
     def _distinct(self, lists: Iterable[list[Shape]]) -> list[Shape]:
         found = list(dict.fromkeys(shape for shapes in lists for shape in shapes))
         if len(found) > MAX_SHAPES:
-            raise StructureError("it has too many alternatives; make it simpler")
+            raise _TooManyError("it has too many alternatives; make it simpler")
         return found
 
     def _if(self, schema: Mapping[str, Any]) -> list[Shape]:
@@ -503,7 +511,7 @@ class Schemas:
             matched,
             self._node(schema.get("additionalProperties", True)),
             self._node(schema.get("propertyNames", True)),
-            "properties" in schema,
+            bool(named),
             opens,
             evaluates="additionalProperties" in schema,
         )

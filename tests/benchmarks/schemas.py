@@ -13,6 +13,7 @@ from the legal tokens of the tests' tokenizer, with a preference for those that 
 - `cut`: texts that were no longer followed after `--tokens` tokens.
 - `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the properties
   in the order of the schema.
+- `unnamed`: those of them that have properties which the schema names nowhere; privmix closes objects.
 - `compile_ms`: the median and the greatest time until a schema can be followed, `mask_us` the median time of a mask.
 - `by_keyword`: the same counts, where one is not 0, for the schemas that use a keyword.
 
@@ -49,7 +50,7 @@ from tests.services.structure.test_matcher import vocabulary
 
 OWN = Path(__file__).parent / "schemas.json"
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-COUNTS = ("schemas", "refused", "texts", "invalid_texts", "dead_ends", "cut", "unjudged", "valid", "not_admitted")
+COUNTS = ("schemas", "refused", "texts", "invalid_texts", "dead_ends", "cut", "unjudged", "valid", "unnamed", "not_admitted")
 _ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
 
 
@@ -201,7 +202,7 @@ def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, toke
         if valid:
             side.count(case, "valid")
             if not admitted:
-                side.count(case, "not_admitted", json.dumps(value, ensure_ascii=False))
+                side.count(case, "unnamed" if unnamed(value, order[0]) else "not_admitted", json.dumps(value, ensure_ascii=False))
         elif admitted:
             side.count(case, "invalid_texts", json.dumps(value, ensure_ascii=False))
     for _ in range(draws):
@@ -231,6 +232,13 @@ def admits(engine: LLMatcher, value: Any, order: Orders) -> bool:
         if begin + 32 < len(tokens):
             engine.compute_bitmask()
     return bool(engine.is_accepting())
+
+
+def unnamed(value: Any, names: Mapping[str, int]) -> bool:
+    """Tells whether a value has a property that its schema names nowhere."""
+    if isinstance(value, dict):
+        return bool(value.keys() - names) or any(unnamed(inner, names) for inner in value.values())
+    return isinstance(value, list) and any(unnamed(inner, names) for inner in value)
 
 
 def order_of(schema: Any) -> Orders:
