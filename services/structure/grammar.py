@@ -3,7 +3,7 @@
 A grammar is a string: it travels with a generation, and two equal strings admit the same texts. JSON is written on one
 line with one space after `:` and `,`, so that most of its punctuation is forced.
 
-Sources: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md and docs/json_schema.md.
+Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
 import json
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
 from services.structure.errors import StructureError
+from services.structure.gbnf import to_lark
 from services.structure.limits import MAX_CHOICES, check_schema, check_size
 from services.structure.schema_grammar import rules_of
 
@@ -23,10 +23,11 @@ Schema = Mapping[str, Any] | bool
 
 
 def of_json_schema(schema: Schema) -> str:
-    """Returns the grammar of the JSON values of a schema, on one line. Its objects are closed (`closing`).
+    """Returns the grammar of the JSON values of a schema, on one line (see `schema_grammar`).
 
     Raises:
-        StructureError: the schema is too large, refers to another document, or admits no finite value.
+        StructureError: the schema is too large, refers to another document, admits no finite value, or uses what is not
+            supported.
     """
     return _of_lark(_rules(schema, "start"))
 
@@ -74,14 +75,13 @@ def of_grammar(text: str) -> str:
         StructureError: the grammar is too large, or its GBNF is invalid.
     """
     check_size(text)
-    try:
-        return _of_lark(any_to_lark(text))
-    except Exception:  # the converter raises whatever its parser meets
-        raise StructureError("the GBNF of this grammar cannot be read") from None
+    return _of_lark(to_lark(text))
 
 
 def of_tool_call(tools: Mapping[str, Schema]) -> str:
     """Returns the grammar of one call, `{"name": NAME, "arguments": OBJECT}`, of one of several tools.
+
+    A tool whose schema names no property has the arguments `{}`.
 
     Args:
         tools: the schemas of the arguments, by the name of the tool.

@@ -78,6 +78,7 @@ class Side:
     mask_us: list[float] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     examples: list[str] = field(default_factory=list)
+    grammar_bytes: list[int] = field(default_factory=list)
 
     def count(self, case: Case, what: str, example: str = "") -> None:
         self.counts[what] += 1
@@ -93,6 +94,7 @@ class Side:
                 "median": round(statistics.median(self.compile_ms or [0]), 2),
                 "most": round(max(self.compile_ms or [0]), 1),
             },
+            "grammar_bytes": round(statistics.median(self.grammar_bytes or [0])),
             "mask_us": round(statistics.median(self.mask_us or [0]), 1),
             "by_reason": dict(self.reasons.most_common()),
             "by_keyword": {
@@ -195,6 +197,7 @@ def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, toke
         side.refused.add(case.name)
         side.reasons[reason.split("\n")[0][:160]] += 1
         return
+    side.grammar_bytes.append(len(text))
     side.compile_ms.append((time.perf_counter() - start) * 1e3)
     order = order_of(case.schema)
     for value, valid in case.instances:
@@ -203,7 +206,7 @@ def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, toke
             side.count(case, "valid")
             if not admitted:
                 side.count(case, "unnamed" if unnamed(value, order[0]) else "not_admitted", json.dumps(value, ensure_ascii=False))
-        elif admitted:
+        elif admitted and is_valid(case.schema, json.dumps(value)) is False:
             side.count(case, "invalid_texts", json.dumps(value, ensure_ascii=False))
     for _ in range(draws):
         drawn, complete = draw(engine_of(text), tokens, chance, side.mask_us)
