@@ -3,7 +3,7 @@
 A grammar is a string: it travels with a generation, and two equal strings admit the same texts. JSON is written on one
 line with one space after `:` and `,`, so that most of its punctuation is forced.
 
-Sources: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md and docs/json_schema.md.
+Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
 import json
@@ -11,14 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
-from services.structure.closing import closed
 from services.structure.errors import StructureError
+from services.structure.gbnf import to_lark
 from services.structure.limits import MAX_CHOICES, check_schema, check_size
-from services.structure.satisfiable import has_finite_value
-
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+from services.structure.schema_grammar import rules_of
 
 _CHOICE = "choice"
 
@@ -26,12 +23,13 @@ Schema = Mapping[str, Any] | bool
 
 
 def of_json_schema(schema: Schema) -> str:
-    """Returns the grammar of the JSON values of a schema, on one line. Its objects are closed (`closing`).
+    """Returns the grammar of the JSON values of a schema, on one line (see `schema_grammar`).
 
     Raises:
-        StructureError: the schema is too large, refers to another document, or admits no finite value.
+        StructureError: the schema is too large, refers to another document, admits no finite value, or uses what is not
+            supported.
     """
-    return str(LLMatcher.grammar_from_json_schema(_checked(schema)))
+    return _of_lark(_rules(schema, "start"))
 
 
 def of_json_object() -> str:
@@ -77,14 +75,13 @@ def of_grammar(text: str) -> str:
         StructureError: the grammar is too large, or its GBNF is invalid.
     """
     check_size(text)
-    try:
-        return _of_lark(any_to_lark(text))
-    except Exception:  # the converter raises whatever its parser meets
-        raise StructureError("the GBNF of this grammar cannot be read") from None
+    return _of_lark(to_lark(text))
 
 
 def of_tool_call(tools: Mapping[str, Schema]) -> str:
     """Returns the grammar of one call, `{"name": NAME, "arguments": OBJECT}`, of one of several tools.
+
+    A tool whose schema names no property has the arguments `{}`.
 
     Args:
         tools: the schemas of the arguments, by the name of the tool.
@@ -104,9 +101,8 @@ def _tool_call(tools: Mapping[str, Schema]) -> str:
     """Returns the rules of one call in the Lark format; those of its start are last, so that more can follow."""
     if not tools:
         raise StructureError("give at least one tool")
-    # Each schema is a grammar of its own, so that its references stay within it.
     calls = [f'{_quoted(call_prefix(name))} arguments_{index} "}}"' for index, name in enumerate(tools)]
-    rules = [f"arguments_{index}: %json {_checked(schema)}" for index, schema in enumerate(tools.values())]
+    rules = [_rules(schema, f"arguments_{index}", arguments=True) for index, schema in enumerate(tools.values())]
     return "\n".join([*rules, "start: " + " | ".join(calls)])
 
 
@@ -115,21 +111,19 @@ def call_prefix(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
-def _checked(schema: Schema) -> str:
-    """Returns a schema that passed the checks as JSON: closed, and with the options of `ONE_LINE`."""
+def _rules(schema: Schema, start: str, arguments: bool = False) -> str:
+    """Returns the rules of a schema that passed the checks (see `rules_of`)."""
     if isinstance(schema, bool):
         if not schema:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
     try:
-        text = json.dumps({**closed(schema), "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
     check_size(text)
-    if not has_finite_value(schema):
-        raise StructureError("the schema admits no finite value: a required property contains itself")
-    return text
+    return rules_of(schema, start, arguments)
 
 
 def _of_lark(text: str, name: str | None = None) -> str:

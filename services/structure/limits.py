@@ -28,11 +28,10 @@ def check_size(text: str) -> None:
 
 
 def check_schema(schema: object) -> None:
-    """Checks that a JSON Schema is small and refers to no other document. A node is an object or an array.
+    """Checks that a JSON Schema is small. A node is an object or an array.
 
     Raises:
-        StructureError: it exceeds `MAX_DEPTH`, `MAX_NODES`, `MAX_REFERENCES` or `MAX_CHOICES`, or refers to another
-            document.
+        StructureError: it exceeds `MAX_DEPTH`, `MAX_NODES`, `MAX_REFERENCES` or `MAX_CHOICES`.
     """
     choices = 0
     references: set[str] = set()
@@ -50,8 +49,6 @@ def check_schema(schema: object) -> None:
         raise StructureError(f"its enumerations have more than {MAX_CHOICES} values")
     if len(references) > MAX_REFERENCES:
         raise StructureError(f"it has more than {MAX_REFERENCES} different references")
-    if not all(reference.startswith("#") for reference in references):
-        raise StructureError("a $ref refers to another document; define it under $defs")
 
 
 def _nodes(root: object) -> Iterator[tuple[Mapping[str, object] | Sequence[object], int]]:

@@ -1,0 +1,382 @@
+"""Measures structured answers over a folder of JSON Schemas: `python -m tests.benchmarks.schemas FOLDER --json`.
+
+FOLDER has files of the form of JSON Schema's own test suite (`[{"schema": ..., "tests": [{"data": ..., "valid": ...}]}]`)
+or of maskbench (one such object); without FOLDER, the small schemas beside this file. No model is needed: texts are drawn
+from the legal tokens of the tests' tokenizer, with a preference for those that end something. For `privmix`, and for
+`library`, llguidance's own reading of the same schemas:
+
+- `schemas`, `refused`: how many schemas there are, and how many were refused, `by_reason`.
+- `texts`, `invalid_texts`: texts drawn, and those that are no value of their schema as the `jsonschema` package, which
+  shares no code with either side, reads it. Instances that are not valid count too, if they are admitted.
+- `dead_ends`: texts after which no token is legal although they are not complete.
+- `unjudged`: texts of which the package cannot tell, for instance because Python lacks an expression.
+- `cut`: texts that were no longer followed after `--tokens` tokens.
+- `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the properties
+  in the order of the schema.
+- `unnamed`: those of them that have properties which the schema names nowhere; privmix closes objects.
+- `compile_ms`: the median and the greatest time until a schema can be followed, `mask_us` the median time of a mask.
+- `by_keyword`: the same counts, where one is not 0, for the schemas that use a keyword.
+
+`vllm` counts the schemas that vLLM's own validation with xgrammar refuses, and those that one of both refuses alone.
+"""
+
+import json
+import random
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import jsonschema
+import numpy as np
+import typer
+from llguidance import LLMatcher
+from referencing.exceptions import Unresolvable
+from rich.console import Console
+from rich.table import Table
+
+from cluster.options import JsonOption
+from services.structure import grammar
+from services.structure.compiler import LIMITS
+from services.structure.errors import StructureError
+from tests.services.structure.test_matcher import vocabulary
+
+OWN = Path(__file__).parent / "schemas.json"
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COUNTS = ("schemas", "refused", "texts", "invalid_texts", "dead_ends", "cut", "unjudged", "valid", "unnamed", "not_admitted")
+_ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
+
+
+Orders = list[dict[str, int]]
+"""The places of the names that each object schema mentions."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schema with instances."""
+
+    name: str
+    schema: Any
+    instances: list[tuple[Any, bool]]
+
+
+@dataclass
+class Side:
+    """What was counted for one reader of schemas."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    keywords: dict[str, Counter[str]] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    compile_ms: list[float] = field(default_factory=list)
+    mask_us: list[float] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    examples: list[str] = field(default_factory=list)
+    grammar_bytes: list[int] = field(default_factory=list)
+
+    def count(self, case: Case, what: str, example: str = "") -> None:
+        self.counts[what] += 1
+        for keyword in keywords(case.schema):
+            self.keywords.setdefault(keyword, Counter())[what] += 1
+        if what in ("invalid_texts", "dead_ends", "not_admitted") and len(self.examples) < 200:
+            self.examples.append(f"{what} {case.name}: {example[:300]}")
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            **{count: self.counts[count] for count in COUNTS},
+            "compile_ms": {
+                "median": round(statistics.median(self.compile_ms or [0]), 2),
+                "most": round(max(self.compile_ms or [0]), 1),
+            },
+            "grammar_bytes": round(statistics.median(self.grammar_bytes or [0])),
+            "mask_us": round(statistics.median(self.mask_us or [0]), 1),
+            "by_reason": dict(self.reasons.most_common()),
+            "by_keyword": {
+                keyword: dict(found)
+                for keyword, found in sorted(self.keywords.items())
+                if any(found[bad] for bad in ("refused", "invalid_texts", "dead_ends", "not_admitted"))
+            },
+        }
+
+
+def main(
+    folder: Annotated[Path | None, typer.Argument(help="Schemas with instances; by default some of our own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take this number of schemas, at random.")] = None,
+    draws: Annotated[int, typer.Option(min=0, help="Texts of each schema.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1, help="The longest text.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    vllm: Annotated[bool, typer.Option("--vllm", help="Compare with vLLM's validation, which takes long to start.")] = False,
+    library: Annotated[bool, typer.Option(help="Compare with the library's own reading.")] = True,
+    examples: Annotated[bool, typer.Option("--examples", help="Print what was wrong, in full.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Ten schemas.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Count refused schemas, invalid texts, dead ends and valid instances that are not admitted."""
+    found = list(cases(folder or OWN))
+    limit = 10 if quick else limit
+    if limit is not None and limit < len(found):
+        found = random.Random(seed).sample(found, limit)
+    makers: dict[str, Callable[[Any], str]] = {"privmix": grammar.of_json_schema}
+    if library:
+        makers["library"] = of_library
+    vocabulary()
+    sides = {name: Side() for name in makers}
+    for case in found:
+        for name, make in makers.items():
+            measure(case, make, sides[name], draws, tokens, random.Random(f"{seed} {case.name}"))
+    measured: dict[str, Any] = {name: side.summary() for name, side in sides.items()}
+    if vllm:
+        refused = {case.name for case in found if not vllm_accepts(case.schema)}
+        measured["vllm"] = {
+            "refused": len(refused),
+            "refused_alone": len(refused - sides["privmix"].refused),
+            "privmix_refused_alone": len(sides["privmix"].refused - refused),
+        }
+    if examples:
+        measured["examples"] = {name: side.examples for name, side in sides.items()}
+    if as_json:
+        print(json.dumps(measured, indent=2, ensure_ascii=False))
+        return
+    table = Table("", *sides, title=f"{len(found)} schemas")
+    for count in COUNTS:
+        table.add_row(count, *(f"{side.counts[count]:,}" for side in sides.values()))
+    Console().print(table)
+
+
+def cases(source: Path) -> Iterator[Case]:
+    """Yields the schemas of a file or of a folder."""
+    files = sorted(source.rglob("*.json")) if source.is_dir() else [source]
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for index, group in enumerate(content if isinstance(content, list) else [content]):
+            if isinstance(group, dict) and "schema" in group:
+                instances = [(test["data"], test["valid"]) for test in group.get("tests", []) if "data" in test]
+                yield Case(f"{file.relative_to(source.parent)}[{index}]", group["schema"], instances)
+
+
+def of_library(schema: Any) -> str:
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return str(LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False)))
+
+
+def vllm_accepts(schema: Any) -> bool:
+    """Tells whether vLLM's validation with xgrammar accepts a schema."""
+    import xgrammar  # noqa: PLC0415  # vLLM takes long to import
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features  # noqa: PLC0415
+
+    try:
+        if isinstance(schema, dict) and has_xgrammar_unsupported_json_features(schema):
+            return False
+        xgrammar.Grammar.from_json_schema(json.dumps(schema))
+    except Exception:  # what the library raises is a refusal
+        return False
+    return True
+
+
+def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, tokens: int, chance: random.Random) -> None:
+    """Counts what one reader makes of a schema."""
+    side.count(case, "schemas")
+    start = time.perf_counter()
+    try:
+        text = make(case.schema)
+        engine = engine_of(text)
+        reason = engine.get_error() if engine.is_error() else None
+    except StructureError as error:
+        reason = str(error)
+    except ValueError:
+        reason = "the library raised an error"
+    if reason is not None:
+        side.count(case, "refused")
+        side.refused.add(case.name)
+        side.reasons[reason.split("\n")[0][:160]] += 1
+        return
+    side.grammar_bytes.append(len(text))
+    side.compile_ms.append((time.perf_counter() - start) * 1e3)
+    order = order_of(case.schema)
+    for value, valid in case.instances:
+        admitted = admits(engine_of(text), value, order)
+        if valid:
+            side.count(case, "valid")
+            if not admitted:
+                side.count(case, "unnamed" if unnamed(value, order[0]) else "not_admitted", json.dumps(value, ensure_ascii=False))
+        elif admitted and is_valid(case.schema, json.dumps(value)) is False:
+            side.count(case, "invalid_texts", json.dumps(value, ensure_ascii=False))
+    for _ in range(draws):
+        drawn, complete = draw(engine_of(text), tokens, chance, side.mask_us)
+        side.count(case, "texts")
+        if complete is None:
+            side.count(case, "cut")
+        elif not complete:
+            side.count(case, "dead_ends", drawn)
+        else:
+            verdict = is_valid(case.schema, drawn)
+            if not verdict:
+                side.count(case, "unjudged" if verdict is None else "invalid_texts", drawn)
+
+
+def engine_of(text: str) -> LLMatcher:
+    return LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+
+
+def admits(engine: LLMatcher, value: Any, order: Orders) -> bool:
+    """Tells whether the text of a value can be followed to its end."""
+    tokens = vocabulary().tokenizer.tokenize_str(json.dumps(ordered(value, order), ensure_ascii=False))
+    for begin in range(0, len(tokens), 32):
+        piece = tokens[begin : begin + 32]
+        if not engine.consume_tokens(piece):
+            return False
+        if begin + 32 < len(tokens):
+            engine.compute_bitmask()
+    return bool(engine.is_accepting())
+
+
+def unnamed(value: Any, names: Mapping[str, int]) -> bool:
+    """Tells whether a value has a property that its schema names nowhere."""
+    if isinstance(value, dict):
+        return bool(value.keys() - names) or any(unnamed(inner, names) for inner in value.values())
+    return isinstance(value, list) and any(unnamed(inner, names) for inner in value)
+
+
+def order_of(schema: Any) -> Orders:
+    """Returns the orders of the properties that a schema names, together and object by object."""
+    found: Orders = [{}]
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, dict):
+            named = [*node["properties"]] if isinstance(node.get("properties"), dict) else []
+            named += node["required"] if isinstance(node.get("required"), list) else []
+            names = list(dict.fromkeys(map(str, named)))
+            found.append({name: place for place, name in enumerate(names)})
+            for name in names:
+                found[0].setdefault(name, len(found[0]))
+            waiting = [*node.values(), *waiting]
+        elif isinstance(node, list):
+            waiting = [*node, *waiting]
+    return found
+
+
+def ordered(value: Any, orders: Orders) -> Any:
+    """Returns a value whose properties are in the order of the schema that names most of them."""
+    if isinstance(value, dict):
+        best = max(orders[1:], key=lambda order: len(order.keys() & value.keys()), default={})
+        places = {name: (0, best[name]) if name in best else (1, orders[0].get(name, len(orders[0]))) for name in value}
+        return {name: ordered(value[name], orders) for name in sorted(value, key=lambda name: places[name])}
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e17:
+        return int(value)
+    return [ordered(inner, orders) for inner in value] if isinstance(value, list) else value
+
+
+def draw(engine: LLMatcher, tokens: int, chance: random.Random, mask_us: list[float]) -> tuple[str, bool | None]:
+    """Draws a text. Returns it and whether it is complete; None if it has more tokens than this."""
+    words, ends = vocabulary(), _ending_tokens()
+    drawn: list[int] = []
+    while len(drawn) < tokens:
+        if engine.is_stopped():
+            break
+        start = time.perf_counter()
+        mask = engine.compute_bitmask()
+        mask_us.append((time.perf_counter() - start) * 1e6)
+        legal = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+        legal = legal[~np.isin(legal, _end_tokens())]
+        if engine.is_accepting() and (not len(legal) or chance.random() < 0.3):
+            break
+        if engine.is_error() or not len(legal):
+            return words.tokenizer.decode_str(drawn), False
+        preferred = legal[np.isin(legal, ends)]
+        likely = preferred if len(preferred) and chance.random() < min(0.9, 0.3 + len(drawn) / 100) else legal
+        token = int(chance.choice(likely))
+        if not engine.consume_token(token):
+            return words.tokenizer.decode_str(drawn), False
+        drawn.append(token)
+    else:
+        return words.tokenizer.decode_str(drawn), None
+    return words.tokenizer.decode_str(drawn), bool(engine.is_accepting() and not engine.is_error())
+
+
+def _end_tokens() -> list[int]:
+    ends = vocabulary().ends
+    return [token for token in range(ends.bit_length()) if ends >> token & 1]
+
+
+def _ending_tokens() -> np.ndarray[Any, Any]:
+    if not _known:
+        words = vocabulary().tokenizer
+        _known.extend(token for token in range(words.vocab_size) if words.decode_str([token]).strip() in _ENDING)
+    return np.array(_known)
+
+
+_known: list[int] = []
+
+
+def is_valid(schema: Any, text: str) -> bool | None:
+    """Tells whether a text is JSON without infinite numbers, and a value of a schema; None if the judge cannot tell."""
+    value = json.loads(text)
+    if "Infinity" in json.dumps(value, ensure_ascii=False).replace('"Infinity', ""):
+        return False
+    try:
+        return bool(validator(schema).is_valid(value))
+    except (re.error, Unresolvable):  # an expression that Python lacks, or another document
+        return None
+
+
+def validator(schema: Any) -> Any:
+    base = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    strict = jsonschema.validators.extend(base, {"multipleOf": _multiple_of})
+    return strict(schema, format_checker=FORMATS)
+
+
+def _multiple_of(_: Any, step: Any, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """Replaces the package's check, which divides floats: 0.07 is a multiple of 0.01."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if (Fraction(Decimal(str(value))) / Fraction(Decimal(str(step)))).denominator != 1:
+            yield jsonschema.ValidationError("is not a multiple")
+
+
+FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def _date_time(value: object) -> bool:
+    return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
+
+
+@FORMATS.checks("time", raises=ValueError)
+def _time(value: object) -> bool:
+    return not isinstance(value, str) or datetime.fromisoformat(f"2024-01-01T{value}").tzinfo is not None
+
+
+def keywords(schema: Any) -> set[str]:
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            known = {name for name in node if name in KNOWN}
+            found |= known
+            waiting += [inner for name, inner in node.items() if name not in ("enum", "const", "properties", "$defs")]
+            for name in ("properties", "$defs"):
+                waiting += node[name].values() if isinstance(node.get(name), dict) else []
+        elif isinstance(node, list):
+            waiting += node
+    return found
+
+
+KNOWN = frozenset(
+    "type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format items "
+    "prefixItems additionalItems minItems maxItems uniqueItems contains minContains maxContains properties required "
+    "patternProperties additionalProperties propertyNames minProperties maxProperties dependentRequired dependentSchemas "
+    "dependencies allOf anyOf oneOf not if then else $ref $dynamicRef $id $anchor unevaluatedProperties "
+    "unevaluatedItems".split()
+)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,218 @@
+"""Claim: what the grammar of a JSON Schema admits is a value of the schema, and its values are admitted."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from services.structure import grammar
+from services.structure.compiler import LIMITS
+from services.structure.errors import StructureError
+from tests.services.structure.test_matcher import vocabulary
+
+NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+OTHER: dict[str, Any] = {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]}
+
+
+def engine(text: str) -> LLMatcher:
+    made = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def follows(made: LLMatcher, text: str) -> bool:
+    made.reset()
+    tokens = vocabulary().tokenizer.tokenize_str(text)
+    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
+
+
+def admits(schema: Any, text: str, make: Any = grammar.of_json_schema) -> bool:
+    return follows(engine(make(schema)), text)
+
+
+def of_arguments(schema: Any) -> str:
+    return grammar.of_tool_call({"f": schema})
+
+
+def check(schema: Any, admitted: str, refused: str) -> None:
+    """Checks texts, which are separated by two spaces."""
+    made = engine(grammar.of_json_schema(schema))
+    assert [text for text in admitted.split("  ") if not follows(made, text)] == []
+    assert [text for text in refused.split("  ") if follows(made, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "admitted", "refused"),
+    [
+        ({"type": "number", "exclusiveMinimum": 0}, "0.5  0.001  12  1e5  1.5e-07", "0  0.0  -1  0e5  -0"),
+        ({"type": "number", "minimum": 0, "exclusiveMinimum": 0}, "0.1  3", "0  0.00"),
+        ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, "0.1  3", "0  0.00"),
+        ({"type": "number", "maximum": 0, "exclusiveMaximum": 0}, "-0.1  -3  -1e9", "0  -0  -0.0"),
+        ({"type": "number", "minimum": -1.25, "maximum": 10.5}, "-1.25  -1.2  10.50  0  9.99", "-1.26  10.51  11  1e0"),
+        ({"type": "number", "exclusiveMinimum": 1.5, "exclusiveMaximum": 1.75}, "1.6  1.7499", "1.5  1.75  1.8  1"),
+        ({"type": "integer", "minimum": -5, "maximum": 12}, "-5  0  12", "-6  13  -0  1.0  01"),
+        ({"type": "integer", "exclusiveMinimum": 99, "maximum": 1000}, "100  999  1000", "99  1001"),
+        ({"type": "integer"}, "12345678901234567  -1", "123456789012345678  -0  1e3"),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, str(2**63 - 1), str(2**63)),
+        ({"type": "number"}, "1.2345678901234567  1e306  -2e-306  0.00001", "1e999  1e307  1.23456789012345678  -0  -0.0"),
+        ({"type": "integer", "multipleOf": 7}, "-14  0  7  70", "8  -8  -0"),
+        ({"type": "integer", "multipleOf": 7, "minimum": -20, "maximum": 20}, "-14  14  0", "21  -21"),
+        ({"type": "number", "multipleOf": 0.01}, "1.25  -1.5  3  2.50", "1.251  0.001"),
+        ({"type": "number", "multipleOf": 0.5, "minimum": 0}, "1.5  2  2.0", "1.25  -1.5"),
+        ({"type": "number", "multipleOf": 2.5}, "5  -7.5  0", "4  2"),
+        ({"allOf": [{"multipleOf": 4}, {"multipleOf": 6}], "type": "integer"}, "12  -24", "4  6"),
+        ({"type": "number", "not": {"type": "integer"}}, "1.5  -0.25", "1  2.0"),
+        ({"type": ["integer", "string"], "not": {"enum": [3, "x"]}}, '2  4  "y"  "xx"', '3  "x"'),
+    ],
+)
+def test_numbers(schema: Any, admitted: str, refused: str) -> None:
+    check(schema, admitted, refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "admitted", "refused"),
+    [
+        ("date", '"2024-02-29"  "2000-02-29"', '"2023-02-29"  "1900-02-29"  "0000-01-01"  "2024-04-31"  "2024-13-01"'),
+        ("time", '"23:59:59Z"  "08:30:06.5+01:00"', '"23:59:60Z"  "24:00:00Z"  "08:30:06"'),
+        ("date-time", '"2024-02-29T23:59:59Z"', '"2023-02-29T23:59:59Z"  "2016-12-31T23:59:60Z"  "2024-02-29"'),
+        ("hostname", '"a.example.com"  "a-b"', '"-a"  "a-"  "a..b"  "a_b"  "xn--x"  "a."'),
+        ("email", '"ada.l+x@example.com"', '"ada"  "@x"  "a..b@x"  "a@-x"'),
+        ("ipv4", '"127.0.0.1"', '"256.0.0.1"  "127.0.0"  "01.0.0.1"'),
+        ("ipv6", '"::1"  "::"  "1:2:3:4:5:6:7:8"  "::ffff:1.2.3.4"  "1::8"', '"1:2"  "1::2::3"  "1:2:3:4:5:6:7:8:9"  ":::"'),
+        ("uuid", '"123e4567-e89b-12d3-a456-426614174000"', '"123e4567"'),
+        ("uri", '"https://a.b/c?d=e#f"  "urn:isbn:1"  "file:///a/b"', '"a b"  "//a"  "a"'),
+        ("duration", '"P1DT2H"  "P3W"', '"P"  "PT"  "P1H"'),
+        ("colour of the sea", '"anything"', "1"),
+    ],
+)
+def test_formats_are_followed_and_unknown_ones_are_annotations(name: str, admitted: str, refused: str) -> None:
+    check({"type": "string", "format": name}, admitted, refused)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "admitted", "refused"),
+    [
+        ("b+", '"b"  "abba"', '"a"  ""'),
+        ("^a|b$", '"ax"  "xb"', '"xa"  "bx"'),
+        ("(^a|^b)c$", '"ac"  "bc"', '"xac"  "c"'),
+        ("(?i)^straße$", '"straße"  "STRAßE"', '"strase"'),
+        ("^(?i:a)b$", '"ab"  "Ab"', '"aB"'),
+        (r"^(?=.*\d)(?=.*[a-z])[a-z0-9]{3,5}$", '"ab1"  "1a23"', '"abc"  "123"  "a1"'),
+        ("^(?!foo)[a-z]+$", '"fo"  "bar"', '"foo"  "food"'),
+        ('^["/\\\\]+$', r'"\""  "\\"  "/\"\\"', '"a"  ""'),
+        (r"^\s\S$", r'"\na"  " \""', r'"aa"  "\n\n"'),
+        (r"^[^a]\W.$", r'"b-c"  "\"\\\""', '"a-c"  "bbb"'),
+        (r"^\p{Lu}\u00e9$", '"Aé"', '"aé"'),
+        ("^(?:a{2,3}){2}$", '"aaaa"  "aaaaaa"', '"aaa"  "aaaaaaa"'),
+    ],
+)
+def test_patterns_are_searched(pattern: str, admitted: str, refused: str) -> None:
+    check({"type": "string", "pattern": pattern}, admitted, refused)
+
+
+OBJECTS: list[tuple[Any, str, str]] = [
+    (NAMED, '{"a": 1}', '{}  {"a": 1, "b": 2}  {"a": 2}'),
+    ({"allOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', '{"a": 1}  {"b": 2}  {"a": 1, "b": 2, "c": 3}'),
+    (NAMED | {"additionalProperties": True}, '{"a": 1}  {"a": 1, "c": [2]}', "{}"),
+    (NAMED | {"patternProperties": {"^b": {"type": "null"}}}, '{"a": 1, "b": null}', '{"a": 1, "b": 2}'),
+    ({"type": "object", "required": ["x"], "properties": {"y": {"const": 1}}}, '{"y": 1, "x": true}  {"x": 0}', '{"y": 1}'),
+    ({"type": "object"}, '{}  {"any": 1}', "1  []"),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}}, '{}  {"a": 1, "b": 2}', '{"c": 1}  {"a": "x"}  {"a": 1, "a": 2}'),
+    ({"type": "object", "propertyNames": {"pattern": "^x"}}, '{"x": 1}  {"xy": {}}', '{"y": 1}'),
+    ({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "type": "object"}, '{"b": 1}  {"a": 1, "b": 2}  {}', '{"a": 1}'),
+    ({"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}, "type": "object"}, '{"b": 1}  {}', '{"a": 1}'),
+    ({"type": "object", "properties": {"a": {}}, "dependentRequired": {}}, '{"a": 1}', '{"b": 1}'),
+    ({"type": "object", "properties": {"a": False, "b": {}}}, '{"b": 1}  {}', '{"a": 1}'),
+    ({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}, "b": {}}, "$defs": {"x": {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "required": ["x"]}}}, '{"b": 1}  {}', '{"a": {}}'),
+    ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2}, '{"a": 1, "c": 2}', '{"a": 1}  {"a": 1, "b": 1, "c": 1}  {}'),
+    ({"type": "object", "minProperties": 1, "maxProperties": 2}, '{"x": 1}  {"x": 1, "y": 2}', '{}  {"x": 1, "y": 2, "z": 3}'),
+    ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False, "allOf": [{"properties": {"b": {}}}]}, '{"a": 1, "b": 1}', '{"c": 1}'),
+    (NAMED | {"properties": {"a": {"const": 1}, "b": {"$ref": "#"}}}, '{"a": 1, "b": {"a": 1}}', '{"b": {"a": 1}}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "admitted", "refused"), OBJECTS)
+def test_objects(schema: Any, admitted: str, refused: str) -> None:
+    check(schema, admitted, refused)
+
+
+@pytest.mark.parametrize(
+    ("schema", "admitted", "refused"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3.0}, "[1]  [1, 2, 3]", "[]  [1, 2, 3, 4]"),
+        ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}}, "[]  [1]  [1, 2, 2]", "[2]"),
+        ({"type": "array", "items": [{"const": 1}], "additionalItems": False}, "[1]", "[1, 1]"),
+        ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2}, '["b", "a"]  ["a", "b", "c"]', '["a"]  ["a", "a"]'),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 1}, "[]  [true]", "[true, false]"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, '["a", "a"]', "[1]"),
+        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}}, "[1, 2]  [2]", "[]  [1]"),
+        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2, "maxContains": 2}, "[2, 1, 2]", "[2]  [2, 2, 2]"),
+        ({"type": "array", "not": {"items": {"type": "integer"}}}, '["a"]  [1, "a"]', "[]  [1]"),
+    ],
+)  # fmt: skip
+def test_arrays(schema: Any, admitted: str, refused: str) -> None:
+    check(schema, admitted, refused)
+
+
+@pytest.mark.parametrize(
+    ("schema", "admitted", "refused"),
+    [
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a": 1}  {"b": 1}', '{"a": 1, "b": 1}  {}'),
+        ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, "1  2.5", "2  3  1.5"),
+        ({"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]}, "2  6", "3  5"),
+        # What a closed object would be is no matter of `oneOf`: the first admits the second's values too.
+        ({"oneOf": [NAMED, NAMED | OTHER | {"properties": {"a": {"const": 1}, "b": {"const": 2}}}]}, '{"a": 1}  {"b": 2}', '{"a": 1, "b": 2}'),
+        ({"oneOf": [{"properties": {"k": {"const": "x"}, "v": {"type": "integer"}}, "required": ["k", "v"]}, {"properties": {"k": {"const": "y"}}, "required": ["k"]}]}, '{"k": "x", "v": 1}  {"k": "y"}', '{"k": "x"}'),
+        ({"if": {"properties": {"k": {"const": 1}}}, "then": {"required": ["v"]}, "type": "object", "properties": {"k": {"enum": [1, 2]}, "v": {"const": 0}}, "required": ["k"]}, '{"k": 1, "v": 0}  {"k": 2}  {"k": 2, "v": 0}', '{"k": 1}'),
+        ({"not": {"type": "object"}, "type": ["object", "null"]}, "null", "{}"),
+        ({"anyOf": [{"type": "string", "maxLength": 1}, {"const": "long"}]}, '"l"  "long"', '"lo"'),
+        ({"enum": [1, "a", {"b": [1.0, None]}, [2]], "type": ["object", "array"]}, '{"b": [1, null]}  [2]', '1  "a"'),
+        ({"$ref": "x.json#/$defs/a", "$id": "https://h/s.json", "$defs": {"b": {"$id": "x.json", "$defs": {"a": {"const": 1}}}}}, "1", "2"),
+        ({"$ref": "#here", "$defs": {"b": {"$anchor": "here", "const": 1}}}, "1", "2"),
+        ({"$ref": "#/$defs/a%25b~1c", "$defs": {"a%b/c": {"const": 1}}}, "1", "2"),
+    ],
+)  # fmt: skip
+def test_alternatives_conditions_and_references(schema: Any, admitted: str, refused: str) -> None:
+    check(schema, admitted, refused)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems in the root"),
+        ({"properties": {"Xyzzy": {"type": "rat"}}}, "type in a property"),
+        ({"properties": {"Xyzzy": {"pattern": "(?<=a)b"}}}, "pattern in a property"),
+        ({"items": {"minLength": -1}}, "minLength in an item"),
+        ({"anyOf": [{"$ref": "#/$defs/Xyzzy"}]}, r"\$ref in an alternative"),
+        ({"$defs": {"a": {"enum": 1}}, "$ref": "#/$defs/a"}, "enum in a definition"),
+        ({"not": {"required": "Xyzzy"}}, "required in a condition"),
+        ({"oneOf": [{}, {}]}, "no finite value"),
+    ],
+)
+def test_a_refusal_names_the_keyword_and_its_place(schema: Any, words: str) -> None:
+    with pytest.raises(StructureError, match=words) as refusal:
+        grammar.of_json_schema(schema)
+    assert "Xyzzy" not in str(refusal.value)
+
+
+def test_the_arguments_of_a_tool_are_an_object() -> None:
+    def called(arguments: str) -> str:
+        return f'{{"name": "f", "arguments": {arguments}}}'
+
+    for bare in ({"type": "object"}, {"type": "object", "properties": {}}, {}, True):
+        assert engine(of_arguments(bare)).is_accepting() is False
+        assert admits(bare, called("{}"), of_arguments)
+        assert not admits(bare, called('{"x": 1}'), of_arguments)
+    assert admits({"type": ["object", "null"], "properties": {"a": {}}}, called('{"a": 1}'), of_arguments)
+    assert not admits({"type": ["object", "null"]}, called("null"), of_arguments)
+    assert admits({"additionalProperties": {"type": "integer"}}, called('{"x": 1}'), of_arguments)
+    with pytest.raises(StructureError, match="are an object"):
+        of_arguments({"type": "string"})
+
+
+def test_values_and_names_are_no_schemas() -> None:
+    values = {"enum": [{"properties": {"a": 1}}], "default": NAMED}
+    assert admits(values, json.dumps(values["enum"][0]))
+    names = {"type": "object", "properties": {"properties": {"type": "integer"}, "$ref": {"const": 1}}}
+    assert admits(names, '{"properties": 1, "$ref": 1}')
