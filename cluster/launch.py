@@ -97,12 +97,18 @@ class Service:
     actors: Mapping[str, EnsembleActors]
 
     def stop(self) -> None:
-        """Stops the service, including ensembles that were added while it ran."""
-        serve.delete(APPLICATION)
+        """Stops the service, including ensembles that were added while it ran.
+
+        The coordinators end the open answers before the route closes, so that each client is told why.
+        """
         served = _served_now(self.configuration) or self.started
         _call(batches.NAME, self.configuration.namespace, batches.Batches.release)
         for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
             _kill(name, self.configuration.namespace)
+        for ensemble in served:
+            for coordinator in ensemble.coordinators:
+                _call(coordinator, ensemble.namespace, Coordinator.close)
+        serve.delete(APPLICATION)
         for ensemble in served:
             stop_ensemble(ensemble)
         for name in (ensembles.NAME, keys.NAME):

@@ -208,6 +208,13 @@ class CoordinatorUnavailable(CoordinatorError):
     """A component that the generation needs does not answer. The message names it."""
 
 
+class CoordinatorStopping(CoordinatorError):
+    """The coordinator stops with its service or its ensemble, and starts nothing more."""
+
+    def __str__(self) -> str:
+        return "the service is stopping"
+
+
 class BatchesError(WorkError):
     """A request about files or batches is refused. `param` names the invalid field."""
 

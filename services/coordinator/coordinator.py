@@ -28,7 +28,7 @@ from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import LiveSequence
 from services.coordinator.settings import LEASE_TOKENS, StepSettings
 from services.coordinator.text import Detokenizer
-from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
+from services.errors import CoordinatorStopping, CoordinatorUnavailable, LedgerError, Overloaded
 from services.fleet.fleet import NAME as FLEET
 from services.fleet.shard_map import ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
@@ -98,6 +98,7 @@ class Coordinator:
         self._live: dict[str, LiveSequence] = {}
         self._queues: dict[str, DeltaQueue] = {}
         self._stepping: asyncio.Task[None] | None = None
+        self._closed = False
         self._began: float | None = None
         self._failing_since: float | None = None
         self._arithmetic = Arithmetic(settings.threads, settings.device)
@@ -115,6 +116,7 @@ class Coordinator:
 
         Raises:
             Overloaded: the queue is full. No generation has started.
+            CoordinatorStopping: `close` was called. No generation has started.
             StructureError: a grammar is invalid. No generation has started.
         """
         sequences = [
@@ -122,6 +124,8 @@ class Coordinator:
             for generation in generations
         ]
         positions = await self._positions([(live, ()) for live in sequences])
+        if self._closed:
+            raise CoordinatorStopping
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
         self._live |= {live.id: live for live in sequences}
@@ -187,7 +191,8 @@ class Coordinator:
         await self._budget.return_unused()
 
     async def close(self) -> None:
-        """Cancels the live generations and returns the rest of the lease."""
+        """Cancels the live generations, refuses others from now on, and returns the rest of the lease."""
+        self._closed = True
         self._end(list(self._live.values()), "cancelled")
         await self._budget.settle()
 

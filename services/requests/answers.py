@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import BaseModel, Field
 
 from services.coordinator.messages import Delta, FinishReason, Generation
-from services.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed
+from services.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
 from services.structure.grammar import call_prefix
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
@@ -505,7 +505,9 @@ class Answer:
             self._choices[delta.id].add(delta)
         self._sources |= _sources(deltas)
         if failed := [delta for delta in deltas if delta.finish_reason in ("error", "cancelled")]:
-            raise self.failed(generation_failed(failed[0].retry_after))
+            # An answer that is still read is cancelled by its coordinator alone, which stops.
+            stops = failed[0].finish_reason == "cancelled"
+            raise self.failed(stopping() if stops else generation_failed(failed[0].retry_after))
         reasons = {choice.finish_reason for choice in self._choices.values()}
         if reasons == {"privacy_budget"} and not self.usage.completion_tokens:
             raise budget_exhausted()

@@ -19,7 +19,7 @@ from ray.util.metrics import Counter
 from services.actors import find_actor
 from services.coordinator.messages import Delta, Generation
 from services.coordinator.recovery import cause_of, is_temporary
-from services.errors import CoordinatorError, CoordinatorUnavailable, Overloaded
+from services.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
 from services.keys.messages import EnsembleTraffic, TrafficUpdate
 from services.requests.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 
@@ -463,7 +463,8 @@ class CoordinatorClient:
                 refusal = await self._submit_to_any(queue, unassigned)
                 if refusal is None:
                     continue
-                if (first and isinstance(refusal, Overloaded)) or time.monotonic() >= deadline:
+                final = isinstance(refusal, CoordinatorStopping) or (first and isinstance(refusal, Overloaded))
+                if final or time.monotonic() >= deadline:
                     raise from_coordinator(refusal)
                 await asyncio.sleep(RETRY_S)
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from services.errors import CoordinatorError, Overloaded, WorkError
+from services.errors import CoordinatorError, CoordinatorStopping, Overloaded, WorkError
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
@@ -64,6 +64,11 @@ def generation_failed(retry_after: float | None) -> ApiError:
     return unavailable("the answer could not be completed", "generation_failed", headers)
 
 
+def stopping() -> ApiError:
+    """Returns the error for an answer that a stop of the service ends. Only released tokens were charged."""
+    return unavailable("the service is stopping", "service_stopping")
+
+
 def coordinator_lost() -> ApiError:
     """Returns the error for an answer whose coordinator died and which no other coordinator continued in time."""
     return unavailable("the coordinator failed during the answer", "coordinator_lost")
@@ -99,6 +104,8 @@ def from_coordinator(error: CoordinatorError) -> ApiError:
     if isinstance(error, Overloaded):
         retry_after = {"retry-after": str(max(1, round(error.retry_after)))}
         return ApiError(429, str(error), code="overloaded", kind="rate_limit_error", headers=retry_after)
+    if isinstance(error, CoordinatorStopping):
+        return stopping()
     return unavailable(str(error) or "the coordinator cannot accept this request now")
 
 

@@ -112,18 +112,55 @@ def test_a_text_without_an_alternative_costs_nothing(service: RunningService, cl
     costs(service, before, 0)
 
 
-def test_an_invalid_structure_costs_nothing_and_a_long_one_is_cut(
-    service: RunningService, client: openai.OpenAI
-) -> None:
+def refused(service: RunningService, **fields: Any) -> dict[str, Any]:
+    """Returns the error of a request that is invalid."""
+    body = {"model": "privmix", "messages": CHAT, **fields}
+    refusal = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=60)
+    assert refusal.status_code == 400
+    error: dict[str, Any] = refusal.json()["error"]
+    return error
+
+
+def wish(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def test_an_invalid_structure_costs_nothing(service: RunningService) -> None:
     before = settled(service)
     schemas: list[dict[str, Any]] = [{"type": "rat"}, {"enum": []}, {"$ref": "#"}]
     for schema in schemas:
-        wish = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-        body = {"model": "privmix", "messages": CHAT, "response_format": wish}
-        refusal = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=60)
-        assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
+        assert refused(service, response_format=wish(schema))["param"] == "response_format.json_schema.schema"
     costs(service, before, 0)
-    wish = {"type": "json_schema", "json_schema": {"name": "a", "schema": TICKET}}
-    cut = chat(client, response_format=wish, max_tokens=2)
-    assert (cut.choices[0].finish_reason, cut.usage.model_dump()["free_tokens"]) == ("length", 2)
+
+
+ROOMY = {
+    "type": "object",
+    "properties": {
+        "summary": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "doctor": {"enum": ["Dr. Abbott of the clinic in the old town", "nobody"]},
+    },
+    "required": ["summary", "tags", "doctor"],
+}
+
+
+def test_an_answer_ends_well_however_few_tokens_it_has(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    error = refused(service, response_format=wish(ROOMY), max_tokens=4)
+    assert error["param"] == "max_tokens"
+    shortest = int(error["message"].split("at least ")[1])
+    assert refused(service, response_format=wish(ROOMY), max_completion_tokens=4)["param"] == "max_completion_tokens"
+    long = {"type": "string", "minLength": 60_000}
+    assert refused(service, response_format=wish(long))["param"] == "response_format.json_schema.schema"
     costs(service, before, 0)
+    for room in (0, 1, 2, 5, 12):
+        answer = chat(client, response_format=wish(ROOMY), max_tokens=shortest + room, n=2, stop=['"', ","])
+        for choice in answer.choices:
+            jsonschema.validate(json.loads(choice.message.content), ROOMY)
+            assert choice.finish_reason == "stop"
+        assert answer.privmix["stop"] == "ignored"
+        assert answer.usage.completion_tokens <= 2 * (shortest + room)
+    tools: Any = [{"type": "function", "function": {"name": "note", "parameters": ROOMY}}]
+    called_ = chat(client, tools=tools, tool_choice="required", max_tokens=shortest + 20)
+    assert called_.choices[0].finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(called_.choices[0].message.tool_calls[0].function.arguments), ROOMY)

@@ -1,0 +1,64 @@
+"""Claim: a stop of the service ends open streams with an error event, refuses new requests, and forgets no charge."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.budget.privacy_budget import PrivacyBudget
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.messages import Generation
+from services.errors import CoordinatorStopping
+from services.laboratory.audit.worlds.offline import offline
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocols.pmixed import PMixed
+from services.requests.admission import stream_answer
+from services.requests.answers import Answer, CompletionStyle
+from services.requests.coordinator_client import ResponseQueue, TokenCounters
+from services.requests.errors import from_coordinator
+from services.training import public_model
+
+TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
+
+
+def test_a_stop_ends_a_stream_with_an_error_event(tmp_path: Path) -> None:
+    async def run() -> None:
+        coordinator, arithmetic, ledger = offline(
+            Coordinator, PMixed(2, 1.0, 0.4), TERMS, tmp_path / "ledger.db", public_model.resolve(), held=False
+        )
+        generation = Generation("endless", (504, 253), SamplingOptions(), 400, ignore_eos=True)
+
+        @asynccontextmanager
+        async def submit(generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
+            queue = ResponseQueue(generations, 60, TokenCounters(), 0.0)
+
+            async def read() -> None:
+                async with aclosing(coordinator.events("channel")) as batches:  # type: ignore[type-var]
+                    async for batch in batches:
+                        for delta in batch:
+                            queue.put(delta)
+
+            reading = asyncio.create_task(read())
+            await coordinator.submit("channel", generations)
+            yield queue
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+        answer = Answer(CompletionStyle(None), "privmix", [generation], 2)
+        written = []
+        async for event in stream_answer(submit, [generation], answer, 0.0, include_usage=True):
+            written.append(event)
+            if len(written) == 3:
+                await coordinator.close()
+        last = json.loads(written[-1].decode().split("data: ")[-1])
+        assert (last["error"]["code"], last["error"]["type"]) == ("service_stopping", "server_error")
+        assert b"[DONE]" not in b"".join(written)
+        assert sum(ledger.balance().charged.values()) >= arithmetic.sampled >= answer.usage.completion_tokens > 0
+        with pytest.raises(CoordinatorStopping) as refusal:
+            await coordinator.submit("channel", [generation])
+        assert from_coordinator(refusal.value).code == "service_stopping"
+
+    asyncio.run(run())
