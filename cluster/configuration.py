@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    SecretStr,
     StringConstraints,
     Tag,
     ValidationError,
@@ -25,6 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from cluster.options import NAMESPACE
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
+from services.budget.signing import SigningKey
 from services.coordinator.settings import LEASE_TOKENS, StepSettings
 from services.engine import known_engine
 from services.engine.engine import EngineSettings
@@ -37,7 +39,7 @@ from services.requests.settings import ClientSettings
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""
 
-SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys")
+SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys", "budget.signing_key")
 """The keys whose values never appear in messages."""
 
 
@@ -78,6 +80,12 @@ class BudgetSection(Section):
         "object store's URL or another database's URL. A ledger that lost rows is refused. Needed where the ensemble's "
         "directory cannot be written",
     )
+    signing_key: SecretStr | None = Field(
+        None,
+        description="a secret of 32 characters or more that signs the ledger's chain, so that a chain which somebody "
+        "with access to the database rewrote is refused. Set it in PRIVMIX_BUDGET__SIGNING_KEY, or name its file",
+    )
+    signing_key_file: Path | None = Field(None, description="the file with this secret; not where the ledger is")
     create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
     lease_tokens: int = Field(
         LEASE_TOKENS,
@@ -87,6 +95,15 @@ class BudgetSection(Section):
     when_exhausted: WhenExhausted | None = Field(
         None, description="None: base on a private base, else the protocol's default"
     )
+
+    def key(self) -> SigningKey | None:
+        """Returns the key that signs the ledger's chain; None without one.
+
+        Raises:
+            InputError: the file cannot be read, or the key is too short.
+        """
+        text = None if self.signing_key is None else self.signing_key.get_secret_value()
+        return SigningKey.given(text, self.signing_key_file)
 
 
 class EngineSection(Section):
@@ -425,7 +442,10 @@ def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
 
 def _with_ledger(budget: BudgetSection, ledger: str, folder: Path) -> BudgetSection:
     anchor = budget.anchor and _database(budget.anchor, folder)
-    return budget.model_copy(update={"ledger": _database(ledger, folder), "anchor": anchor})
+    key_file = budget.signing_key_file and (folder / budget.signing_key_file).absolute()
+    return budget.model_copy(
+        update={"ledger": _database(ledger, folder), "anchor": anchor, "signing_key_file": key_file}
+    )
 
 
 def _database(name: str, folder: Path) -> str:

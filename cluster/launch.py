@@ -488,7 +488,7 @@ def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: 
         )
     try:
         if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
-            receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor)
+            receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor, key=settings.key())
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
         return known(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
@@ -506,6 +506,7 @@ def _start_budget(configuration: EnsembleConfiguration, checked: Checked, databa
         lifetime="detached",
         anchors=anchors_of(configuration.ensemble, configuration.budget.anchor),
         keyed=KeyStore(ServiceDatabase(database)).required(),
+        key=configuration.budget.key(),
     )
 
 

@@ -144,6 +144,10 @@ class LedgerRolledBack(LedgerCorrupt):
     """The ledger lacks rows that it had: a copy was restored, or its server lost commits."""
 
 
+class LedgerUnsigned(LedgerCorrupt):
+    """The ledger's last rows were not signed with the configured key: it was rewritten, or written without the key."""
+
+
 class LedgerUnavailable(LedgerError):
     """The ledger could not be read or written now: a full or read-only disk, a lock, a lost connection."""
 

@@ -19,6 +19,15 @@ ledger = typer.Typer(
     name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
 )
 
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--signing-key-file",
+        envvar="PRIVMIX_BUDGET__SIGNING_KEY_FILE",
+        help="The file with the key that signs the chain. Default: the key in PRIVMIX_BUDGET__SIGNING_KEY.",
+    ),
+]
+
 Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")]
 
 
@@ -39,7 +48,14 @@ def init(
     with _ledger_errors_printed():
         promised = promise(configuration, manifest)
         settings = configuration.budget
-        begun = begin(settings.ledger, promised.terms, configuration.ensemble, settings.ledger_id, settings.anchor)
+        begun = begin(
+            settings.ledger,
+            promised.terms,
+            configuration.ensemble,
+            settings.ledger_id,
+            settings.anchor,
+            settings.key(),
+        )
     if as_json:
         print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
         return
@@ -70,6 +86,7 @@ def forfeit(
     from services.budget.ledger import Ledger
     from services.budget.reader import read
     from services.budget.receipt import anchors_of
+    from services.budget.signing import SigningKey
     from services.budget.statement import statement
 
     if (source is None) == (config is None):
@@ -78,10 +95,12 @@ def forfeit(
         with _ledger_errors_printed():
             place: str = source or ""
             anchors: tuple[Anchor, ...] = ()
+            key = SigningKey.from_environment(os.environ, None)
             if config is not None:
                 chosen = Configuration.load(config).choose(ensemble)
                 place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
-            writer = Ledger(place, read(place).terms, create=False, anchors=anchors, restored=True)
+                key = chosen.budget.key()
+            writer = Ledger(place, read(place).terms, create=False, anchors=anchors, restored=True, key=key)
             charged = writer.forfeit(tokens)
     except LeaseRefused as error:
         raise typer.BadParameter(str(error), param_hint="--tokens") from error
@@ -127,30 +146,54 @@ def verify(
     rows: Annotated[
         int | None, typer.Option(min=1, help="The former number of rows: none may be missing from the end.")
     ] = None,
+    signing_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid."""
-    from services.budget import export as exporting
+    """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid.
+
+    With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
+    """
+    from cluster.console import display
+    from services.budget.signing import VARIABLE, SigningKey
+    from services.budget.verification import verify as verified
 
     if head is not None and not _is_hash(head):
         raise typer.BadParameter(
             "must be the 64 hexadecimal digits of a hash, or the first 16 or more", param_hint="--head"
         )
     try:
-        balance = exporting.verify(place, head=head and head.lower(), length=rows)
+        key = SigningKey.from_environment(os.environ, signing_key_file)
+        shown = display(as_json) if sys.stderr.isatty() else None
+        balance = verified(place, head=head and head.lower(), length=rows, key=key, display=shown)
     except LedgerError as error:
         if not as_json:
             raise _refusal(error) from error
         print(json.dumps({"valid": False, "error": str(error)}, indent=2))
         raise typer.Exit(1) from error
-    summary = {"rows": balance.rows, "head": balance.head, "epoch": balance.epoch, "moved": balance.moved}
+    summary = {
+        "rows": balance.rows,
+        "head": balance.head,
+        "epoch": balance.epoch,
+        "moved": balance.moved,
+        "checked": {"chain": True, "head": head is not None, "rows": rows is not None, "signature": key is not None},
+        "signed_with": balance.signature and balance.signature.key,
+    }
     if as_json:
         print(json.dumps({"valid": True, **summary}, indent=2))
         return
     moved = f"; moved to {balance.moved}" if balance.moved else ""
     print(f"{balance.rows} rows, epoch {balance.epoch}, last hash {balance.head}: the chain is whole{moved}")
+    if key is not None:
+        print(f"The key {key.name} signed all of it: nobody without this key wrote or rewrote a row.")
+    elif balance.signature is not None:
+        print(
+            f"Row {balance.signature.row} has the last signature, of the key {balance.signature.key}, which was not "
+            f"checked: give the key in {VARIABLE} or with --signing-key-file."
+        )
+    else:
+        print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")
     if head is None:
-        print("Only a hash kept elsewhere (--head) shows that nothing was taken off its end.")
+        print("Only a hash kept elsewhere (--head), or an anchor, shows that nothing was taken off its end.")
 
 
 @ledger.command()

@@ -117,4 +117,6 @@ def _at(grains: Grains, part: int) -> int:
 
 
 def _sum(first: Sequence[int], second: Sequence[int]) -> Grains:
+    if not first or not second:
+        return tuple(first or second)
     return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))

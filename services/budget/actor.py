@@ -18,6 +18,7 @@ from services.budget.ledger import PATIENCE_S, Grant, Ledger
 from services.budget.metrics import BudgetMetrics, LedgerHealth
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import from_json
+from services.budget.signing import SigningKey
 from services.budget.statement import AccountsStatement, Statement, statement
 from services.errors import Fenced, LedgerError, LedgerMoved
 
@@ -46,6 +47,7 @@ class Budget:
         anchors: tuple[Anchor, ...],
         keyed: bool,
         namespace: str,
+        key: SigningKey | None,
     ) -> None:
         self._where = ledger
         self._anchors = anchors
@@ -53,6 +55,7 @@ class Budget:
         self._identity = identity
         self._holder = holder
         self._keyed = keyed
+        self._key = key
         # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._create = create and not restarted
@@ -159,6 +162,7 @@ class Budget:
                     holder=self._holder,
                     anchors=self._anchors,
                     keyed=self._keyed,
+                    key=self._key,
                 )
                 _log.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
@@ -181,6 +185,7 @@ def start(
     lifetime: Literal["detached"] | None = None,
     anchors: Sequence[Anchor] = (),
     keyed: bool = False,
+    key: SigningKey | None = None,
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
 
@@ -189,13 +194,14 @@ def start(
         identity: the expected id of the ledger; None accepts any.
         anchors: the places outside the database that store the end of the ledger's chain.
         keyed: record in the ledger that clients of this service need a key.
+        key: signs the chain.
 
     Raises:
         LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
     actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
-        ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed, namespace
+        ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed, namespace, key
     )
     try:
         ray.get(actor.ready.remote())

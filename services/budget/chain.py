@@ -1,7 +1,7 @@
 """Links the rows of a ledger in a hash chain: every row contains its own SHA-256 and that of the previous row.
 
 The chain reveals a row that was changed, removed or inserted. It cannot reveal that the last rows were removed or that
-the whole chain was rewritten: to detect this, keep the hash of the last row elsewhere and compare.
+the whole chain was rewritten: anchors keep the hash of the last row elsewhere, and signatures need a secret key.
 """
 
 import json
@@ -12,6 +12,8 @@ from hashlib import sha256
 from services.errors import LedgerCorrupt
 
 GENESIS = "0" * 64
+
+_as_json = json.JSONEncoder(default=repr).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class LedgerRow:
         A value that JSON cannot represent (SQLite stores bytes in any column) yields a different hash, not an error.
         """
         hashed = [self.seq, self.epoch, self.kind, self.body, self.at, self.previous]
-        return sha256(json.dumps(hashed, default=repr).encode()).hexdigest()
+        return sha256(_as_json(hashed).encode()).hexdigest()
 
     def fields(self) -> dict[str, str | int]:
         """Returns the values of the ledger's columns, by name."""

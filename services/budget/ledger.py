@@ -5,6 +5,7 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -18,7 +19,7 @@ from services.budget.anchor import Anchor, ChainEnd, anchored, is_same, lost_end
 from services.budget.chain import LedgerRow, verified
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import check_same_ledger, replay
+from services.budget.reader import check_same_ledger, replay, replay_whole
 from services.budget.records import (
     LARGEST_LEASE,
     Charged,
@@ -28,14 +29,24 @@ from services.budget.records import (
     Opened,
     Record,
     Settled,
+    Signed,
     Stopped,
     from_json,
 )
+from services.budget.signing import SigningKey
 from services.budget.state import Balance, Lease, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import append, beat, end, following, rows, silence_s
-from services.errors import Fenced, LeaseRefused, LedgerError, LedgerMoved, LedgerRolledBack, WorkError
+from services.errors import (
+    Fenced,
+    LeaseRefused,
+    LedgerError,
+    LedgerMoved,
+    LedgerRolledBack,
+    LedgerUnsigned,
+    WorkError,
+)
 from services.privacy.events import Event
 from services.privacy.sampling.randomness import uniform_below
 
@@ -93,9 +104,11 @@ class Ledger:
         anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
         restored: accept a ledger that lacks rows which an anchor knows. Only `forfeit` may follow.
         keyed: record that clients of the deployment need a key, when this writer takes over.
+        key: signs each commit. With `create`, it signs an existing ledger, whose whole chain is verified.
 
     Raises:
         LedgerMismatch: the ledger keeps another budget than `terms`, or has another id.
+        LedgerUnsigned: the last row was not signed with `key`.
         LedgerRolledBack: an anchor knows rows that the ledger lacks.
         LedgerError: the ledger cannot be used. The subclass and the message say why.
     """
@@ -111,12 +124,14 @@ class Ledger:
         anchors: Sequence[Anchor] = (),
         restored: bool = False,
         keyed: bool = False,
+        key: SigningKey | None = None,
     ) -> None:
         self.terms = terms
         self.filter = Filter(terms)
         self._writer = uuid4().hex
         self._holder = holder
         self._keyed = keyed
+        self._key = key
         self._epoch: int | None = None
         self._waiting: deque[_Call] = deque()
         self._turn = threading.Condition()
@@ -351,9 +366,29 @@ class Ledger:
             state = replay(connection)
             _check_not_moved(state)
             check_same_ledger(state, self.terms, identity)
+            if create:
+                state = self._signed(connection, state)
+            self._check_signed(state)
             self._stored = anchored(self._anchors, state.id, create=create)
             self._lost = lost_ends(connection, state.balance(), self._stored)
         return state
+
+    def _signed(self, connection: Connection, state: LedgerState) -> LedgerState:
+        """Signs a ledger that this key did not sign yet, after a verification of its whole chain."""
+        with suppress(LedgerUnsigned):
+            self._check_signed(state)
+            return state
+        state = replay_whole(connection)
+        append(connection, self._signature(state))
+        return state
+
+    def _check_signed(self, state: LedgerState) -> None:
+        if self._key is not None:
+            self._key.check(state.balance())
+
+    def _signature(self, state: LedgerState) -> list[LedgerRow]:
+        """Applies a signature of all rows to the state and returns its row; none without a key."""
+        return [] if self._key is None else _applied(state, self._key.record(state.head.hash))
 
     def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
         """Runs `decide` and commits its records, together with the calls of other waiting threads."""
@@ -394,6 +429,7 @@ class Ledger:
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
+                self._check_signed(state)
                 self._state = None  # `state` now gets rows that are not on disk yet
                 written: list[LedgerRow] = []
                 if takes_over:
@@ -404,12 +440,14 @@ class Ledger:
                     beat(connection, state.epoch)
                 for call in calls:
                     written += applied(state, call.decide(state))
+                if written:
+                    written += self._signature(state)
                 append(connection, written)
             self._state, self._confirmed, self._balance = state, state.head, state.balance()
             if state.writer == self._writer:
                 self._epoch = state.epoch
             # A lost settlement only leaves more charged, so it can wait for the next charge.
-            self._anchor_due |= any(row.kind != Settled.kind for row in written)
+            self._anchor_due |= any(row.kind not in (Settled.kind, Signed.kind) for row in written)
             if self._anchor_due and any(call.writes and call.error is None for call in calls):
                 self._anchor()
         except BaseException as error:
@@ -514,12 +552,16 @@ def applied(state: LedgerState, records: Sequence[Record]) -> list[LedgerRow]:
     """Applies records to the state and returns their rows, followed by a checkpoint if one is due."""
     written: list[LedgerRow] = []
     for record in records:
-        written.append(following(state.head, state.epoch + isinstance(record, Epoch), record))
-        state.apply(written[-1])
+        written += _applied(state, record)
     if records and state.head.seq - state.checkpointed >= CHECKPOINT_ROWS:
-        written.append(following(state.head, state.epoch, state.checkpoint()))
-        state.apply(written[-1])
+        written += _applied(state, state.checkpoint())
     return written
+
+
+def _applied(state: LedgerState, record: Record) -> list[LedgerRow]:
+    row = following(state.head, state.epoch + isinstance(record, Epoch), record)
+    state.apply(row)
+    return [row]
 
 
 def _opened(terms: PrivacyBudget, identity: str | None) -> Opened:

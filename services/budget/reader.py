@@ -65,7 +65,7 @@ def check_same_ledger(state: LedgerState, terms: PrivacyBudget, identity: str | 
 def read(ledger: str | Path) -> Balance:
     """Returns the balance of the ledger at a path or URL, verified from its last checkpoint on.
 
-    Writes nothing, and a writer may be active. `services.budget.export.verify` verifies the whole chain.
+    Writes nothing, and a writer may be active. `services.budget.verification` verifies the whole chain.
 
     Raises:
         LedgerError: the ledger cannot be read; the subclass and the message say why.

@@ -15,6 +15,7 @@ from services.budget.anchor import Anchor, ChainEnd, anchor_at, explained, is_sa
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
+from services.budget.signing import SigningKey
 from services.budget.store.database import LedgerDatabase
 from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from services.files import locked, sync_directory, write_atomically
@@ -144,16 +145,23 @@ class LedgerCreation:
 
 
 def begin(
-    ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str | None = None, anchor: str | None = None
+    ledger: str,
+    terms: PrivacyBudget,
+    ensemble: Path,
+    identity: str | None = None,
+    anchor: str | None = None,
+    key: SigningKey | None = None,
 ) -> LedgerCreation:
     """Creates the ledger of an ensemble and records it in a receipt and its anchors.
 
     A repeated call completes an interrupted one, or only checks the ledger. If the ensemble has no receipt and the
-    place has a ledger of this ensemble, the receipt names that ledger. An anchor that is new gets the chain's end.
+    place has a ledger of this ensemble, the receipt names that ledger. An anchor that is new gets the chain's end. A
+    chain that the key did not sign yet is verified and signed.
 
     Args:
         identity: the ledger's id from the configuration, for an ensemble in a read-only directory.
         anchor: the second anchor's place (`anchors_of`).
+        key: signs the chain.
 
     Raises:
         LedgerMissing: the ensemble has a ledger, but not at this place.
@@ -162,27 +170,31 @@ def begin(
     receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
     if identity is not None or (receipt is not None and receipt.begun):
         id_ = known(ledger, terms, ensemble, identity, anchored=False)
-        _anchor_existing(ledger, terms, ensemble, id_, anchor)
+        _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
         return LedgerCreation(id_, place, new=False)
     if receipt is None and not is_missing(ledger):
         check(ledger, terms)
         id_ = read(ledger).id
         Receipt(ledger=id_).save(ensemble, new=True)
-        _anchor_existing(ledger, terms, ensemble, id_, anchor)
+        _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
         return LedgerCreation(id_, place, new=False)
     if receipt is None:
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
-    Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor))
+    Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
     with locked(ensemble / FILE):
         (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
     return LedgerCreation(receipt.ledger, place, new=True)
 
 
-def _anchor_existing(ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, anchor: str | None) -> None:
+def _anchor_existing(
+    ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, anchor: str | None, key: SigningKey | None
+) -> None:
     """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
     anchors = anchors_of(ensemble, anchor)
-    Ledger(ledger, terms, create=True, identity=identity, anchors=anchors, holder=uuid4().hex)  # takes nothing over
+    Ledger(
+        ledger, terms, create=True, identity=identity, anchors=anchors, holder=uuid4().hex, key=key
+    )  # takes nothing over
 
 
 def known(

@@ -153,7 +153,15 @@ class Moved(Record):
     to: str = Field(min_length=1, description="the path, or the URL without its password")
 
 
-_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Forfeited, Checkpoint, Moved)
+class Signed(Record):
+    """Signs the chain up to the row before this one (`services.budget.signing`). `key` is the key's public name."""
+
+    kind = "signature"
+    key: str = Field(min_length=1, max_length=64)
+    signature: str = Field(min_length=64, max_length=64)
+
+
+_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Forfeited, Checkpoint, Moved, Signed)
 KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
 
 __all__ = [
@@ -168,6 +176,7 @@ __all__ = [
     "Opened",
     "Record",
     "Settled",
+    "Signed",
     "Stopped",
     "from_json",
 ]

@@ -24,6 +24,7 @@ from services.budget.records import (
     Opened,
     Record,
     Settled,
+    Signed,
     Stopped,
     from_json,
 )
@@ -73,7 +74,24 @@ class Lease:
             raise LeaseRefused(
                 f"a lease needs the charges of its {used} used tokens to each account, within its allowances"
             )
-        return replace(self, used=used, allowances=())
+        return Lease(self.event, self.count, used)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Holds the last signature of a chain, which nothing here has checked (`services.budget.signing`).
+
+    Attributes:
+        row: the number of the row that holds it.
+        head: the hash of the row before, which is signed.
+        key: the public name of the key.
+        signature: the signature, in hexadecimal digits.
+    """
+
+    row: int
+    head: str
+    key: str
+    signature: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,7 @@ class Balance:
         id: the permanent id of the ledger.
         accounts: what was charged to each part's account. It is private.
         keyed: whether clients of a service with this ledger ever needed a key.
+        signature: the last signature in the rows that were read; None if they have none.
     """
 
     terms: PrivacyBudget
@@ -107,6 +126,7 @@ class Balance:
     id: str = ""
     accounts: Accounts = NO_ACCOUNTS
     keyed: bool = False
+    signature: Signature | None = None
 
     @property
     def parts(self) -> int:
@@ -130,6 +150,7 @@ class LedgerState:
         self.accounts = NO_ACCOUNTS
         self.stopped = False
         self.keyed = False
+        self.signature: Signature | None = None
         self.moved: str | None = None
         self.charged: Counter[Event] = Counter()
         self.held: Counter[Event] = Counter()
@@ -202,6 +223,8 @@ class LedgerState:
                 if record != self.checkpoint():
                     raise LedgerCorrupt(f"row {row.seq} (checkpoint) does not match the rows before it")
                 self.checkpointed = row.seq
+            case Signed():
+                self.signature = Signature(row.seq, row.previous, record.key, record.signature)
             case Moved():
                 self.moved = record.to
             case _:
@@ -254,6 +277,7 @@ class LedgerState:
             id=self.id,
             accounts=self.accounts,
             keyed=self.keyed,
+            signature=self.signature,
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -34,6 +34,8 @@ from services.requests.status import ShardReport
 
 INTERVAL_S = 1.0
 SHARDS_S = 5.0
+SHARES_S = 2.0
+"""The age of the keys' usages that a console shows, at most, when it asks."""
 LEAST_PAUSE_S = 1.5
 PAUSES = 4
 """The pause between two queries is at least this many times the duration of a query, because a statement can take a
@@ -76,6 +78,7 @@ class ConsoleRoutes:
         self._settings = settings
         self._models = models
         self._keys = keys
+        self._accounts = _Cached(lambda: keys.ask(Keys.accounts, SHARES_S))
         self._watched: WeakKeyDictionary[ServedModel, _Watched] = WeakKeyDictionary()
 
     def router(self) -> APIRouter:
@@ -107,7 +110,7 @@ class ConsoleRoutes:
             watched.traffic.get(),
             watched.shards.get(),
             watched.accounts.get() if administers else _none(),
-            _result_or_none(lambda: self._keys.ask(Keys.accounts)) if administers else _none(),
+            self._accounts.get() if administers else _none(),
             *(self._watch(entry).statement.get() for entry in models),
         )
         names = [entry.ensemble.name for entry in models]

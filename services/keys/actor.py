@@ -85,6 +85,10 @@ class Keys:
         self._transactions = GroupedTransactions(self._store)
         self._identities: dict[str, tuple[float, Key]] = {}
         self._required = False
+        # The last reading of all accounts with its time, unless a key was changed since.
+        self._accounts: tuple[float, list[KeyAccount]] | None = None
+        self._accounts_lock = asyncio.Lock()
+        self._changes = 0
         self._settling: set[asyncio.Task[OpenReservation | None]] = set()
         self._waiting: Counter[str] = Counter()
         self._queues: dict[AdmissionLimits, FairQueue] = {}
@@ -221,9 +225,26 @@ class Keys:
         queues = (queue for limits, queue in self._queues.items() if ensemble in (None, limits.ensemble))
         return self._traffic.report(ensemble, waiting=sum(queue.waiting for queue in queues))
 
-    async def accounts(self) -> list[KeyAccount]:
-        """See `KeyStore.accounts`."""
-        return await self._transactions.alone(self._store.accounts)
+    async def accounts(self, age_s: float = 0.0) -> list[KeyAccount]:
+        """See `KeyStore.accounts`. Every change of a key through this actor is in them.
+
+        Args:
+            age_s: how old the usages may be. To read thousands of keys takes long, so callers share a reading.
+        """
+        asked = time.monotonic()
+        async with self._accounts_lock:
+            if self._accounts is None or self._accounts[0] < asked - age_s:
+                changes, read_at = self._changes, time.monotonic()
+                rows = await self._transactions.alone(self._store.read_accounts)
+                accounts = await asyncio.to_thread(rows.built)
+                if changes != self._changes:
+                    return accounts
+                self._accounts = read_at, accounts
+            return self._accounts[1]
+
+    def _keys_changed(self) -> None:
+        self._identities.clear()
+        self._accounts, self._changes = None, self._changes + 1
 
     async def account(self, id_or_name: str) -> KeyAccount:
         """See `KeyStore.account`."""
@@ -242,29 +263,32 @@ class Keys:
         key, secret = await self._transactions.alone(
             lambda: self._store.create(name, owner=owner, group=group, scopes=scopes, expires=expires, share=share)
         )
+        self._keys_changed()
         return key, secret.text
 
     async def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
         """See `KeyStore.limit`."""
         account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share, ensemble))
+        self._keys_changed()
         self._wake_waiting(charged_subjects(subjects_of(account.key), ensemble))
         return account
 
     async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
         """See `KeyStore.limit_group`."""
         await self._transactions.alone(lambda: self._store.limit_group(group, share, ensemble))
+        self._keys_changed()
         self._wake_waiting(charged_subjects((group_subject(group),), ensemble))
 
     async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
         """See `KeyStore.rotate`. Returns the key and the text of its secret."""
         key, secret = await self._transactions.alone(lambda: self._store.rotate(id_or_name, grace))
-        self._identities.clear()
+        self._keys_changed()
         return key, secret.text
 
     async def revoke(self, id_or_name: str) -> Key:
         """See `KeyStore.revoke`. Running requests continue to their end."""
         key = await self._transactions.alone(lambda: self._store.revoke(id_or_name))
-        self._identities.clear()
+        self._keys_changed()
         return key
 
     @staticmethod
@@ -414,7 +438,7 @@ class Keys:
         while True:
             await asyncio.sleep(WATCH_S)
             with suppress(KeysUnavailable):
-                self._metrics.update(await self.accounts())
+                self._metrics.update(await self.accounts(WATCH_S))
             now_s = time.monotonic()
             gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
             for id_, request in list(self._requests.items()):

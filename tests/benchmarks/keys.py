@@ -8,6 +8,8 @@ has its own share and that of its group:
 - `statements_per_request`, `transactions_per_request`: statements and transactions in that run, per request.
 - `exact`: whether the shares were charged exactly the tokens that the requests used.
 - `accounts_ms`, `accounts_statements`: one reading of all accounts, as every 5 s for the metrics.
+- `consoles_each_ms`, `consoles_shared_ms`, `consoles_ratio`: the accounts for `CONSOLES` open consoles in one second,
+  where each reads them all and where they share a reading; side by side in this run.
 
 The target is 1,000 requests per second on SQLite.
 """
@@ -26,6 +28,7 @@ from rich.table import Table
 from sqlalchemy import event
 
 from cluster.options import JsonOption
+from services.gateway.console import SHARES_S
 from services.keys.actor import Keys
 from services.keys.messages import AdmissionLimits, Admitted, Identity
 from services.keys.records import Secret, Share
@@ -34,6 +37,7 @@ from tests import postgresql
 LIMITS = AdmissionLimits("privmix", capacity=512, max_waiting=4096)
 TOKENS = 32
 TARGET = 1000.0
+CONSOLES = 10
 
 
 def main(
@@ -92,7 +96,9 @@ async def measure(place: str, keys: int, requests: int, clients: int) -> dict[st
     counts.clear()
     began = time.monotonic()
     accounts = await actor.accounts()
-    accounts_s = time.monotonic() - began
+    accounts_s, statements = time.monotonic() - began, counts["statements"]
+    each_s = await _seconds_of_consoles(actor, 0.0)
+    shared_s = await _seconds_of_consoles(actor, SHARES_S)
     charged = Counter({account.key.name: account.usage.spent for account in accounts})
     return {
         "requests_per_s": round(requests / seconds, 1),
@@ -101,8 +107,19 @@ async def measure(place: str, keys: int, requests: int, clients: int) -> dict[st
         "transactions_per_request": round(spent["transactions"] / requests, 2),
         "exact": +charged == +used and not any(account.usage.held for account in accounts),
         "accounts_ms": round(accounts_s * 1e3, 1),
-        "accounts_statements": counts["statements"],
+        "accounts_statements": statements,
+        "consoles_each_ms": round(each_s * 1e3, 1),
+        "consoles_shared_ms": round(shared_s * 1e3, 1),
+        "consoles_ratio": round(each_s / shared_s, 1),
     }
+
+
+async def _seconds_of_consoles(actor: Keys, age_s: float) -> float:
+    await actor.accounts()
+    began = time.monotonic()
+    for _ in range(CONSOLES):
+        await actor.accounts(age_s)
+    return time.monotonic() - began
 
 
 if __name__ == "__main__":

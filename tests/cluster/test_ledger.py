@@ -19,6 +19,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.receipt import anchors_of
 from services.budget.records import KINDS
+from services.budget.signing import SigningKey
 from services.errors import Fenced, LedgerRolledBack
 from services.privacy.protocols.adapmixed import AdaPMixed
 from services.privacy.protocols.individual import IndividualSettings
@@ -67,7 +68,9 @@ def test_an_export_has_every_row_in_order_and_can_be_verified_alone(ledger: Ledg
     assert [line["previous"] for line in lines[1:]] == [line["hash"] for line in lines[:-1]]
     for what in (place, str(file)):
         found = json.loads(run("verify", what, "--json").stdout)
-        assert found == {"valid": True, "rows": 5, "head": ledger.balance().head, "epoch": 1, "moved": None}
+        checked = {"chain": True, "head": False, "rows": False, "signature": False}
+        state = {"rows": 5, "head": ledger.balance().head, "epoch": 1, "moved": None}
+        assert found == {"valid": True, **state, "checked": checked, "signed_with": None}
     assert ledger.lease(EVENT, 1).count == 1, "neither fences the writer"
 
 
@@ -254,3 +257,35 @@ def test_an_export_leaves_measured_losses_out(tmp_path: Path) -> None:
     ledger.charge(AdaPMixed(8, radius=0.01).event, [(0.012345,)], "one")
     assert "0.012345" not in run("export", str(tmp_path / "measured.db")).stdout
     assert "0.012345" in run("export", str(tmp_path / "measured.db"), "--private-values").stdout
+
+
+def test_verify_says_what_it_checked(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    Ledger(place, TERMS).lease(EVENT, 10)
+    assert "It is not signed" in run("verify", place).stdout
+    refused = run("verify", place, "--signing-key-file", str(key))
+    assert refused.exit_code == 1
+    assert "no row of it was signed" in refused.stderr
+    Ledger(place, TERMS, key=SigningKey(b"k" * 32)).lease(EVENT, 10)
+    assert "which was not checked: give the key" in run("verify", place).stdout
+    assert "signed all of it" in run("verify", place, "--signing-key-file", str(key)).stdout
+    monkeypatch.setenv("PRIVMIX_BUDGET__SIGNING_KEY", "k" * 32)
+    assert "signed all of it" in run("verify", place).stdout
+    checked = json.loads(run("verify", place, "--json").stdout)
+    assert checked["checked"] == {"chain": True, "head": False, "rows": False, "signature": True}
+    assert checked["signed_with"] == SigningKey(b"k" * 32).name
+    monkeypatch.setenv("PRIVMIX_BUDGET__SIGNING_KEY", "o" * 32)
+    wrong = json.loads(run("verify", place, "--json").stdout)
+    assert not wrong["valid"]
+    assert "signed with the key" in wrong["error"]
+
+
+def test_the_key_of_a_deployment_signs_its_ledger_from_the_configuration(tmp_path: Path, ensemble: Path) -> None:
+    own = own_ensemble(ensemble, tmp_path)
+    (tmp_path / "key").write_text("k" * 32)
+    config = configure(tmp_path, own, budget={"ledger": "ledger.db", "signing_key_file": "key"})
+    created = run("init", "--config", str(config))
+    assert created.exit_code == 0, created.output
+    signed = run("verify", str(tmp_path / "ledger.db"), "--signing-key-file", str(tmp_path / "key"))
+    assert signed.exit_code == 0, signed.output

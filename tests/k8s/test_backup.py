@@ -9,10 +9,10 @@ import pytest
 
 from services.batches.records import File
 from services.batches.store import BatchStore
-from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.budget.verification import verify
 from services.database.service import ServiceDatabase
 from services.errors import KeysError
 from services.keys.records import Share

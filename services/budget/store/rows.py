@@ -15,9 +15,11 @@ from services.database.clock import unix_time
 _BATCH = 10_000
 
 
-def rows(connection: Connection, since: int = 1) -> Iterator[LedgerRow]:
-    """Returns the rows from number `since` on, in order."""
+def rows(connection: Connection, since: int = 1, until: int | None = None) -> Iterator[LedgerRow]:
+    """Returns the rows from number `since` to number `until`, in order; to the last one by default."""
     query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
+    if until is not None:
+        query = query.where(ledger_table.c.seq <= until)
     return (LedgerRow(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
 
 
@@ -38,6 +40,12 @@ def last_checkpoint(connection: Connection) -> int | None:
     query = newest_first.where(ledger_table.c.kind == Checkpoint.kind).limit(1)
     seq: int | None = connection.execute(query).scalar()
     return seq
+
+
+def checkpoints(connection: Connection) -> list[int]:
+    """Returns the numbers of all checkpoints, in order."""
+    query = select(ledger_table.c.seq).where(ledger_table.c.kind == Checkpoint.kind).order_by(ledger_table.c.seq)
+    return list(connection.execute(query).scalars())
 
 
 def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:

@@ -15,13 +15,14 @@ from services.budget.accounts import NO_ACCOUNTS, Accounts
 from services.budget.actor import start
 from services.budget.anchor import DirectoryAnchor
 from services.budget.client import BudgetClient
-from services.budget.export import export, verify
+from services.budget.export import export
 from services.budget.filter import UNLIMITED
 from services.budget.ledger import CHECKPOINT_ROWS, Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
+from services.budget.verification import verify
 from services.errors import LeaseRefused, LedgerCorrupt, LedgerError, LedgerMismatch, LedgerRolledBack
 from services.laboratory.evaluation.in_memory import InMemoryBudget
 from services.privacy.protocols import PROTOCOLS

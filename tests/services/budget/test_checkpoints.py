@@ -13,7 +13,6 @@ from sqlalchemy import insert
 
 from services.budget import state
 from services.budget.chain import LedgerRow, link
-from services.budget.export import verify
 from services.budget.filter import Filter
 from services.budget.ledger import FREE_LEASE, Ledger
 from services.budget.privacy_budget import PrivacyBudget
@@ -21,6 +20,7 @@ from services.budget.reader import read, replay
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row, last_checkpoint
 from services.budget.store.schema import ledger_table
+from services.budget.verification import verify
 from services.errors import Fenced, LeaseRefused, LedgerCorrupt
 from services.privacy.protocols.ensemble import EnsembleEvent
 from services.privacy.protocols.submix import SubMixEvent

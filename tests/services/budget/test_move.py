@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import Connection, inspect
 
 from services.budget.chain import LedgerRow
-from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
@@ -17,6 +16,7 @@ from services.budget.reader import read, replay_whole
 from services.budget.state import Balance, LedgerState
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
+from services.budget.verification import verify
 from services.errors import LedgerCorrupt, LedgerError, LedgerExists, LedgerForeign, LedgerMissing, LedgerMoved
 from tests.postgresql import Server
 from tests.services.budget import writers

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from services.budget import ledger as module
-from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.store.database import LedgerDatabase
+from services.budget.verification import verify
 from services.errors import Fenced
 from tests.services.budget.events import COARSE
 

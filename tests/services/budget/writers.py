@@ -6,16 +6,21 @@ import resource
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from uuid import uuid4
 
 from sqlalchemy import Connection as DatabaseConnection
 from sqlalchemy import Engine, event
 
+from services.budget import ledger as ledger_module
+from services.budget.anchor import ChainEnd, DirectoryAnchor
 from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.receipt import LedgerCreation, anchors_of, begin
-from services.errors import LedgerError, LedgerUnavailable
+from services.database import limited_connection, postgresql
+from services.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
+from services.files import write_atomically
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
@@ -153,3 +158,44 @@ def die_before_commit(connection: Connection, number: int, source: str, target: 
     event.listen(Engine, "commit", count_down)
     move(source, target)
     connection.send("moved")
+
+
+def lease_under_faults(
+    connection: Connection, place: str, terms: PrivacyBudget, anchors: Path, holder: str, compares_rows: bool
+) -> None:
+    """Leases with the same names until they are granted, and reports each grant and each error by its class.
+
+    Ends when the ledger is refused as rolled back. With `compares_rows`, the anchor has the fault of accepting a longer
+    chain that does not contain its end.
+    """
+    limited_connection.SILENCE_S, ledger_module.PATIENCE_S = 1.0, 2.0
+    postgresql.LOCK_TIMEOUT = "2s"
+    anchor = DirectoryAnchor(anchors)
+    if compares_rows:
+        anchor = _ComparesRows(anchors)
+    ledger, name = None, uuid4().hex
+    while True:
+        try:
+            if ledger is None:
+                ledger = Ledger(place, terms, create=False, anchors=(anchor,), holder=holder)
+            grant = ledger.lease(COARSE, 2, name)
+            connection.send(("grant", name, grant.count))
+            name = uuid4().hex
+            ledger.beat()
+        except LedgerRolledBack:
+            connection.send(("LedgerRolledBack",))
+            return
+        except LedgerError as error:
+            connection.send((type(error).__name__,))
+            time.sleep(0.05)
+        except Exception as error:
+            connection.send(("crash", repr(error)))
+            raise
+
+
+class _ComparesRows(DirectoryAnchor):
+    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
+        stored = self.read(end.ledger)
+        if stored is None or stored.rows <= end.rows:
+            write_atomically(self._file(end.ledger), end.model_dump_json().encode())
+        return end

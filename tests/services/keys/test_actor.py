@@ -440,3 +440,27 @@ async def test_a_full_ensemble_does_not_delay_another(place: str) -> None:
     assert not waiting.done(), "a restarted actor knows the running requests of each ensemble"
     await restarted.settle("a", 1)
     assert isinstance(await waiting, Admitted)
+
+
+async def test_consoles_share_one_reading_of_all_accounts_and_see_each_change(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "first", Share(tokens=100))
+    readings: list[object] = []
+    read = keys._store.read_accounts
+    keys._store.read_accounts = lambda: readings.append(None) or read()  # type: ignore[method-assign,func-returns-value]
+
+    async def names() -> list[set[str]]:
+        seen = await asyncio.gather(*(keys.accounts(3600.0) for _ in range(10)))
+        return [{account.key.name for account in accounts} for accounts in seen]
+
+    assert await names() == await names() == [{"first"}] * 10
+    assert len(readings) == 1
+    await new_key(keys, "second", Share())
+    assert await names() == [{"first", "second"}] * 10
+    await keys.revoke("second")
+    assert [account.key.revoked is None for account in await keys.accounts(3600.0)] == [True, False]
+    await keys.limit("first", Share(tokens=7))
+    assert (await keys.accounts(3600.0))[0].share.tokens == 7
+    assert len(readings) == 4
+    assert isinstance(await keys.request("a", identity.subjects, 5, 1, GATEWAY), Admitted)
+    assert (await keys.accounts())[0].usage.held == 5, "a caller that asks for the present usage gets it"
