@@ -5,7 +5,6 @@ It alone writes and reads the contents of files, wherever its node is.
 
 import asyncio
 import logging
-import math
 import pickle
 import time
 from collections.abc import Callable
@@ -22,9 +21,8 @@ from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, OpenBatch
 from services.database.deadline import in_time
 from services.database.service import ServiceDatabase
-from services.errors import BatchesError, KeysUnavailable
+from services.errors import KeysUnavailable
 from services.keys.fair_queue import background_capacity
-from services.keys.rate_limiter import TokenBucket
 
 if TYPE_CHECKING:
     from services.batches.runner import Runner
@@ -65,7 +63,6 @@ class Batches:
         self._holder = holder
         self._route_serves = asyncio.Event()
         self._store = BatchStore(ServiceDatabase(database), settings.files or default_place(database))
-        self._changes: dict[str, TokenBucket] = {}
         self._writing = asyncio.Semaphore(MOST_WRITING)
         self._requests = requests
         self._capacity = background_capacity(capacity)
@@ -85,23 +82,6 @@ class Batches:
         """Gives up the lease before this actor is stopped."""
         self._route_serves.clear()
         await self._do(lambda store: store.release_lease(self._holder))
-
-    async def admit_change(self, owner: str) -> None:
-        """Counts an upload, a deletion or a new batch, before its body is read.
-
-        Raises:
-            BatchesError: the owner made too many changes in a minute.
-        """
-        self._changes = {other: bucket for other, bucket in self._changes.items() if bucket.state().reset_s > 0}
-        bucket = self._changes.setdefault(owner, TokenBucket(self._settings.changes_per_minute))
-        wait_s = bucket.wait_s(1)
-        if wait_s > 0:
-            message = (
-                f"this key may upload and delete files and create batches {bucket.limit} times per minute; try again "
-                f"in {math.ceil(wait_s)} s"
-            )
-            raise BatchesError(message, "rate_limit_exceeded")
-        bucket.take(1)
 
     async def upload(self, owner: str, filename: str, content: bytes, expires_s: int | None) -> File:
         """Stores an input file for `expires_s` seconds or the retention time, whichever is shorter.

@@ -15,7 +15,7 @@ class BatchSettings(BaseModel):
         max_file_bytes: the largest file.
         max_stored_bytes: the largest total of all files of one key.
         max_files: the largest number of files of one key.
-        changes_per_minute: the uploads, deletions and new batches of one key.
+        changes_per_minute: the uploads, deletions and new batches of one key at one gateway.
         max_lines: the largest number of requests in one batch.
         retention_days: the age at which files and batches are deleted.
     """

@@ -25,6 +25,7 @@ from services.batches.settings import BatchSettings
 from services.batches.store import Page
 from services.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
 from services.gateway.openapi import REFUSALS, body
+from services.keys.rate_limiter import TokenBucket
 from services.requests.errors import ApiError, invalid, unavailable
 from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
@@ -186,7 +187,8 @@ class BatchRoutes:
     def __init__(self, settings: RequestSettings, batches: BatchSettings, keys: KeyService) -> None:
         self._settings = settings
         self._max_file_bytes = batches.max_file_bytes
-        self._change_s = math.ceil(60 / batches.changes_per_minute)
+        self._changes_per_minute = batches.changes_per_minute
+        self._changes: dict[str, TokenBucket] = {}
         self._uploads: Counter[str] = Counter()
         self._keys = keys
 
@@ -215,12 +217,31 @@ class BatchRoutes:
         """Store a file of requests. It is deleted on request or after the service's retention time."""
         owner = await self._owner(request)
         with self._uploading(owner):
-            await self._ask(Batches.admit_change, owner)
+            self._count_change(owner)
             upload = await read_upload(request, self._max_file_bytes)
             if upload.fields.get("purpose") != "batch":
                 raise invalid("purpose", "only files for batches are accepted; use batch")
             described = upload.filename, upload.content, expiry(upload.fields)
             return await self._ask_for(UPLOAD_S, Batches.upload, owner, *described)
+
+    def _count_change(self, owner: str) -> None:
+        """Counts an upload, a deletion or a new batch, before its body is read.
+
+        Raises:
+            ApiError: 429, the key made too many of them at this gateway in a minute.
+        """
+        self._changes = {other: bucket for other, bucket in self._changes.items() if bucket.state().reset_s > 0}
+        bucket = self._changes.setdefault(owner, TokenBucket(self._changes_per_minute))
+        wait_s = bucket.wait_s(1)
+        if wait_s > 0:
+            raise ApiError(
+                429,
+                f"a key may change its files and batches {bucket.limit} times per minute; try again later",
+                code="rate_limit_exceeded",
+                kind="rate_limit_error",
+                headers={"retry-after": str(math.ceil(wait_s))},
+            )
+        bucket.take(1)
 
     @contextmanager
     def _uploading(self, owner: str) -> Iterator[None]:
@@ -269,7 +290,7 @@ class BatchRoutes:
     async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file and its content."""
         owner = await self._owner(request)
-        await self._ask(Batches.admit_change, owner)
+        self._count_change(owner)
         await self._ask(Batches.delete_file, owner, file_id)
         return DeletedFile(id=file_id)
 
@@ -277,7 +298,7 @@ class BatchRoutes:
         """Run the requests of a file in the background. Interactive requests go first."""
         owner = await self._owner(request)
         new = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
-        await self._ask(Batches.admit_change, owner)
+        self._count_change(owner)
         return await self._ask(Batches.create, owner, new.request)
 
     async def batches(self, request: Request) -> BatchList:
@@ -314,30 +335,28 @@ class BatchRoutes:
             async with asyncio.timeout(seconds):
                 return await remote(method)(await find_actor(name, self._settings.namespace), *arguments, **named)
         except RayTaskError as error:
-            raise self._translate(error) from None
+            raise _translate(error) from None
         except (RayError, ValueError, RuntimeError):
             raise unavailable(f"the actor {name!r} does not answer") from None
         except TimeoutError:
             raise unavailable(f"the actor {name!r} does not answer within {seconds:g} s") from None
 
-    def _translate(self, error: RayTaskError) -> Exception:
-        """Returns the HTTP error for an error of the batches actor."""
-        match error.cause:
-            case NotStored() as missing:
-                return ApiError(404, missing.message, code=missing.code, param=missing.param)
-            case BatchesError(code="rate_limit_exceeded") as refusal:
-                headers = {"retry-after": str(self._change_s)}
-                return ApiError(429, refusal.message, code=refusal.code, kind="rate_limit_error", headers=headers)
-            case BatchesError() as refusal:
-                status = {"file_in_use": 409, "too_many_batches": 429}.get(refusal.code, 400)
-                return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)
-            case FilesUnavailable():
-                return unavailable("the place of the files cannot be used now")
-            case KeysUnavailable():
-                return unavailable("the database of files and batches cannot be used now")
-            case _:
-                unexpected: Exception = error
-                return unexpected
+
+def _translate(error: RayTaskError) -> Exception:
+    """Returns the HTTP error for an error of the batches actor."""
+    match error.cause:
+        case NotStored() as missing:
+            return ApiError(404, missing.message, code=missing.code, param=missing.param)
+        case BatchesError() as refusal:
+            status = {"file_in_use": 409, "too_many_batches": 429}.get(refusal.code, 400)
+            return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)
+        case FilesUnavailable():
+            return unavailable("the place of the files cannot be used now")
+        case KeysUnavailable():
+            return unavailable("the database of files and batches cannot be used now")
+        case _:
+            unexpected: Exception = error
+            return unexpected
 
 
 def expiry(fields: dict[str, str]) -> int | None:
@@ -350,8 +369,8 @@ def expiry(fields: dict[str, str]) -> int | None:
     if seconds is None:
         return None
     if fields.get("expires_after[anchor]") != "created_at":
-        raise invalid("expires_after[anchor]", "use created_at")
-    return whole_number(seconds, "expires_after[seconds]", LEAST_EXPIRY_S, MOST_EXPIRY_S)
+        raise invalid("expires_after", "give the anchor created_at")
+    return whole_number(seconds, "expires_after", LEAST_EXPIRY_S, MOST_EXPIRY_S)
 
 
 def _limit(text: str | None, default: int, most: int) -> int:

@@ -146,15 +146,3 @@ async def test_a_file_without_requests_fails_its_batch(tmp_path: Path) -> None:
     failed = await until(batches, (await begin(batches, content=b"x")).id, "failed")
     assert failed.errors is not None
     assert [(error.code, error.line) for error in failed.errors.data] == [("invalid_json_line", 1)]
-
-
-async def test_the_changes_of_one_key_are_limited_and_those_of_others_are_not(tmp_path: Path) -> None:
-    batches = start(tmp_path / "keys.db")
-    most = batches._settings.changes_per_minute
-    for _ in range(most):
-        await batches.admit_change("alice")
-    with pytest.raises(BatchesError, match=f"{most} times per minute") as refused:
-        for _ in range(most):  # it refills while this test runs, but not so fast
-            await batches.admit_change("alice")
-    assert refused.value.code == "rate_limit_exceeded"
-    await batches.admit_change("bob")

@@ -1,9 +1,10 @@
 """Claim: OpenAI's client can use files and batches, and invalid requests are refused before anything is stored."""
 
+import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from services.database.service import ServiceDatabase, default_database
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
-from tests.services.gateway.conftest import app_client
+from tests.services.gateway.conftest import MakeClient, app_client
 
 MARK = "Wilhelmina"
 MOST_BYTES = 4096
@@ -323,3 +324,47 @@ def test_interactive_requests_go_before_batches(shared: RunningService, store: K
     )
     client.batches.cancel(batch.id)
     ended(client, batch.id)
+
+
+def test_the_changes_of_one_key_are_limited_and_those_of_others_are_not(make_client: MakeClient) -> None:
+    limits = BatchSettings(changes_per_minute=3)
+    client = make_client(batches=limits, batches_actor="batches", api_keys=("hers", "his"))
+    hers, his = ({"authorization": f"Bearer {key}"} for key in ("hers", "his"))
+    body = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+    changes = [
+        client.delete("/v1/files/file-1", headers=hers),
+        client.post("/v1/batches", json=body, headers=hers),
+        client.post("/v1/files", content=b"", headers=hers),
+        client.post("/v1/files", content=b"", headers=hers),
+    ]
+    assert [answer.status_code for answer in changes] == [503, 503, 415, 429]
+    assert changes[-1].json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(changes[-1].headers["retry-after"]) <= 20
+    assert client.get("/v1/files", headers=hers).status_code == 503, "reading is not limited"
+    assert client.delete("/v1/files/file-1", headers=his).status_code == 503
+
+
+@pytest.mark.anyio
+async def test_a_key_uploads_two_files_at_a_time(make_client: MakeClient) -> None:
+    app = make_client(batches_actor="batches", api_keys=("hers", "his")).app
+    started, going = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        started.release()
+        await going.wait()
+        yield b"--b--"
+
+    def upload(http: httpx.AsyncClient, key: str) -> asyncio.Task[httpx.Response]:
+        headers = {"authorization": f"Bearer {key}", "content-type": "multipart/form-data; boundary=b"}
+        return asyncio.create_task(http.post("/v1/files", content=slow(), headers=headers))
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        running = [upload(http, key) for key in ("hers", "hers", "his")]
+        for _ in running:
+            await started.acquire()
+        refused = await upload(http, "hers")
+        going.set()
+        ended = await asyncio.gather(*running)
+        again = await upload(http, "hers")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_uploads")
+    assert [answer.status_code for answer in (*ended, again)] == [400] * 4, "they have no file"
