@@ -1,5 +1,6 @@
 """Declares the options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,9 +25,23 @@ ProgressJsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object at the end, and progress in plain lines.")
 ]
 
+CorpusArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        help="JSON Lines, CSV or Parquet, as they are or compressed (gz, zst, bz2): files, quoted globs, a directory "
+        "of a Hugging Face dataset, or a dataset's name with --split."
+    ),
+]
+SplitOption = Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")]
 UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
-TextFieldOption = Annotated[str, typer.Option(help="The field with the text.")]
-SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")]
+TextFieldOption = Annotated[
+    str,
+    typer.Option(
+        help="The field with the text, or with a list of messages, as `messages` or `conversations`; or fields of "
+        "instructions, as prompt,completion."
+    ),
+]
+SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")]
 
 EpsilonsOption = Annotated[
     list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")

@@ -10,6 +10,7 @@ import typer
 
 from cluster.console import display
 from cluster.options import (
+    CorpusArgument,
     DeltaOption,
     DrawnOption,
     EpsilonsOption,
@@ -17,8 +18,12 @@ from cluster.options import (
     ProtocolsOption,
     RunsOption,
     RunTokensOption,
+    SkipBadOption,
+    SplitOption,
     SweepOption,
+    TextFieldOption,
     TokensOption,
+    UserFieldOption,
 )
 from services.laboratory.evaluation.options import COMPARED_PARTS, QUANTITIES, EvaluationOptions
 from services.training.options import Resources, TrainingOptions
@@ -32,7 +37,7 @@ def _listed(counts: Sequence[int]) -> str:
 
 
 def compare(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
+    corpus: CorpusArgument,
     output: Annotated[Path, typer.Option(help="The directory for the split, the ensembles and the report.")],
     parts: Annotated[
         list[int] | None,
@@ -74,6 +79,10 @@ def compare(
     runs: RunsOption = _DEFAULTS.runs,
     sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     cpus: Annotated[float, typer.Option(help="The number of CPU cores for each adapter in training.")] = 1,
+    user_field: UserFieldOption = "user",
+    text_field: TextFieldOption = "text",
+    split: SplitOption = None,
+    skip_bad: SkipBadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.
@@ -86,7 +95,7 @@ def compare(
 
     started = time.monotonic()
     evaluation = compare_methods(
-        Corpus(corpus),
+        Corpus(corpus, user_field, text_field, skip_bad, split),
         output,
         parts=parts or (_QUICK_PARTS if quick else COMPARED_PARTS),
         held_out=held_out,

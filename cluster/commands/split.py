@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from cluster.options import SkipBadOption, TextFieldOption, UserFieldOption
+from cluster.console import display
+from cluster.options import CorpusArgument, SkipBadOption, SplitOption, TextFieldOption, UserFieldOption
 
 
 def split(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
+    corpus: CorpusArgument,
     train_out: Annotated[Path, typer.Option(help="The file for the training text.")],
     held_out_out: Annotated[Path, typer.Option(help="The file for the held-out text.")],
     held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
@@ -21,19 +22,25 @@ def split(
     ] = None,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
+    split: SplitOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
     """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
-    from services.training.corpus import Corpus
+    from services.training.corpus import Corpus, kinds
     from services.training.split import split as split_corpus
 
-    sides = split_corpus(
-        Corpus(corpus, user_field, text_field, skip_bad),
-        train_out,
-        held_out_out,
-        share=held_out,
-        salt_file=salt_file or train_out.parent / "split.salt",
-        user_limit=user_limit,
-    )
+    documents = Corpus(corpus, user_field, text_field, skip_bad, split)
+    with display(False) as shown:
+        documents.report = shown.read
+        sides = split_corpus(
+            documents,
+            train_out,
+            held_out_out,
+            share=held_out,
+            salt_file=salt_file or train_out.parent / "split.salt",
+            user_limit=user_limit,
+        )
     typer.echo(f"{train_out}: {sides.train_documents} documents of {sides.train_users} users")
     typer.echo(f"{held_out_out}: {sides.held_out_documents} documents of {sides.held_out_users} users")
+    if documents.skipped:
+        typer.echo(f"skipped {documents.skipped.total()} bad rows: {kinds(documents.skipped)}")

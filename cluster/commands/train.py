@@ -8,7 +8,14 @@ import typer
 
 from cluster.console import display
 from cluster.option_file import use_options
-from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
+from cluster.options import (
+    CorpusArgument,
+    ProgressJsonOption,
+    SkipBadOption,
+    SplitOption,
+    TextFieldOption,
+    UserFieldOption,
+)
 from cluster.parameters import bad, count
 from services.training.options import (
     AUTO_BASE,
@@ -40,7 +47,7 @@ def _default(name: str) -> str:
 
 
 def train(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
+    corpus: CorpusArgument,
     output: Annotated[Path, typer.Option(help="The ensemble's directory. An interrupted training continues there.")],
     parts: Annotated[
         int | None,
@@ -110,6 +117,7 @@ def train(
     ] = None,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
+    split: SplitOption = None,
     skip_bad: SkipBadOption = False,
     salt_file: Annotated[
         Path | None,
@@ -292,7 +300,7 @@ def train(
     from services.training.plan import run_training
 
     started = time.monotonic()
-    documents = Corpus(corpus, user_field, text_field, skip_bad)
+    documents = Corpus(corpus, user_field, text_field, skip_bad, split)
     chosen = {
         "part_kind": part_kind,
         "text": text,
@@ -325,7 +333,7 @@ def train(
         raise bad("base-share", "belongs to --base auto; add it")
     if warm_start is not None and not (privately or base == AUTO_BASE):
         raise bad("warm-start", "belongs to --dp-sgd or --base auto; add one of them")
-    public = None if warm_start is None else Corpus(warm_start, user_field, text_field, skip_bad)
+    public = None if warm_start is None else Corpus(warm_start, user_field, text_field, skip_bad, split)
     if privately and earlier:
         raise bad("earlier", "is for ensembles of parts; leave it out with --dp-sgd")
     if users is not None and (privately or parts is not None):
@@ -378,5 +386,7 @@ def train(
             salt_file=salt_file,
         )
     )
-    trained = run_training(plan, resources, display(as_json))
+    shown = display(as_json)
+    documents.report = shown.read
+    trained = run_training(plan, resources, shown)
     report_training(trained, output, time.monotonic() - started, as_json)

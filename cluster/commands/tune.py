@@ -11,7 +11,7 @@ import typer
 from pydantic_core import to_json
 
 from cluster.console import display
-from cluster.options import DrawnOption, JsonOption, TextFieldOption, UserFieldOption
+from cluster.options import DrawnOption, JsonOption, SkipBadOption, SplitOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad
 from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.training.options import TokenBudget, TrainingOptions
@@ -26,7 +26,11 @@ _TRAINING = TrainingOptions(block=128, batch=1, epochs=1)
 
 def tune(
     set_aside: Annotated[
-        Path, typer.Option(help="A corpus that is public or set aside for tuning, never the private corpus.")
+        list[Path],
+        typer.Option(
+            help="A corpus, as for `privmix train`, that is public or set aside for tuning, never the private corpus; "
+            "repeat for more files."
+        ),
     ],
     output: Annotated[Path, typer.Option(help="The output directory. An interrupted tuning continues there.")],
     epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = EPSILON,
@@ -83,6 +87,8 @@ def tune(
     ] = False,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
+    split: SplitOption = None,
+    skip_bad: SkipBadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model rows.
@@ -104,8 +110,8 @@ def tune(
     from services.training.corpus import Corpus
 
     typer.echo(WARNING, err=True)
-    sample = Corpus(set_aside, user_field, text_field)
-    users = None if private is None else Corpus(private, user_field, text_field)
+    sample = Corpus(set_aside, user_field, text_field, skip_bad, split)
+    users = None if private is None else Corpus(private, user_field, text_field, skip_bad, split)
     price, charged = price_of_choice(private, private_epsilon, ledger, ledger_epsilon)
     if base_share and ensemble:
         raise bad("base-share", "trains bases; leave it out with --ensemble, which can be on bases")

@@ -12,7 +12,7 @@ from cluster.work.plan import token_budget
 from services.budget.receipt import FILE as RECEIPT
 from services.privacy.accounting import stated
 from services.training import dp_sgd
-from services.training.corpus import Corpus
+from services.training.corpus import Corpus, kinds
 from services.training.expectation import Population, Requirements, propose
 from services.training.manifest import FILE as MANIFEST
 from services.training.manifest import Manifest, StatedSize
@@ -76,7 +76,9 @@ def train_base(
     plan = dp_sgd.plan(
         corpus, output, private=private, model=model, options=options, salt_file=salt_file, warm_start=warm_start
     )
-    run_training(plan, resources, display(as_json))
+    shown = display(as_json)
+    corpus.report = shown.read
+    run_training(plan, resources, shown)
     return output
 
 
@@ -125,7 +127,8 @@ def report_training(trained: Trained, output: Path, seconds: float, as_json: boo
             "adapters": len(trained.manifest.adapters),
             "trained": trained.trained,
             "kept": trained.kept,
-            "skipped": trained.skipped,
+            "skipped": sum(trained.skipped.values()),
+            "skipped_by_kind": dict(trained.skipped),
             "left_out": trained.left_out,
             "seconds": round(seconds, 1),
         }
@@ -139,8 +142,10 @@ def report_training(trained: Trained, output: Path, seconds: float, as_json: boo
         typer.echo(
             f"{output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} {kind}, "
             f"{trained.trained} of them {done} and {trained.kept} kept, "
-            f"{trained.skipped} bad lines skipped, in {seconds:.0f} s"
+            f"{sum(trained.skipped.values())} bad rows skipped, in {seconds:.0f} s"
         )
+        if trained.skipped:
+            typer.echo(f"skipped: {kinds(trained.skipped)}. These numbers are private: they depend on users' rows")
         if trained.manifest.disjoint_from:
             typer.echo(f"{trained.left_out} documents of users of earlier ensembles were left out")
         if trained.manifest.private_base:

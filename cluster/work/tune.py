@@ -72,7 +72,7 @@ def check_sample(
     documents = list(sample)
     for path in private:
         marks = Marks(secrets.token_bytes(32))
-        for _ in marks.of(Corpus(path, sample.user_field, sample.text_field)):
+        for _ in marks.of(sample.beside(path)):
             pass
         refuse_private(documents, marks, str(path))
     if deployed is not None:

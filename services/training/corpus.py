@@ -83,6 +83,10 @@ class Corpus:
         self.report: Callable[[float], None] = lambda fraction: None
         self.people: PeopleText | None = None
 
+    def beside(self, paths: Path | str | Sequence[Path | str]) -> "Corpus":
+        """Returns the corpus of other files that are read in the same way."""
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self._split)
+
     @property
     def name(self) -> str:
         """What was given, for messages."""

@@ -253,7 +253,8 @@ def _parquet(file: BinaryIO, name: str, fields: Fields, progress: Progress) -> I
         size, source = file.seek(0, io.SEEK_END), _arrow_file(file)
         table = parquet.ParquetFile(source, buffer_size=2**20)
         columns = wanted(table.schema_arrow.names, fields, name)
-        coded = parquet.ParquetFile(_arrow_file(file), buffer_size=2**20, read_dictionary=columns)
+        texts = [column for column in columns if not pa.types.is_nested(table.schema_arrow.field(column).type)]
+        coded = parquet.ParquetFile(_arrow_file(file), buffer_size=2**20, read_dictionary=texts)
         done, total = 0, max(1, table.metadata.num_rows)
         for group in range(table.num_row_groups):
             at_once = _rows_at_once(coded, group, columns)

@@ -67,14 +67,16 @@ def compare(
         raise InputError(f"on-base: must lie between 0 and 1, not {on_base:g}")
     texts, ensembles = output / "corpus", output / "ensembles"
     train_file, held_out_file = texts / "train.jsonl", texts / "heldout.jsonl"
-    split(
-        corpus,
-        train_file,
-        held_out_file,
-        share=held_out,
-        salt_file=texts / "split.salt",
-        user_limit=user_limit,
-    )
+    with display() as shown:
+        corpus.report = shown.read
+        split(
+            corpus,
+            train_file,
+            held_out_file,
+            share=held_out,
+            salt_file=texts / "split.salt",
+            user_limit=user_limit,
+        )
     options = options or EvaluationOptions()
     largest = max(parts)
     sizes = {count: ensembles / (f"{count}" if part_kind == "reader" else f"{part_kind}-{count}") for count in parts}

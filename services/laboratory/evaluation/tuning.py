@@ -227,7 +227,9 @@ def _train(
             raise InputError(f"base-share: must lie between 0 and 1, not {share:g}")
     texts = output / "corpus"
     train_file, held_out = texts / "train.jsonl", texts / "heldout.jsonl"
-    split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
+    with display() as shown:
+        sample.report = shown.read
+        split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
     ensembles, corpus = output / "ensembles", Corpus(train_file)
     directories = [ensembles / str(count) for count in parts]
     bases = {share: ensembles / f"base-{share:g}" for share in base_shares}
