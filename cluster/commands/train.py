@@ -19,7 +19,6 @@ from cluster.options import (
 from cluster.parameters import bad, count
 from services.training.options import (
     AUTO_BASE,
-    BASE_SHARE,
     DP_SGD_TRAINING,
     PLAIN_TARGETS,
     DpSgdOptions,
@@ -111,7 +110,8 @@ def train(
     base_share: Annotated[
         float | None,
         typer.Option(
-            help=f"The share of --epsilon that --base auto spends on the base. Default: {BASE_SHARE:g}.",
+            help="The share of --epsilon that --base auto spends on the base. Default: the best by `privmix plan` for "
+            "--users, --tokens-per-user and --tokens.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -292,7 +292,15 @@ def train(
     The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
-    from cluster.work.train import check_base, default_parts, earlier_size, given_parts, report_training, train_base
+    from cluster.work.train import (
+        auto_epsilon,
+        check_base,
+        default_parts,
+        earlier_size,
+        given_parts,
+        report_training,
+        train_base,
+    )
     from services.training import dp_sgd
     from services.training import train as ensemble
     from services.training.corpus import Corpus
@@ -341,17 +349,17 @@ def train(
     if tokens_per_user is not None and users is None:
         raise bad("tokens-per-user", "belongs to --users; add it")
     resources = Resources.checked(cpus=cpus, gpus=gpus)
+    size = None if users is None else StatedSize.rounded(users, tokens_per_user)
     if base is not None:
         check_base(base, model, privately, earlier)
         if base == AUTO_BASE:
-            share = epsilon * (BASE_SHARE if base_share is None else base_share)
-            guarantee = DpSgdOptions.checked(epsilon=share, delta=delta)
+            spent = auto_epsilon(base_share, size, output / "base", parts, (epsilon, delta, tokens))
+            guarantee = DpSgdOptions.checked(epsilon=spent, delta=delta)
             common = {name: value for name, value in given.items() if name in ("block", "precision")}
             base = str(
                 train_base(documents, output / "base", guarantee, model, common, salt_file, resources, public, as_json)
             )
         model = base
-    size = None if users is None else StatedSize.rounded(users, tokens_per_user)
     plan = (
         dp_sgd.plan(
             documents,

@@ -24,6 +24,7 @@ from services.training.options import (
     TrainingOptions,
 )
 from services.training.plan import Trained, run_training
+from services.training.splitting import base_share
 
 
 def given_parts(parts: int, output: Path) -> int:
@@ -58,6 +59,35 @@ def check_base(base: str, model: str | None, privately: bool, earlier: Sequence[
         raise bad("base", "is the model that the parts are trained on; leave --model out")
     elif Manifest.load(Path(base)).dp_sgd is None:
         raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train --dp-sgd`")
+
+
+def auto_epsilon(
+    share: float | None,
+    size: StatedSize | None,
+    output: Path,
+    parts: int | None,
+    promise: tuple[float, float, int],
+) -> float:
+    """Returns the epsilon of the base of `--base auto`: a share of the promised one, or what a finished base cost.
+
+    Raises:
+        typer.BadParameter: a finished base leaves nothing of epsilon.
+        InputError: there is no share that is worth anything (`base_share`).
+    """
+    epsilon, delta, tokens = promise
+    if share is not None:
+        return share * epsilon
+    if (output / MANIFEST).exists() and (trained := Manifest.load(output).dp_sgd) is not None:
+        if trained.epsilon >= epsilon:
+            raise bad("epsilon", f"must be above the {stated(trained.epsilon)} that the base in {output} cost")
+        return trained.epsilon
+    share = base_share(size, parts, token_budget(epsilon, delta, tokens))
+    typer.echo(
+        f"base-share: {share:g} of epsilon {stated(epsilon)} for the base, the rest for {tokens:,} tokens, by `privmix "
+        "plan --users`; --base-share sets another share.",
+        err=True,
+    )
+    return share * epsilon
 
 
 def train_base(

@@ -103,9 +103,6 @@ the best at 8 (`tests.benchmarks.dp_sgd`)."""
 
 AUTO_BASE = "auto"
 """In the place of a base's directory: train it first, from the same corpus."""
-BASE_SHARE = 0.5
-"""The share of epsilon that such a base gets by default. Half of it leaves 0.83 of the radius without a base, because
-Rényi costs add and epsilons do not."""
 
 
 class DpSgdOptions(Options):

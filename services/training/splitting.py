@@ -1,6 +1,7 @@
 """Divides epsilon between a private base and the tokens of an ensemble on it, before any training.
 
     divide(requirements, propose(requirements))
+    base_share(StatedSize(users=2_000), 64, TokenBudget(epsilon=8, delta=1e-5, tokens=16_384))
 
 The tokens of a base that DP-SGD trained cost nothing, and an ensemble on it adds less than it gains alone.
 `base_gain.json`, which `tests.benchmarks.private_base` measures on public text, has the gain of DP-SGD by its signal,
@@ -9,7 +10,7 @@ and the share of an ensemble's gain that is left on a base, by the base's. `LEAV
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,12 +21,23 @@ import numpy as np
 from services.errors import InputError
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training.dp_sgd import planned
-from services.training.expectation import Proposal, Range, Requirements, interpolated, propose
-from services.training.options import DpSgdOptions
+from services.training.expectation import (
+    MIN_USERS_PER_PART_OF_UNKNOWN_SIZE,
+    Population,
+    Proposal,
+    Range,
+    Requirements,
+    interpolated,
+    propose,
+)
+from services.training.manifest import StatedSize
+from services.training.options import DpSgdOptions, TokenBudget
 
 BASE_TABLE = Path(__file__).with_name("base_gain.json")
-SHARES = tuple(tenths / 10 for tenths in range(11))
+SHARES = (*(tenths / 10 for tenths in range(10)), 0.95, 1.0)
 """The shares of epsilon that are considered for the base."""
+TOKENS_PER_USER = 512
+"""The assumed length of a user's text if nobody stated it: one block of DP-SGD's recipe."""
 
 LEAVES_OUT = (
     "other text and other models, and users with more text than was measured: a base learns more from them",
@@ -115,16 +127,57 @@ class Division:
         }
 
 
-def divide(wanted: Requirements, alone: Proposal) -> Division | None:
+def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHARES) -> Division | None:
     """Returns the division with the largest expected gain, with the number of parts and the protocol of `alone`.
 
-    Returns None if the size of the corpus, or so the gain in nats, is unknown.
+    Returns None if the size of the corpus, or so the gain in nats, is unknown, or if no share is possible.
     """
     if alone.gain is None:
         return None
     fixed = replace(wanted, protocol=alone.settings.protocol, parts=alone.protocol.parts, part_kind=alone.part_kind)
-    divisions = [_division(share, fixed, alone) for share in SHARES]
-    return max((division for division in divisions if division is not None), key=lambda division: division.gain.mean)
+    divisions = [_division(share, fixed, alone) for share in shares]
+    possible = [division for division in divisions if division is not None]
+    return max(possible, key=lambda division: division.gain.mean, default=None)
+
+
+def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> float:
+    """Returns the share of epsilon for a private base below an ensemble, from public numbers alone.
+
+    It is the best share of `divide`: the more tokens, the larger. If no size was stated, each part is assumed to have
+    `MIN_USERS_PER_PART_OF_UNKNOWN_SIZE` users, and each user `TOKENS_PER_USER` tokens.
+
+    Args:
+        size: the size of the corpus as the operator states it; None if it is unknown.
+        parts: N, the number of parts; None to choose it from the size.
+        budget: what the base and the tokens cost together, and the tokens that it must last for.
+
+    Raises:
+        InputError: neither the size nor the number of parts is known; the budget does not last for the tokens; or, by
+            a size that was stated in full, the base or the parts on it are worth nothing.
+    """
+    if size is not None:
+        users = size.users
+    elif parts is not None:
+        users = MIN_USERS_PER_PART_OF_UNKNOWN_SIZE * parts
+    else:
+        raise InputError("base-share: follows from --users, or from --parts; state one of them, or set the share")
+    per_user = None if size is None else size.tokens_per_user
+    wanted = Requirements(Population(users, users * (per_user or TOKENS_PER_USER)), budget, parts=parts)
+    # An assumed size is too rough to refuse what was asked for.
+    division = divide(wanted, propose(wanted), SHARES[1:-1] if per_user is None else SHARES)
+    if division is None:
+        raise InputError("epsilon: is too small for a private base; leave --base out")
+    if division.share == 1:
+        raise InputError(
+            f"base: with {users:,} users and {budget.tokens:,} tokens, parts add nothing to a base of all epsilon; "
+            "use --dp-sgd instead of --base auto, or set --base-share"
+        )
+    if not division.share:
+        raise InputError(
+            f"base: with {users:,} users and {budget.tokens:,} tokens, a base adds nothing to the parts; leave --base "
+            "out, or set --base-share"
+        )
+    return division.share
 
 
 def _division(share: float, wanted: Requirements, alone: Proposal) -> Division | None:

@@ -47,7 +47,7 @@ from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
 from services.training.dp_sgd import UNUSED, planned
 from services.training.expectation import TABLE as PART_TABLE
-from services.training.options import BASE_SHARE, DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.private_base import merge_adapter
@@ -68,6 +68,8 @@ from tests.benchmarks.standing import (
 )
 
 CONTEXT = 256
+BASE_SHARE = 0.5
+"""The share of epsilon of the measured bases."""
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,8 @@ def test_one_command_trains_the_base_and_the_parts(
     output = tmp_path / "both"
     arguments = ["train", str(corpus), "--output", str(output), "--parts", "2", "--base", "auto", "--model", str(tiny)]
     arguments += ["--block", "16", "--epochs", "1", "--precision", "float32", "--epsilon", "6"]
-    for attempt in range(2):
-        done = CliRunner().invoke(app, arguments)
+    for share in (["--base-share", "0.5"], []):
+        done = CliRunner().invoke(app, [*arguments, *share])
         assert done.exit_code == 0, done.output
         assert "the parts are on a private base of the same users, which cost epsilon 3" in done.output
         trained, manifest = Manifest.load(output / "base"), Manifest.load(output)
@@ -142,11 +142,14 @@ def test_one_command_trains_the_base_and_the_parts(
         assert manifest.private_base is not None
         assert manifest.private_base.training == trained.dp_sgd
         assert (trained.dp_sgd.epsilon, trained.dp_sgd.event.unit) == (3.0, "user")
-        if attempt:
+        if not share:
             assert "0 of them trained and 2 kept" in done.output, "the second run goes on with the same base"
     promised = promise(configured(output, **CONFIGURED), manifest)
     assert manifest.private_base is not None
     assert promised.terms.base_event == manifest.private_base.training.event
+    less = CliRunner().invoke(app, [*arguments, "--epsilon", "2"])
+    assert less.exit_code == 2
+    assert "must be above the 3 that the base in" in " ".join(less.output.replace("│", " ").split())
     refused = CliRunner().invoke(app, [*arguments, "--earlier", str(output)])
     assert refused.exit_code == 2
     assert "auto trains the base on the users of the parts" in " ".join(refused.output.replace("│", " ").split())

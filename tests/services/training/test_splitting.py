@@ -6,11 +6,20 @@ from functools import cache
 
 import pytest
 
+from services.errors import InputError
 from services.training import expectation, splitting
 from services.training.dp_sgd import planned
 from services.training.expectation import Population, Requirements, propose
+from services.training.manifest import StatedSize
 from services.training.options import DpSgdOptions, TokenBudget
-from services.training.splitting import SHARES, Division, MeasuredBases, divide, signal
+from services.training.splitting import (
+    TOKENS_PER_USER,
+    Division,
+    MeasuredBases,
+    base_share,
+    divide,
+    signal,
+)
 
 POPULATION = Population(250, 500_000)
 
@@ -49,7 +58,7 @@ def test_no_other_share_gains_more() -> None:
     alone, chosen = propose(requirements), divided(16_384)
     own = [alone.by_corpus[name] for name in chosen.base]
     assert chosen.gain.mean >= sum(own) / len(own)
-    for share in SHARES[1:-1]:
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
         event = planned(DpSgdOptions(epsilon=8.0 * share))
         parts = propose(replace(requirements, base=event))
         assert parts.radius < alone.radius
@@ -77,3 +86,43 @@ def test_a_weak_base_leaves_an_ensemble_its_gain() -> None:
 def test_without_the_size_of_the_corpus_nothing_is_divided() -> None:
     requirements = replace(wanted(1_024), population=Population(2_000))
     assert divide(requirements, propose(requirements)) is None
+
+
+def test_a_share_needs_the_size_or_the_number_of_parts() -> None:
+    with pytest.raises(InputError, match="base-share: follows from --users, or from --parts"):
+        base_share(None, None, TokenBudget(epsilon=8.0, delta=1e-5, tokens=1_024))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+def test_over_a_grid_no_division_is_expected_to_gain_less_than_dp_sgd_or_the_ensemble_alone(epsilon: float) -> None:
+    """An independent computation of both ends; the rule, which trains an ensemble on a base, refuses where one wins."""
+    measured, refused = MeasuredBases.load(), []
+    for tokens in (1_024, 131_072):
+        for users in (300, 3_000):
+            budget = TokenBudget(epsilon=epsilon, delta=1e-5, tokens=tokens)
+            stated = StatedSize(users=users, tokens_per_user=2_000)
+            requirements = Requirements(Population(users, users * 2_000), budget)
+            alone = propose(requirements)
+            division = divide(requirements, alone)
+            assert division is not None
+            gains = measured.gain(signal(planned(DpSgdOptions(epsilon=epsilon)), users))
+            of_parts = [alone.by_corpus[name] for name in gains]
+            assert division.gain.mean >= max(sum(gains.values()), sum(of_parts)) / len(gains) - 1e-12
+            if 0 < division.share < 1:
+                assert base_share(stated, None, budget) == division.share
+            else:
+                refused.append((tokens, users, division.share))
+                with pytest.raises(InputError, match="--dp-sgd" if division.share else "leave --base"):
+                    base_share(stated, None, budget)
+    assert len(refused) < 4, refused
+
+
+@pytest.mark.slow
+def test_an_assumed_size_still_gives_a_share_between_both_ends() -> None:
+    """With 4 parts, parts add nothing, which a stated size would say."""
+    budget = TokenBudget(epsilon=2.0, delta=1e-5, tokens=131_072)
+    assert 0 < base_share(None, 4, budget) < 1
+    assert 0 < base_share(StatedSize(users=100), 4, budget) < 1
+    with pytest.raises(InputError, match="--dp-sgd"):
+        base_share(StatedSize(users=100, tokens_per_user=TOKENS_PER_USER), 4, budget)
