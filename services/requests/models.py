@@ -142,7 +142,7 @@ class Prompts:
             raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
 
     def text(self, prompt: PromptText) -> str:
-        """Returns the text of a prompt, for `echo`. A character that it does not end belongs to the answer."""
+        """Returns the text of a prompt, for `echo`. A character that it begins only belongs to the answer."""
         if isinstance(prompt, str):
             return prompt
         text = str(self._rust.decode(prompt, skip_special_tokens=False))

@@ -11,6 +11,7 @@ from itertools import count
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import TypeVar
 
+import numpy as np
 from llguidance import LLMatcher
 
 from services.structure.vocabulary import Vocabulary
@@ -66,6 +67,8 @@ class Ending:
         self._compile = compile_
         self._tokenizer = vocabulary.tokenizer
         self._byte_tokens = vocabulary.byte_tokens
+        self._bytes = tuple(vocabulary.byte_tokens)
+        self._places = np.array(tuple(vocabulary.byte_tokens.values()), dtype=np.int64)
         self._leading = frozenset(self._bytewise(_LEADING))
         self._reader = _Reader(compile_())
         self._renewals = 0
@@ -130,9 +133,9 @@ class Ending:
         while waiting and states:
             cost, _, path, before, alike = heappop(waiting)
             states -= 1
-            if (end := self._end(path, goal)) is not None:
+            end, moves = self._visit(path, goal, every=every)
+            if end is not None:
                 return path + end
-            moves = self._moves(every=every)
             # A string with a minimum length has many states after one another that admit the same bytes.
             alike = alike + 1 if moves.state == before else 0
             if (moves.state, alike) not in seen:
@@ -146,9 +149,9 @@ class Ending:
         path: Path = ()
         inside = 0
         for _ in range(MAX_STEPS):
-            if (end := self._end(path, goal)) is not None:
+            end, moves = self._visit(path, goal)
+            if end is not None:
                 return path + end
-            moves = self._moves()
             if not moves.paths or len(path) > MAX_TOKENS:
                 return None
             step = self._filling(moves.paths[0], inside) if moves.inside else self._promising(path, moves)
@@ -156,25 +159,30 @@ class Ending:
             path += step
         return None
 
-    def _end(self, path: Path, goal: Path) -> Path | None:
-        """Goes along a path and returns `_Reader.end`."""
-        try:
-            self._reader.go(path)
-            return self._reader.end(goal)
-        except _EngineError:  # where the search was before may have cost all that an engine may have
-            self._renew()
-            self._reader.go(path)
-            return self._reader.end(goal)
+    def _visit(self, path: Path, goal: Path, *, every: bool = False) -> tuple[Path | None, "_Moves"]:
+        """Goes along a path. Returns `_Reader.end` and, without an end, the next steps."""
+        for _ in range(2):
+            try:
+                self._reader.go(path)
+                end = self._reader.end(goal)
+                return end, _NONE if end is not None else self._moves(every=every)
+            except _EngineError:  # where the search was before may have cost all that an engine may have
+                self._renew()
+        return None, _NONE
 
     def _promising(self, path: Path, moves: "_Moves") -> Path:
         """Returns a move that closes something, or that after which the fewest bytes are forced, as of a short name."""
         first = moves.paths[0]
         if len(moves.paths) == 1 or first[0] in self._leading:
             return first
-        forced = []
-        for move in moves.paths:
-            self._reader.go(path + move)
-            forced.append(len(self._reader.forced()))
+        try:
+            forced = []
+            for move in moves.paths:
+                self._reader.go(path + move)
+                forced.append(len(self._reader.forced()))
+        except _EngineError:
+            self._renew()
+            return first
         return moves.paths[forced.index(min(forced))]
 
     def _filling(self, byte: Path, inside: int) -> Path:
@@ -187,10 +195,15 @@ class Ending:
         if forced := self._reader.forced():
             return _Moves([self._tokenized(forced)], hash(forced), inside=False)
         mask = self._reader.legal()
-        legal = [byte for byte, token in self._byte_tokens.items() if mask and mask[token // 8] >> token % 8 & 1]
+        legal = self._bytes_of(mask) if mask else []
         inside = len(legal) > _MANY
         legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
         return _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
+
+    def _bytes_of(self, mask: bytes) -> list[int]:
+        """Returns the bytes whose tokens are legal."""
+        bits = np.frombuffer(mask, np.uint8)[self._places // 8] >> (self._places % 8).astype(np.uint8) & 1
+        return [self._bytes[at] for at in np.flatnonzero(bits).tolist()]
 
     def _bytewise(self, text: bytes) -> Path:
         if all(byte in self._byte_tokens for byte in text):
@@ -215,6 +228,9 @@ class _Moves:
     paths: list[Path]
     state: int
     inside: bool
+
+
+_NONE = _Moves([], 0, inside=False)
 
 
 def _rank(byte: int) -> int:

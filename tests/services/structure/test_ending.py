@@ -1,0 +1,111 @@
+"""Claim: the known end of a text completes it, whatever follows, and an engine that reaches a limit changes nothing."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from services.structure import ending, grammar
+from services.structure.compiler import LIMITS
+from services.structure.ending import Ending
+from services.structure.errors import StructureError
+from tests.services.structure.test_matcher import GRAMMARS, matcher, tokens_of, vocabulary
+
+VALUES: dict[str, tuple[Any, str]] = {
+    "the shortest of several": ({"enum": ["administrator with all rights", "b"]}, '"b"'),
+    "no item": ({"type": "array", "items": {"type": "string"}}, "[]"),
+    "some items": ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, "[true, true]"),
+    "a long string": ({"type": "string", "minLength": 40}, ""),
+    "the end of a recursion": (
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        '{"next": null}',
+    ),
+    "no optional property": ({"type": "object", "properties": {"a": {"type": "string"}}}, "{}"),
+    "a pattern": ({"type": "string", "pattern": r"^[A-Z]{2}-\d{3}$"}, '"AA-000"'),
+    "an address": ({"type": "string", "format": "email"}, ""),
+}
+OTHERS = {
+    "mail": grammar.of_regex(r"\w+@\w+\.com\n"),
+    "a closing byte that closes nothing": grammar.of_grammar('start: "}" start | "x"'),
+}
+
+
+def whole(text: str) -> str:
+    """Returns the text of the forced beginning and the end after it."""
+    begun = matcher(text).after(())
+    assert begun.end is not None
+    return vocabulary().tokenizer.decode_str([*begun.forced, *begun.end])
+
+
+def accepts(text: str, tokens: tuple[int, ...]) -> bool:
+    """Tells by a new engine whether tokens are a whole text."""
+    engine = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+    return all(engine.compute_bitmask() and engine.consume_token(token) for token in tokens) and engine.is_accepting()
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_the_end_of_an_empty_text_is_a_short_value(kind: str) -> None:
+    schema, expected = VALUES[kind]
+    found = whole(grammar.of_json_schema(schema))
+    json.loads(found)
+    assert found == expected or not expected
+
+
+@pytest.mark.parametrize("kind", [*GRAMMARS, *OTHERS])
+def test_each_text_of_a_grammar_has_an_end(kind: str) -> None:
+    text = {**GRAMMARS, **OTHERS}[kind]
+    for seed in range(2):
+        chance, follower = random.Random(seed), matcher(text)
+        tokens: tuple[int, ...] = ()
+        while len(tokens) < 15:
+            position = follower.after(tokens)
+            tokens += position.forced
+            assert position.end is not None
+            assert accepts(text, tokens + position.end)
+            if position.complete:
+                break
+            tokens += (chance.choice(tokens_of(position.legal)),)
+            if tokens[-1] in (0, 2):
+                break
+
+
+def test_an_end_that_no_search_finds_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "MAX_STEPS", 20)
+    monkeypatch.setattr(ending, "FAR_STATES", 50)
+    text = grammar.of_regex(r"(.|\n)*Answer: [AB]")
+    with pytest.raises(StructureError, match="ends soon"):
+        matcher(text)
+
+
+class Failing:
+    """Passes calls to an engine, which reports an error from its third mask on."""
+
+    def __init__(self, engine: LLMatcher) -> None:
+        self._engine = engine
+        self._masks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def compute_bitmask(self) -> bytes:
+        self._masks += 1
+        return self._engine.compute_bitmask()
+
+    def is_error(self) -> bool:
+        return self._masks > 2
+
+
+def test_an_engine_that_reaches_a_limit_is_replaced() -> None:
+    text = GRAMMARS["schema"]
+    made: list[Failing] = []
+
+    def compile_() -> Any:
+        engine = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+        made.append(Failing(engine))
+        return made[-1] if len(made) < 3 else engine
+
+    begun = matcher(text).after(())
+    assert Ending(compile_, vocabulary()).after(begun.forced) == begun.end
+    assert len(made) == 3
