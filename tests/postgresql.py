@@ -81,6 +81,20 @@ class Server:
             self._signal(signal.SIGCONT)
 
     @contextmanager
+    def awaiting_a_standby(self) -> Iterator[None]:
+        """Makes commits wait for a synchronous standby that is not there."""
+        with self.connect() as own:
+            own.execute("ALTER SYSTEM SET synchronous_standby_names = 'lost'")
+            own.execute("SELECT pg_reload_conf()")
+            while own.execute("SHOW synchronous_standby_names").fetchone() != ("lost",):
+                time.sleep(0.02)
+            try:
+                yield
+            finally:
+                own.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                own.execute("SELECT pg_reload_conf()")
+
+    @contextmanager
     def hanging_sessions(self, url: str) -> Iterator[None]:
         """Suspends the processes that serve the present connections to a database. New connections work."""
         query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -104,6 +118,10 @@ class Server:
         name = f"ledger_{next(self._numbers)}"
         with self.connect() as connection:
             connection.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def url(self, name: str) -> str:
+        """Returns the URL of a database."""
         return f"postgresql://{SUPERUSER}@/{name}?host={self.folder}"
 
     def copy(self, url: str) -> str:
@@ -170,18 +188,18 @@ class Server:
 
 
 @contextmanager
-def running() -> Iterator[Server]:
-    """Runs a server in its own folder, whose path is short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+def running(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Runs a server in a folder, by default its own, whose path is short enough for a socket."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="postgresql-"))
     try:
-        server = Server(folder)
+        server = Server(folder, environment)
         try:
             server.start()
             yield server
         finally:
             server.kill()
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=folder.is_mount())
 
 
 def _owner() -> int | None:

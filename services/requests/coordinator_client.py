@@ -368,7 +368,10 @@ class CoordinatorClient:
     """Submits each generation to the coordinator with the least load and delivers its deltas to the request.
 
     When that coordinator dies, submits the generation again with the tokens released so far; the client sees a pause.
-    Tokens that the dead coordinator charged but did not deliver stay charged.
+    Tokens that the dead coordinator sampled but did not deliver stay charged to the ledger, in its leases. A share does
+    not count them where the answer is completed: the ledger does not know keys, so nobody knows their number, and the
+    least bound is the rest of the answer, which the client still receives and pays for. A share divides the budget and
+    protects nothing; `MAX_LOSSES` limits how often a request can cause it.
 
     Args:
         stall_timeout_s: how long a request waits for its next delta.

@@ -14,6 +14,7 @@ import psutil
 from tests.cluster.clients import Clients
 from tests.cluster.invariants import Margin
 from tests.cluster.multinode import COORDINATORS, LARGEST_LEASE, ClusterService
+from tests.disks import Disk
 
 SHORT_S = 4.0
 LONG_S = 12.0
@@ -37,7 +38,7 @@ class Fault:
         carrier: the component on the path of streams to clients that the fault takes away: "gateway" for the gateways,
             their proxies and the head, "worker" for a worker node, on which a gateway may run.
         leases, kills, abandoned, lines_again: what the fault may add to the fields of `Margin`.
-        needs: a resource that only one fault can use at a time: the database, or the spare node.
+        needs: a resource that only one fault can use at a time: the database, the spare node, or the anchor's disk.
         is_alone: whether no other fault may happen meanwhile.
     """
 
@@ -48,7 +49,7 @@ class Fault:
     kills: int = 0
     abandoned: int = 0
     lines_again: int = 0
-    needs: Literal["database", "spare"] | None = None
+    needs: Literal["database", "spare", "anchor"] | None = None
     is_alone: bool = False
 
     def may_break_streams(self, gateway_on_a_worker: bool) -> bool:
@@ -147,6 +148,46 @@ def _roll_the_ledger_back(service: ClusterService, chance: random.Random) -> Non
     service.elsewhere += clients.transcripts
 
 
+def _lose_the_standby(service: ClusterService, chance: random.Random) -> None:
+    """Commits wait for a synchronous standby, as after its loss, until it is back."""
+    with service.database.awaiting_a_standby():
+        time.sleep(LONG_S)
+
+
+def _split_the_brain(service: ClusterService, chance: random.Random) -> None:
+    """Promotes a copy of the ledger's database while the service goes on with the original."""
+    copy = service.database.copy(service.ledger)
+    clients = Clients(service.base_url, service.secrets)
+    clients.answers_again(PATIENCE_S, service.supervise)
+    service.elsewhere += clients.transcripts
+    if service.serves_a_copy(service.database.url(copy)):
+        service.violations.append("two services on copies of one ledger were healthy at once")
+
+
+def _fill_the_disk(service: ClusterService, chance: random.Random) -> None:
+    with Disk(service.database.folder).full():
+        time.sleep(SHORT_S)
+    service.database.start()  # a server that cannot write its log ends
+
+
+def _fill_the_anchors_disk(service: ClusterService, chance: random.Random) -> None:
+    with service.anchors.full():
+        time.sleep(SHORT_S)
+
+
+def _make_the_anchors_disk_read_only(service: ClusterService, chance: random.Random) -> None:
+    with service.anchors.read_only():
+        time.sleep(SHORT_S)
+
+
+def _move_the_clock(service: ClusterService, chance: random.Random) -> None:
+    """The database's clock jumps, and back later. It tells which writer is alive and which deployment runs batches."""
+    assert service.clock is not None
+    service.clock.move(chance.choice([-1, 1]) * chance.choice([60, 3_600]))
+    time.sleep(SHORT_S)
+    service.clock.move(0)
+
+
 def _abort_an_upgrade(service: ClusterService, chance: random.Random) -> None:
     """The next version becomes ready and is withdrawn before a client reaches it."""
     with service.next_version():
@@ -191,6 +232,12 @@ FAULTS = (
     Fault("database that hangs", _hangs_the_database(HANG_S), leases=ALL, needs="database"),
     # The leases that were open in the copy, and those that are open when the service is stopped.
     Fault("ledger rolled back", _roll_the_ledger_back, "gateway", leases=2 * ALL, lines_again=1, is_alone=True),
+    Fault("standby that is lost", _lose_the_standby, leases=ALL, needs="database"),
+    Fault("full disk", _fill_the_disk, leases=ALL, needs="database"),
+    Fault("full disk of the anchor", _fill_the_anchors_disk, leases=ALL, needs="anchor"),
+    Fault("read-only disk of the anchor", _make_the_anchors_disk_read_only, leases=ALL, needs="anchor"),
+    Fault("clock that jumps", _move_the_clock, lines_again=1),
+    Fault("split brain", _split_the_brain, leases=ALL, is_alone=True),
     Fault("upgrade, aborted", _abort_an_upgrade, needs="spare"),
     # The former deployment cannot settle its leases while the next one has the ledger.
     Fault("upgrade, reverted", _revert_an_upgrade, leases=ALL + 1, needs="spare"),

@@ -19,6 +19,7 @@ from services.keys.records import Key, Share
 from services.keys.store import KeyStore
 from tests.cluster.charges import Charges
 from tests.cluster.clients import STREAMS, Transcript
+from tests.disks import Clock, Disk, mounted
 from tests.nodes import Node, Nodes, cluster
 from tests.postgresql import Server
 from tests.running import START_S, configure, is_healthy, own_ensemble
@@ -63,11 +64,17 @@ class ClusterService:
         secrets: the secrets of the keys, by name.
         elsewhere: the transcripts of the streams that other deployments of the same ledger served.
         violations: what a fault saw that must not happen.
+        anchors: the disk of the ledger's anchor.
+        clock: the clock of the database, where it can be moved.
     """
 
-    def __init__(self, nodes: Nodes, database: Server, ledger: str, keys: str, config: Path) -> None:
+    def __init__(
+        self, nodes: Nodes, database: Server, ledger: str, keys: str, config: Path, anchors: Disk, clock: Clock | None
+    ) -> None:
         self.nodes = nodes
         self.database = database
+        self.anchors = anchors
+        self.clock = clock
         self.ledger = ledger
         self.config = config
         self.base_url = f"http://{nodes.head.address}:{PORT}"
@@ -169,6 +176,25 @@ class ClusterService:
         finally:
             node.kill()
 
+    def serves_a_copy(self, ledger: str) -> bool:
+        """Returns whether another deployment of the ensemble becomes healthy with a copy of its ledger."""
+        settings = yaml.safe_load(self.config.read_text())
+        settings["budget"]["ledger"] = ledger
+        settings.update({name: settings[name] | changes for name, changes in SMALL.items()})
+        config, node = self.config.with_name("copy.yaml"), self.nodes.spare
+        config.write_text(yaml.safe_dump(settings))
+        process = node.run([sys.executable, "-m", "cluster", "serve", "--config", str(config)])
+        try:
+            deadline = time.monotonic() + START_S
+            while process.poll() is None and time.monotonic() < deadline:
+                if is_healthy(f"http://{node.address}:{PORT}"):
+                    return True
+                self.supervise()
+                time.sleep(0.5)
+            return False
+        finally:
+            node.kill()
+
     def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command of `privmix` on the head."""
         command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "cluster", *arguments]
@@ -184,10 +210,13 @@ class ClusterService:
 
 
 @contextmanager
-def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, Any]) -> Iterator[ClusterService]:
+def serving(
+    folder: Path, ensemble: Path, database: Server, clock: Clock | None = None, **sections: dict[str, Any]
+) -> Iterator[ClusterService]:
     """Runs a cluster with a healthy service until the end of the context.
 
-    The ledger and the keys have databases of their own, so that the ledger alone can be rolled back.
+    The ledger and the keys have databases of their own, so that the ledger alone can be rolled back. Its anchor has a
+    disk of its own. `clock` is the database's.
     """
     ledger, keys, anchor = database.database(), database.database(), folder / "anchor"
     anchor.mkdir()
@@ -199,7 +228,7 @@ def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str
         **sections,
     }
     config = configure(folder, own_ensemble(ensemble, folder), **chosen)
-    with cluster(folder, WORKERS, num_cpus=2) as nodes:
-        service = ClusterService(nodes, database, ledger, keys, config)
+    with mounted(anchor, 1) as anchors, cluster(folder, WORKERS, num_cpus=2) as nodes:
+        service = ClusterService(nodes, database, ledger, keys, config, anchors, clock)
         service.wait_until_healthy()
         yield service

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from services.keys.actor import HEARTBEAT_TIMEOUT_S
-from tests import nodes, postgresql
+from tests import disks, nodes, postgresql
 from tests.cluster.clients import BatchClient, Clients, Transcript
 from tests.cluster.faults import FAULTS, PATIENCE_S, Fault, Schedule
 from tests.cluster.invariants import batch_violations, charge_violations, text_violations
 from tests.cluster.multinode import BATCH_KEY, LINES, PARTS, ClusterService, serving
 from tests.counting import write_counting_model
+from tests.disks import Clock, mounted
 from tests.ensembles import write_ensemble
 
 ANSWERED_S = 60.0
@@ -38,11 +39,13 @@ ANSWERED_SHARE = 0.95
 HELD_S = HEARTBEAT_TIMEOUT_S + 60.0
 STREAM_TOKENS = 24
 LINE_TOKENS = 8
+SERVER_MEGABYTES = 600
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(nodes.unavailable() is not None, reason=nodes.unavailable() or ""),
+    pytest.mark.skipif(disks.unavailable() is not None, reason=disks.unavailable() or ""),
 ]
 
 
@@ -147,7 +150,13 @@ def test_nothing_is_lost_on_random_schedules(checker: Checker) -> None:
 def checking(folder: Path) -> Iterator[Checker]:
     """Runs a cluster that serves the counting model, with a database server of its own, because faults kill it."""
     ensemble = write_ensemble(folder / "counting", PARTS, model=write_counting_model(folder / "model"))
-    with postgresql.running() as server, serving(folder, ensemble, server) as service:
+    with ExitStack() as undo:
+        places = [Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="pmx-"))) for _ in range(2)]
+        for place in places:
+            place.chmod(0o755)
+        disk, clock = undo.enter_context(mounted(places[0], SERVER_MEGABYTES)), Clock(places[1])
+        server = undo.enter_context(postgresql.running(disk.path, clock.environment))
+        service = undo.enter_context(serving(folder, ensemble, server, clock))
         yield Checker(service)
 
 

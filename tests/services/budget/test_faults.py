@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-import psycopg
 import pytest
 from rich.console import Console
 from rich.progress import track
@@ -34,7 +33,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
 from tests.disks import Clock, Disk, mounted, unavailable
-from tests.postgresql import SUPERUSER, Server
+from tests.postgresql import Server, running
 from tests.services.budget import writers
 from tests.services.budget.processes import spawn
 
@@ -71,9 +70,7 @@ def machine() -> Iterator[Machine]:
             undo.enter_context(mounted(folder, size)) for folder, size in zip(folders[:3], (16, 1, 400), strict=True)
         )
         clock = Clock(folders[3])
-        server = Server(servers.path, clock.environment)
-        server.start()
-        undo.callback(server.kill)
+        server = undo.enter_context(running(servers.path, clock.environment))
         yield Machine(ledgers, anchors, servers, clock, server)
 
 
@@ -135,7 +132,7 @@ class World:
     def copied(self) -> str:
         """Returns a copy of the ledger's present database, as a promoted standby or a clone of a volume has it."""
         if self.backend == "postgresql":
-            return self._url(self.machine.server.copy(self.places[0]))
+            return self.machine.server.url(self.machine.server.copy(self.places[0]))
         copy = f"{self.places[0]}.{len(self.places)}"
         with closing(sqlite3.connect(self.places[0])) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
@@ -178,9 +175,6 @@ class World:
         for old in self.machine.ledgers.path.iterdir():
             old.unlink()
         return str(self.machine.ledgers.path / "ledger.db")
-
-    def _url(self, name: str) -> str:
-        return f"postgresql://{SUPERUSER}@/{name}?host={self.machine.server.folder}"
 
 
 def _chain(place: str, end: ChainEnd) -> dict[str, int] | None:
@@ -256,15 +250,8 @@ def hang_the_server(world: World) -> None:
 
 
 def lose_the_standby(world: World) -> None:
-    with world.machine.server.connect() as connection:
-        _set_standby(connection, "SET synchronous_standby_names = 'lost'")
+    with world.machine.server.awaiting_a_standby():
         world.lasts(SYNCHRONOUS_S)
-        _set_standby(connection, "RESET synchronous_standby_names")
-
-
-def _set_standby(connection: psycopg.Connection, change: str) -> None:
-    connection.execute(f"ALTER SYSTEM {change}")
-    connection.execute("SELECT pg_reload_conf()")
 
 
 def move_the_clock(world: World) -> None:

@@ -158,7 +158,7 @@ def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_stan
     monkeypatch.setattr("services.database.postgresql.LOCK_TIMEOUT", "100ms")
     url = frail.database()
     ledger = Ledger(url, terms)
-    with frail.connect(url) as connection, awaiting_a_standby(connection):
+    with frail.connect(url) as connection, frail.awaiting_a_standby():
         with pytest.raises(LedgerUnavailable, match="synchronous standby"):
             ledger.lease(COARSE, 5, "mine")
         deadline = time.monotonic() + PATIENCE
@@ -170,20 +170,6 @@ def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_stan
             ledger.lease(COARSE, 5, "mine")
     assert ledger.lease(COARSE, 5, "mine").count == 5
     assert read(url).charged == {COARSE: 5}
-
-
-@contextmanager
-def awaiting_a_standby(connection: psycopg.Connection) -> Iterator[None]:
-    """Makes commits wait for a standby that is not there."""
-    connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'lost'")
-    connection.execute("SELECT pg_reload_conf()")
-    while connection.execute("SHOW synchronous_standby_names").fetchone() != ("lost",):
-        time.sleep(0.02)
-    try:
-        yield
-    finally:
-        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        connection.execute("SELECT pg_reload_conf()")
 
 
 def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudget) -> None:

@@ -567,6 +567,30 @@ async def test_a_request_that_kills_every_coordinator_fails(cluster: str) -> Non
 
 
 @pytest.mark.slow
+async def test_a_share_counts_what_arrived_where_another_coordinator_completes_the_answer(cluster: str) -> None:
+    """Nobody knows how many more the lost one had sampled: they stay charged to the ledger, in its leases."""
+    namespace = uuid4().hex
+    actor = start(namespace, restarts=-1)
+    prompt, arrived = [SLOW, *range(1, 61)], list[Delta]()
+    used: list[int | None] = []
+
+    async def ended(tokens: int | None) -> None:
+        used.append(tokens)
+
+    async with connected(namespace, stall_timeout_s=RESTART_S, recovery_s=RESTART_S) as client:
+        async with client.submit(new_generations(prompt), on_end=ended) as queue:
+            arrived += await queue.take()
+            ray.kill(actor, no_restart=False)
+            while not queue.drained:
+                arrived += await queue.take()
+        while not used:
+            await asyncio.sleep(0.01)
+    assert [token for delta in arrived for token in delta.token_ids] == prompt[1:]
+    assert used == [len(prompt) - 1]
+    ray.kill(actor)
+
+
+@pytest.mark.slow
 async def test_a_request_that_ends_without_a_coordinator_is_not_submitted_again(cluster: str) -> None:
     namespace = uuid4().hex
     doomed = start(namespace)
