@@ -1,4 +1,4 @@
-"""Reads JSON Lines and the JSON Schemas of records, and writes the records of a job as Parquet."""
+"""Reads the JSON Schemas of records, and writes the records of a job as Parquet."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ def records_of(texts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_records(directory: Path, schema: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> Path:
-    """Writes records with one column for each property. Values of several types, or objects, become JSON text.
+    """Writes records with one column for each property of the schema (see `services.generation.columns`).
 
     Returns:
         the path of the file.
@@ -47,17 +47,16 @@ def write_records(directory: Path, schema: Mapping[str, Any], records: Iterable[
     import pyarrow as pa  # slow to import
     from pyarrow import parquet
 
+    from services.generation.columns import Column, columns
+
     rows = list(records)
-    columns = {name: _column(pa, [row.get(name) for row in rows]) for name in schema["properties"]}
-    parquet.write_table(pa.table(columns), directory / RECORDS)
+
+    def array(name: str, column: Column) -> Any:
+        return pa.array([column.value(row.get(name)) for row in rows], column.type)
+
+    arrays = {name: array(name, column) for name, column in columns(schema).items()}
+    table = pa.table(arrays)
+    with parquet.ParquetWriter(directory / RECORDS, table.schema) as writer:
+        if rows:  # `load_dataset` cannot read a group of no rows
+            writer.write_table(table)
     return directory / RECORDS
-
-
-def _column(arrow: Any, values: list[Any]) -> Any:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {str} or kinds <= {bool} or kinds <= {int} or kinds <= {int, float}:
-        try:
-            return arrow.array(values)
-        except (OverflowError, arrow.ArrowInvalid):  # an integer beyond 64 bits
-            pass
-    return arrow.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values])

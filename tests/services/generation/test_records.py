@@ -1,55 +1,97 @@
-"""Claim: records become one row each, with one column for each property of the schema and its type."""
+"""Claim: records become one row each, and a column has the type that its schema has, whatever the values."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import load_dataset
 from pyarrow import parquet
 
 from services.errors import InputError
-from services.generation.records import read_lines, read_schema, records_of, write_records
+from services.generation.records import read_schema, records_of, write_records
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "$defs": {
+        "place": {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False},
+        "tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+    },
+    "properties": {
+        "name": {"type": "string"},
+        "visits": {"type": "integer"},
+        "share": {"type": "number"},
+        "urgent": {"type": "boolean"},
+        "label": {"enum": ["routine", "urgent", None]},
+        "grade": {"enum": [1, 2.5]},
+        "nullable": {"type": ["integer", "null"]},
+        "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "union": {"type": ["string", "integer"]},
+        "numbers": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "place": {"$ref": "#/$defs/place"},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+        "open": {"type": "object", "properties": {"a": {}}},
+        "tree": {"$ref": "#/$defs/tree"},
+        "anything": {},
+        "nothing": {"type": "null"},
+        "both": {"allOf": [{"minLength": 1}, {"type": "string"}]},
+    },
+}
+WHOLE = {
+    "name": "Ann", "visits": 3, "share": 1, "urgent": True, "label": "routine", "grade": 1, "nullable": 4,
+    "optional": "x", "union": "7", "numbers": 1, "tags": ["a"], "place": {"city": "Bern"}, "places": [{"city": "Ulm"}],
+    "open": {"a": 1, "b": 2}, "tree": [[]], "anything": "x", "nothing": None, "both": "y",
+}  # fmt: skip
+NULLS = WHOLE | {"label": None, "nullable": None, "optional": None, "anything": None, "union": 7, "share": 0.5}
+FEW = {"name": "Bob", "numbers": 0.5, "tags": [], "places": [], "visits": 3.0}
 
 
-def test_records_become_rows_with_types(tmp_path: Path) -> None:
-    properties: dict[str, Any] = {name: {} for name in ("name", "visits", "urgent", "share", "tags", "huge", "mixed")}
-    texts = [
-        {"name": "Ann", "visits": 3, "urgent": True, "share": 0.5, "tags": ["a"], "huge": 10**30, "mixed": 1},
-        {"name": None, "visits": 4, "urgent": False, "share": 1, "tags": [], "huge": 1, "mixed": "x"},
-    ]
-    lines: list[dict[str, Any]] = [{"text": json.dumps(text)} for text in texts]
-    records = records_of([*lines, {"text": '{"name": "cut'}, {"text": "[1]"}])
-    assert records == texts, "a record that the token limit cut is left out"
-    table = parquet.read_table(write_records(tmp_path, {"properties": properties}, records))
-    assert table.to_pydict() == {
-        "name": ["Ann", None],
-        "visits": [3, 4],
-        "urgent": [True, False],
-        "share": [0.5, 1.0],
-        "tags": ['["a"]', "[]"],
-        "huge": [str(10**30), "1"],
-        "mixed": ["1", '"x"'],
+def write(directory: Path, records: list[dict[str, Any]]) -> str:
+    directory.mkdir()
+    return str(write_records(directory, SCHEMA, records))
+
+
+def test_the_types_of_columns_follow_the_schema_and_not_the_values(tmp_path: Path) -> None:
+    jobs: list[list[dict[str, Any]]] = [[WHOLE], [NULLS], [FEW], [NULLS, FEW, WHOLE], []]
+    files = [write(tmp_path / str(number), records) for number, records in enumerate(jobs)]
+    first, *others = [parquet.read_schema(file) for file in files]
+    assert all(schema == first for schema in others)
+    assert {name: str(first.field(name).type) for name in first.names} == {
+        **dict.fromkeys(("name", "label", "optional", "union", "open", "anything", "nothing", "both"), "string"),
+        **dict.fromkeys(("share", "grade", "numbers"), "double"),
+        **{"visits": "int64", "nullable": "int64", "urgent": "bool"},
+        "tags": "list<element: string>",
+        "place": "struct<city: string>",
+        "places": "list<element: struct<city: string>>",
+        "tree": str(first.field("tree").type),
     }
 
 
-def test_lines_are_read_whatever_their_ends_and_their_content(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows: list[dict[str, Any]] = [{"text": "one\u2028text"}, {"text": "next\x85line"}]
-    first, second = (json.dumps(row, ensure_ascii=False) for row in rows)
-    path.write_bytes(f"\ufeff{first}\r\n\n{second}".encode())
-    assert list(read_lines(path, "an object")) == [(1, rows[0]), (3, rows[1])]
-    path.write_text(f'{first}\n["heliotrope"]')
-    with pytest.raises(InputError, match=r"^real .*: line 2: must be an object$"):
-        list(read_lines(path, "an object", "real"))
-    path.write_text("heliotrope")
-    with pytest.raises(InputError, match="line 1: is not JSON") as refused:
-        list(read_lines(path, "an object"))
-    assert "heliotrope" not in str(refused.value)
+def test_several_jobs_are_one_data_set(tmp_path: Path) -> None:
+    jobs: list[list[dict[str, Any]]] = [[WHOLE], [NULLS], [], [FEW]]
+    files = [write(tmp_path / str(number), records) for number, records in enumerate(jobs)]
+    whole, nulls, few = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert (whole["union"], nulls["union"], few["union"]) == ('"7"', "7", None), "text has quotes in each file"
+    assert (whole["share"], nulls["share"], few["share"]) == (1.0, 0.5, None)
+    assert (nulls["nullable"], nulls["label"], few["visits"]) == (None, None, 3)
+    assert (whole["places"], few["places"]) == ([{"city": "Ulm"}], [])
+    assert json.loads(whole["open"]) == {"a": 1, "b": 2}
 
 
-def test_no_record_is_a_table_without_rows(tmp_path: Path) -> None:
-    table = parquet.read_table(write_records(tmp_path, {"properties": {"name": {}}}, []))
-    assert (table.column_names, table.num_rows) == (["name"], 0)
+def test_values_that_a_column_cannot_hold_are_null(tmp_path: Path) -> None:
+    """The job's JSON Lines keep them."""
+    records = [{"visits": 10**30, "share": 10**400, "name": "a\ud800b"}, {"visits": 2**63 - 1, "nullable": -(2**63)}]
+    rows = parquet.read_table(write(tmp_path / "job", records)).to_pylist()
+    assert [(row["visits"], row["share"], row["name"], row["nullable"]) for row in rows] == [
+        (None, None, "a\ufffdb", None),
+        (2**63 - 1, None, None, -(2**63)),
+    ]
+
+
+def test_records_that_the_token_limit_cut_are_left_out() -> None:
+    lines: list[dict[str, Any]] = [{"text": json.dumps(FEW)}, {"text": '{"name": "cut'}, {"text": "[1]"}]
+    assert records_of(lines) == [FEW]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"type": "string"}', '{"type": "object"}'])

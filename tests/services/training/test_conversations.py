@@ -65,9 +65,8 @@ def test_openais_form_is_rendered_with_its_calls(tmp_path: Path, base: Path) -> 
 
 def test_sharegpts_form_and_parquet_are_the_same_conversation(tmp_path: Path) -> None:
     assert only(write(tmp_path / "chats.jsonl", {"conversations": SHAREGPT}), "conversations").text == SIMPLE
-    messages = [
-        {"role": role, "content": text} for role, _, text in map(lambda l: l.partition(": "), SIMPLE.split("\n"))
-    ]
+    said = [line.partition(": ") for line in SIMPLE.split("\n")]
+    messages = [{"role": role, "content": text} for role, _, text in said]
     table = pa.Table.from_pylist([{"user": "ann", "messages": messages}])
     parquet.write_table(table, tmp_path / "chats.parquet")
     assert only(tmp_path / "chats.parquet", "messages").text == SIMPLE
@@ -130,7 +129,7 @@ def test_a_conversation_that_the_template_refuses_is_a_bad_row(tmp_path: Path, b
     assert dict(corpus.skipped) == {"field 'messages': is no sequence of roles that the chat template allows": 1}
     tokenizer.chat_template = None
     corpus.people = PeopleText(tokenizer)
-    with pytest.raises(InputError, match="text-field: .* no chat template"):
+    with pytest.raises(InputError, match=r"text-field: .* no chat template"):
         list(corpus)
 
 
