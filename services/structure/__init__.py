@@ -1,6 +1,6 @@
 """Owns structured answers: which tokens may come next in a text that follows a schema, a choice or a grammar.
 
 All of it is public. Start at `matcher.py`, which follows one text and says which tokens may follow and which must.
-Before that, `grammar.py` translates what a request says, `limits.py` and `satisfiable.py` refuse what cannot end,
-`closing.py` closes objects, and `compiler.py` makes an engine for each answer. Answers share nothing.
+Before that, `grammar.py` translates what a request says (a JSON Schema with `schema_grammar.py`), `limits.py` refuses
+what is too large, and `compiler.py` makes an engine for each answer. Answers share nothing.
 """
