@@ -2,6 +2,6 @@
 
 All of it is public. Start at `matcher.py`, which follows one text and says which tokens may follow and which must, and
 `ending.py`, which knows how it can end soon.
-Before that, `grammar.py` translates what a request says, `limits.py` and `satisfiable.py` refuse what cannot end,
-`closing.py` closes objects, and `compiler.py` makes an engine for each answer. Answers share nothing.
+Before that, `grammar.py` translates what a request says (a JSON Schema with `schema_grammar.py`), `limits.py` refuses
+what is too large, and `compiler.py` makes an engine for each answer. Answers share nothing.
 """

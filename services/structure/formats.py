@@ -1,13 +1,16 @@
 """Declares the formats of strings that answers follow. Other formats are annotations, as JSON Schema says.
 
-Each is a list of regular expressions, all of which a string matches. They are narrower than the standards where common
-readers refuse what a standard allows: there is no leap second and no year 0, and hosts have no internationalized labels.
+Each is a list of regular expressions, all of which a string matches. They are narrower than the standards where
+common readers refuse what a standard allows: there is no leap second and no year 0, and hosts have no
+internationalized labels.
 
 Sources: RFC 3339 (dates), RFC 5321 (email), RFC 1123 (hosts), RFC 4291 (IPv6), RFC 9562 (UUID), RFC 3986 (URI),
 RFC 6901 (JSON pointers).
 """
 
-_MONTHS = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+_MONTHS = (
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+)
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = f"(?:{_YEAR}-(?:{_MONTHS})|{_LEAP}-02-29)"
@@ -37,9 +40,7 @@ _PERCENT = "%[0-9A-Fa-f]{2}"
 _PCHAR = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{_PERCENT})"
 _AUTHORITY = rf"(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|{_PERCENT})*@)?(?:{_HOST})(?::[0-9]{{1,4}})?"
 _TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
-_URI = (
-    rf"[A-Za-z][A-Za-z0-9+.-]*:(?://(?:{_AUTHORITY})?(?:/{_PCHAR}*)*|/?{_PCHAR}+(?:/{_PCHAR}*)*){_TAIL}"
-)
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?://(?:{_AUTHORITY})?(?:/{_PCHAR}*)*|/?{_PCHAR}+(?:/{_PCHAR}*)*){_TAIL}"
 
 _SHORT_LABELS = r"^[^.]{1,63}(?:\.[^.]{1,63})*$"
 

@@ -163,7 +163,11 @@ class _Translation:
         members = "".join(self._item(item, complement) for item in items)
         plain = not complement and not any(_has(item, letter) for item in items for letter in _ESCAPED)
         if plain and not flags & re.IGNORECASE:
-            return _letter(items[0][1]) if _is_letter(items) and chr(items[0][1]) not in self._properties else f"[{members}]"
+            return (
+                _letter(items[0][1])
+                if _is_letter(items) and chr(items[0][1]) not in self._properties
+                else f"[{members}]"
+            )
         raw = f"[^{members}{_NO_ESCAPED}]" if complement else f"[[{members}]--{_NO_ESCAPED}]"
         if flags & re.IGNORECASE:
             raw = f"(?i:{raw})"

@@ -185,8 +185,7 @@ class _Writer:
 
     def _terminal(self, expression: str) -> str:
         """Returns the name of a terminal."""
-        name = self._terminals.setdefault(expression, f"{self._start.upper()}_T{len(self._terminals)}")
-        return name
+        return self._terminals.setdefault(expression, f"{self._start.upper()}_T{len(self._terminals)}")
 
     def _numbers(self, numbers: Numbers) -> Iterator[Symbol]:
         step = common_step(numbers.steps | ({1} if numbers.integer else set()))  # type: ignore[arg-type]
@@ -222,7 +221,11 @@ class _Writer:
             last = min(last if last is not None else 10**DIGITS, math.floor(Fraction(10**DIGITS - 1) / step))
             if first > last:
                 continue
-            leaf = {"multipleOf": _json_number(step), "minimum": _json_number(first * step), "maximum": _json_number(last * step)}
+            leaf = {
+                "multipleOf": _json_number(step),
+                "minimum": _json_number(first * step),
+                "maximum": _json_number(last * step),
+            }
             kind = "integer" if step.denominator == 1 else "number"
             text = json.dumps({"type": kind, **leaf})
             yield self._new((*sign, f"%json {text}"))
@@ -257,7 +260,9 @@ class _Writer:
         texts: list[Text] = []
         for shape in self._schemas.shapes(node):
             if shape.values is not None:
-                listed += [json.loads(value) for value in shape.values if self._schemas.admits(shape, json.loads(value))]
+                listed += [
+                    json.loads(value) for value in shape.values if self._schemas.admits(shape, json.loads(value))
+                ]
             elif shape.text:
                 texts.append(shape.text)
         return [name for name in listed if isinstance(name, str)], texts
@@ -367,7 +372,9 @@ class _Writer:
                 f"uniqueItems in {array.unique}: it is supported for items of at most {MAX_UNIQUE} values that an enum "
                 "lists, without contains"
             )
-        count, rules = len(values), len(self._rules)
+        if not values:
+            return self._new(*([('""',)] if not array.least else []))
+        count = len(values)
         items = [" ".join(symbols) for value in values for symbols in [self._literals(value)]]
         first, more = self._new(), self._new()
         bits = f"[0:{count}]"
@@ -382,11 +389,10 @@ class _Writer:
         starts = [taken(index, "") for index in range(count)]
         follows = [taken(index, f"{COMMA} ") for index in range(count)]
         none = ['""'] if not array.least else []
-        self._rules[first].text = "\n  | ".join([*none, *starts]) if starts else '""'
+        self._rules[first].text = "\n  | ".join([*none, *starts])
         self._rules[more].text = "\n  | ".join([f'"" %if {ends}', *follows])
         self._rules[first].alternatives = [()] if count >= array.least else []
         self._rules[more].alternatives = [()]
-        assert rules == first
         return self._new((self._parametric(first),))
 
     def _parametric(self, rule: int) -> str:
@@ -527,7 +533,7 @@ class _Counted:
         return self._writer._new(*alternatives)
 
     def _rest(self, count: int) -> int:
-        """Returns the rule of the properties that are not named. Two of them may have one name, so they count as one."""
+        """Returns the rule of the properties that are not named; they count as one, because they may have one name."""
         alternatives: list[tuple[Symbol, ...]] = []
         if count >= self._least:
             alternatives.append(('""',))
@@ -562,9 +568,7 @@ def _texts(text: Text) -> Iterator[str]:
     if excluded:
         parts.append(f"~({excluded})")
     expression = patterns.quoted(" & ".join(f"({part})" for part in parts))
-    if len(parts) == 1 and not text.patterns:
-        yield expression
-    elif _possible(expression):
+    if (len(parts) == 1 and not text.patterns) or _possible(expression):
         yield expression
 
 

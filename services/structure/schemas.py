@@ -11,7 +11,7 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -89,8 +89,8 @@ class Schemas:
     """Holds the subschemas of one JSON Schema, and finds the shapes of what they admit.
 
     Raises:
-        StructureError: in each method: a keyword has a value that it cannot have, a reference leads nowhere or to another
-            document, or there are too many alternatives.
+        StructureError: in each method: a keyword has a value that it cannot have, a reference leads nowhere or to
+            another document, or there are too many alternatives.
     """
 
     def __init__(self, root: Mapping[str, Any] | bool) -> None:
@@ -130,9 +130,7 @@ class Schemas:
                     self._anchors.setdefault((base, value[keyword]), value)
             self._bases[id(value)] = base
             self._places[id(value)] = place
-            waiting.extend(
-                (inner, base, _PLACES.get(key, place)) for key, inner in value.items() if key not in _DATA
-            )
+            waiting.extend((inner, base, _PLACES.get(key, place)) for key, inner in value.items() if key not in _DATA)
 
     def _name(self, base: str, name: str, schema: Any) -> str:
         address, fragment = urldefrag(name)
@@ -378,10 +376,12 @@ class Schemas:
         return Object((Properties(named=((name, self.nothing),), negative=True),))
 
     def _closed(self, schema: Mapping[str, Any], shapes: list[Shape]) -> list[Shape]:
-        """Excludes what no keyword of a schema evaluated, if it says so (`unevaluatedProperties`, `unevaluatedItems`)."""
+        """Applies `unevaluatedProperties` and `unevaluatedItems` to what no other keyword of a schema evaluated."""
         if schema.get("unevaluatedProperties", True) is not True:
             rest = self._node(schema["unevaluatedProperties"])
-            shapes = [shape if shape.object_ is None else _rest_of_object(shape, shape.object_, rest) for shape in shapes]
+            shapes = [
+                shape if shape.object_ is None else _rest_of_object(shape, shape.object_, rest) for shape in shapes
+            ]
         if schema.get("unevaluatedItems", True) is not True:
             rest = self._node(schema["unevaluatedItems"])
             shapes = [shape if shape.array is None else _rest_of_array(shape, shape.array, rest) for shape in shapes]
@@ -693,7 +693,7 @@ def _rest_of_array(shape: Shape, array: Array, rest: Node) -> Shape:
 
 
 def _except(values: Sequence[str]) -> list[Shape]:
-    """Returns shapes of values that are none of these. Arrays and objects are left out if one of them is among these."""
+    """Returns shapes of values that are none of these; without arrays or objects, if one is among these."""
     found = [json.loads(value) for value in values]
     texts = tuple(value for value in found if isinstance(value, str))
     truths = frozenset([True, False]) - {value for value in found if isinstance(value, bool)}
@@ -711,16 +711,16 @@ def _except(values: Sequence[str]) -> list[Shape]:
     if not numbers:
         return [rest]
     ends = [None, *numbers, None]
-    between = (
-        Numbers(low=low, low_open=True, high=high, high_open=True)
-        for low, high in zip(ends, ends[1:], strict=False)
-    )
+    between = (Numbers(low=low, low_open=True, high=high, high_open=True) for low, high in pairwise(ends))
     return [rest, *(Shape(numbers=one) for one in between if one.possible)]
 
 
 def _found(pattern: str, text: str) -> bool:
     try:
-        return re.search(pattern.replace("(?<", "(?P<").replace("(?P<=", "(?<=").replace("(?P<!", "(?<!"), text) is not None
+        return (
+            re.search(pattern.replace("(?<", "(?P<").replace("(?P<=", "(?<=").replace("(?P<!", "(?<!"), text)
+            is not None
+        )
     except re.error:
         return False
 

@@ -1,9 +1,9 @@
 """Measures structured answers over a folder of JSON Schemas: `python -m tests.benchmarks.schemas FOLDER --json`.
 
-FOLDER has files of the form of JSON Schema's own test suite (`[{"schema": ..., "tests": [{"data": ..., "valid": ...}]}]`)
-or of maskbench (one such object); without FOLDER, the small schemas beside this file. No model is needed: texts are drawn
-from the legal tokens of the tests' tokenizer, with a preference for those that end something. For `privmix`, and for
-`library`, llguidance's own reading of the same schemas:
+FOLDER has files of the form of JSON Schema's own test suite, lists of `{"schema": ..., "tests": [{"data": ..., "valid":
+...}]}`, or of maskbench, one such object; without FOLDER, the small schemas beside this file. No model is needed: texts
+are drawn from the legal tokens of the tests' tokenizer, with a preference for those that end something. For `privmix`,
+and for `library`, llguidance's own reading of the same schemas:
 
 - `schemas`, `refused`: how many schemas there are, and how many were refused, `by_reason`.
 - `texts`, `invalid_texts`: texts drawn, and those that are no value of their schema as the `jsonschema` package, which
@@ -50,7 +50,18 @@ from tests.services.structure.test_matcher import vocabulary
 
 OWN = Path(__file__).parent / "schemas.json"
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-COUNTS = ("schemas", "refused", "texts", "invalid_texts", "dead_ends", "cut", "unjudged", "valid", "unnamed", "not_admitted")
+COUNTS = (
+    "schemas",
+    "refused",
+    "texts",
+    "invalid_texts",
+    "dead_ends",
+    "cut",
+    "unjudged",
+    "valid",
+    "unnamed",
+    "not_admitted",
+)
 _ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
 
 
@@ -111,7 +122,9 @@ def main(
     draws: Annotated[int, typer.Option(min=0, help="Texts of each schema.")] = 3,
     tokens: Annotated[int, typer.Option(min=1, help="The longest text.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    vllm: Annotated[bool, typer.Option("--vllm", help="Compare with vLLM's validation, which takes long to start.")] = False,
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="Compare with vLLM's validation, which takes long to start.")
+    ] = False,
     library: Annotated[bool, typer.Option(help="Compare with the library's own reading.")] = True,
     examples: Annotated[bool, typer.Option("--examples", help="Print what was wrong, in full.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Ten schemas.")] = False,
@@ -168,8 +181,8 @@ def of_library(schema: Any) -> str:
 
 def vllm_accepts(schema: Any) -> bool:
     """Tells whether vLLM's validation with xgrammar accepts a schema."""
-    import xgrammar  # noqa: PLC0415  # vLLM takes long to import
-    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features  # noqa: PLC0415
+    import xgrammar  # vLLM takes long to import
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 
     try:
         if isinstance(schema, dict) and has_xgrammar_unsupported_json_features(schema):
@@ -205,7 +218,11 @@ def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, toke
         if valid:
             side.count(case, "valid")
             if not admitted:
-                side.count(case, "unnamed" if unnamed(value, order[0]) else "not_admitted", json.dumps(value, ensure_ascii=False))
+                side.count(
+                    case,
+                    "unnamed" if unnamed(value, order[0]) else "not_admitted",
+                    json.dumps(value, ensure_ascii=False),
+                )
         elif admitted and is_valid(case.schema, json.dumps(value)) is False:
             side.count(case, "invalid_texts", json.dumps(value, ensure_ascii=False))
     for _ in range(draws):
@@ -335,9 +352,9 @@ def validator(schema: Any) -> Any:
 
 def _multiple_of(_: Any, step: Any, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
     """Replaces the package's check, which divides floats: 0.07 is a multiple of 0.01."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if (Fraction(Decimal(str(value))) / Fraction(Decimal(str(step)))).denominator != 1:
-            yield jsonschema.ValidationError("is not a multiple")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and (Fraction(Decimal(str(value))) / Fraction(Decimal(str(step)))).denominator != 1:
+        yield jsonschema.ValidationError("is not a multiple")
 
 
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
@@ -370,11 +387,52 @@ def keywords(schema: Any) -> set[str]:
 
 
 KNOWN = frozenset(
-    "type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format items "
-    "prefixItems additionalItems minItems maxItems uniqueItems contains minContains maxContains properties required "
-    "patternProperties additionalProperties propertyNames minProperties maxProperties dependentRequired dependentSchemas "
-    "dependencies allOf anyOf oneOf not if then else $ref $dynamicRef $id $anchor unevaluatedProperties "
-    "unevaluatedItems".split()
+    [
+        "type",
+        "enum",
+        "const",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "properties",
+        "required",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "$ref",
+        "$dynamicRef",
+        "$id",
+        "$anchor",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    ]
 )
 
 

@@ -54,6 +54,15 @@ def test_every_benchmark_has_a_quick_form_with_a_test_and_a_row_on_the_page() ->
 
 
 @slow
+def test_schemas_are_followed_soundly() -> None:
+    measured = figures("schemas", "--json")
+    assert measured["privmix"]["schemas"] == 10
+    for bad in ("refused", "invalid_texts", "dead_ends", "not_admitted"):
+        assert measured["privmix"][bad] == 0
+    keys(measured["library"], "texts", "mask_us")
+
+
+@slow
 def test_the_mathematics_of_a_token() -> None:
     measured = figures("mollify", "--json")["protocols"]
     assert {"pmixed ratio clip", "exponential", "individual", "submix", "gnmax"} <= set(measured)

@@ -55,7 +55,11 @@ def check(schema: Any, admitted: str, refused: str) -> None:
         ({"type": "integer", "exclusiveMinimum": 99, "maximum": 1000}, "100  999  1000", "99  1001"),
         ({"type": "integer"}, "12345678901234567  -1", "123456789012345678  -0  1e3"),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, str(2**63 - 1), str(2**63)),
-        ({"type": "number"}, "1.2345678901234567  1e306  -2e-306  0.00001", "1e999  1e307  1.23456789012345678  -0  -0.0"),
+        (
+            {"type": "number"},
+            "1.2345678901234567  1e306  -2e-306  0.00001",
+            "1e999  1e307  1.23456789012345678  -0  -0.0",
+        ),
         ({"type": "integer", "multipleOf": 7}, "-14  0  7  70", "8  -8  -0"),
         ({"type": "integer", "multipleOf": 7, "minimum": -20, "maximum": 20}, "-14  14  0", "21  -21"),
         ({"type": "number", "multipleOf": 0.01}, "1.25  -1.5  3  2.50", "1.251  0.001"),
@@ -79,7 +83,11 @@ def test_numbers(schema: Any, admitted: str, refused: str) -> None:
         ("hostname", '"a.example.com"  "a-b"', '"-a"  "a-"  "a..b"  "a_b"  "xn--x"  "a."'),
         ("email", '"ada.l+x@example.com"', '"ada"  "@x"  "a..b@x"  "a@-x"'),
         ("ipv4", '"127.0.0.1"', '"256.0.0.1"  "127.0.0"  "01.0.0.1"'),
-        ("ipv6", '"::1"  "::"  "1:2:3:4:5:6:7:8"  "::ffff:1.2.3.4"  "1::8"', '"1:2"  "1::2::3"  "1:2:3:4:5:6:7:8:9"  ":::"'),
+        (
+            "ipv6",
+            '"::1"  "::"  "1:2:3:4:5:6:7:8"  "::ffff:1.2.3.4"  "1::8"',
+            '"1:2"  "1::2::3"  "1:2:3:4:5:6:7:8:9"  ":::"',
+        ),
         ("uuid", '"123e4567-e89b-12d3-a456-426614174000"', '"123e4567"'),
         ("uri", '"https://a.b/c?d=e#f"  "urn:isbn:1"  "file:///a/b"', '"a b"  "//a"  "a"'),
         ("duration", '"P1DT2H"  "P3W"', '"P"  "PT"  "P1H"'),
@@ -116,20 +124,57 @@ OBJECTS: list[tuple[Any, str, str]] = [
     ({"allOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', '{"a": 1}  {"b": 2}  {"a": 1, "b": 2, "c": 3}'),
     (NAMED | {"additionalProperties": True}, '{"a": 1}  {"a": 1, "c": [2]}', "{}"),
     (NAMED | {"patternProperties": {"^b": {"type": "null"}}}, '{"a": 1, "b": null}', '{"a": 1, "b": 2}'),
-    ({"type": "object", "required": ["x"], "properties": {"y": {"const": 1}}}, '{"y": 1, "x": true}  {"x": 0}', '{"y": 1}'),
+    (
+        {"type": "object", "required": ["x"], "properties": {"y": {"const": 1}}},
+        '{"y": 1, "x": true}  {"x": 0}',
+        '{"y": 1}',
+    ),
     ({"type": "object"}, '{}  {"any": 1}', "1  []"),
-    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}}, '{}  {"a": 1, "b": 2}', '{"c": 1}  {"a": "x"}  {"a": 1, "a": 2}'),
+    (
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+        '{}  {"a": 1, "b": 2}',
+        '{"c": 1}  {"a": "x"}  {"a": 1, "a": 2}',
+    ),
     ({"type": "object", "propertyNames": {"pattern": "^x"}}, '{"x": 1}  {"xy": {}}', '{"y": 1}'),
-    ({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "type": "object"}, '{"b": 1}  {"a": 1, "b": 2}  {}', '{"a": 1}'),
+    (
+        {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "type": "object"},
+        '{"b": 1}  {"a": 1, "b": 2}  {}',
+        '{"a": 1}',
+    ),
     ({"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}, "type": "object"}, '{"b": 1}  {}', '{"a": 1}'),
     ({"type": "object", "properties": {"a": {}}, "dependentRequired": {}}, '{"a": 1}', '{"b": 1}'),
     ({"type": "object", "properties": {"a": False, "b": {}}}, '{"b": 1}  {}', '{"a": 1}'),
-    ({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}, "b": {}}, "$defs": {"x": {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "required": ["x"]}}}, '{"b": 1}  {}', '{"a": {}}'),
-    ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2}, '{"a": 1, "c": 2}', '{"a": 1}  {"a": 1, "b": 1, "c": 1}  {}'),
-    ({"type": "object", "minProperties": 1, "maxProperties": 2}, '{"x": 1}  {"x": 1, "y": 2}', '{}  {"x": 1, "y": 2, "z": 3}'),
-    ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False, "allOf": [{"properties": {"b": {}}}]}, '{"a": 1, "b": 1}', '{"c": 1}'),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/x"}, "b": {}},
+            "$defs": {"x": {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "required": ["x"]}},
+        },
+        '{"b": 1}  {}',
+        '{"a": {}}',
+    ),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2},
+        '{"a": 1, "c": 2}',
+        '{"a": 1}  {"a": 1, "b": 1, "c": 1}  {}',
+    ),
+    (
+        {"type": "object", "minProperties": 1, "maxProperties": 2},
+        '{"x": 1}  {"x": 1, "y": 2}',
+        '{}  {"x": 1, "y": 2, "z": 3}',
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {}},
+            "unevaluatedProperties": False,
+            "allOf": [{"properties": {"b": {}}}],
+        },
+        '{"a": 1, "b": 1}',
+        '{"c": 1}',
+    ),
     (NAMED | {"properties": {"a": {"const": 1}, "b": {"$ref": "#"}}}, '{"a": 1, "b": {"a": 1}}', '{"b": {"a": 1}}'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("schema", "admitted", "refused"), OBJECTS)
@@ -140,17 +185,33 @@ def test_objects(schema: Any, admitted: str, refused: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "admitted", "refused"),
     [
-        ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3.0}, "[1]  [1, 2, 3]", "[]  [1, 2, 3, 4]"),
+        (
+            {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3.0},
+            "[1]  [1, 2, 3]",
+            "[]  [1, 2, 3, 4]",
+        ),
         ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}}, "[]  [1]  [1, 2, 2]", "[2]"),
         ({"type": "array", "items": [{"const": 1}], "additionalItems": False}, "[1]", "[1, 1]"),
-        ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2}, '["b", "a"]  ["a", "b", "c"]', '["a"]  ["a", "a"]'),
-        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 1}, "[]  [true]", "[true, false]"),
+        (
+            {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2},
+            '["b", "a"]  ["a", "b", "c"]',
+            '["a"]  ["a", "a"]',
+        ),
+        (
+            {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 1},
+            "[]  [true]",
+            "[true, false]",
+        ),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, '["a", "a"]', "[1]"),
         ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}}, "[1, 2]  [2]", "[]  [1]"),
-        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2, "maxContains": 2}, "[2, 1, 2]", "[2]  [2, 2, 2]"),
+        (
+            {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2, "maxContains": 2},
+            "[2, 1, 2]",
+            "[2]  [2, 2, 2]",
+        ),
         ({"type": "array", "not": {"items": {"type": "integer"}}}, '["a"]  [1, "a"]', "[]  [1]"),
     ],
-)  # fmt: skip
+)
 def test_arrays(schema: Any, admitted: str, refused: str) -> None:
     check(schema, admitted, refused)
 
@@ -158,21 +219,56 @@ def test_arrays(schema: Any, admitted: str, refused: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "admitted", "refused"),
     [
-        ({"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a": 1}  {"b": 1}', '{"a": 1, "b": 1}  {}'),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            '{"a": 1}  {"b": 1}',
+            '{"a": 1, "b": 1}  {}',
+        ),
         ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, "1  2.5", "2  3  1.5"),
         ({"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]}, "2  6", "3  5"),
         # What a closed object would be is no matter of `oneOf`: the first admits the second's values too.
-        ({"oneOf": [NAMED, NAMED | OTHER | {"properties": {"a": {"const": 1}, "b": {"const": 2}}}]}, '{"a": 1}  {"b": 2}', '{"a": 1, "b": 2}'),
-        ({"oneOf": [{"properties": {"k": {"const": "x"}, "v": {"type": "integer"}}, "required": ["k", "v"]}, {"properties": {"k": {"const": "y"}}, "required": ["k"]}]}, '{"k": "x", "v": 1}  {"k": "y"}', '{"k": "x"}'),
-        ({"if": {"properties": {"k": {"const": 1}}}, "then": {"required": ["v"]}, "type": "object", "properties": {"k": {"enum": [1, 2]}, "v": {"const": 0}}, "required": ["k"]}, '{"k": 1, "v": 0}  {"k": 2}  {"k": 2, "v": 0}', '{"k": 1}'),
+        (
+            {"oneOf": [NAMED, NAMED | OTHER | {"properties": {"a": {"const": 1}, "b": {"const": 2}}}]},
+            '{"a": 1}  {"b": 2}',
+            '{"a": 1, "b": 2}',
+        ),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"k": {"const": "x"}, "v": {"type": "integer"}}, "required": ["k", "v"]},
+                    {"properties": {"k": {"const": "y"}}, "required": ["k"]},
+                ]
+            },
+            '{"k": "x", "v": 1}  {"k": "y"}',
+            '{"k": "x"}',
+        ),
+        (
+            {
+                "if": {"properties": {"k": {"const": 1}}},
+                "then": {"required": ["v"]},
+                "type": "object",
+                "properties": {"k": {"enum": [1, 2]}, "v": {"const": 0}},
+                "required": ["k"],
+            },
+            '{"k": 1, "v": 0}  {"k": 2}  {"k": 2, "v": 0}',
+            '{"k": 1}',
+        ),
         ({"not": {"type": "object"}, "type": ["object", "null"]}, "null", "{}"),
         ({"anyOf": [{"type": "string", "maxLength": 1}, {"const": "long"}]}, '"l"  "long"', '"lo"'),
         ({"enum": [1, "a", {"b": [1.0, None]}, [2]], "type": ["object", "array"]}, '{"b": [1, null]}  [2]', '1  "a"'),
-        ({"$ref": "x.json#/$defs/a", "$id": "https://h/s.json", "$defs": {"b": {"$id": "x.json", "$defs": {"a": {"const": 1}}}}}, "1", "2"),
+        (
+            {
+                "$ref": "x.json#/$defs/a",
+                "$id": "https://h/s.json",
+                "$defs": {"b": {"$id": "x.json", "$defs": {"a": {"const": 1}}}},
+            },
+            "1",
+            "2",
+        ),
         ({"$ref": "#here", "$defs": {"b": {"$anchor": "here", "const": 1}}}, "1", "2"),
         ({"$ref": "#/$defs/a%25b~1c", "$defs": {"a%b/c": {"const": 1}}}, "1", "2"),
     ],
-)  # fmt: skip
+)
 def test_alternatives_conditions_and_references(schema: Any, admitted: str, refused: str) -> None:
     check(schema, admitted, refused)
 
