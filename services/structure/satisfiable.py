@@ -3,8 +3,15 @@
 llguidance compiles schemas whose values never end, such as an object that requires a property of its own kind.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+Needs = list[list[Sequence[object]]]
+"""What the value of a schema needs: of each list, all subschemas of one of its alternatives."""
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def has_finite_value(schema: Mapping[str, Any] | bool) -> bool:
@@ -12,70 +19,101 @@ def has_finite_value(schema: Mapping[str, Any] | bool) -> bool:
 
     The schemas with a finite value are the least fixed point of "needs only schemas with a finite value". Keywords
     without subschemas are not evaluated: True may be wrong for a schema that contradicts itself, False is never wrong.
+    It visits each object of the schema once, whatever number of references lead there.
+
+    Source: Dowling and Gallier, Linear-time algorithms for testing the satisfiability of propositional Horn formulae,
+    Journal of Logic Programming 1(3), 1984.
     """
-    return _Recursion(schema).has_finite_value()
+    return _Horn(schema).proves(schema)
 
 
-class _Recursion:
-    """Finds the references whose schemas have a finite value."""
+@dataclass(slots=True)
+class _Rule:
+    """Proves `head` when `missing` facts are proved."""
 
-    def __init__(self, root: Mapping[str, Any] | bool) -> None:
+    head: object
+    missing: int
+
+
+class _Horn:
+    """Proves which schemas have a finite value. A schema is known by its identity, not by a reference's spelling."""
+
+    def __init__(self, root: object) -> None:
         self._root = root
-        self._targets = {reference: _at(root, reference) for reference in _references(root)}
-        self._finite: set[str] = set()
+        self._rules: dict[object, list[_Rule]] = {}  # by each fact that they wait for
+        self._proved: set[object] = set()
+        self._new: list[object] = []  # proved facts whose rules have not been told
+        waiting, seen = [root], {id(root)}
+        while waiting:
+            for needed in self._read(waiting.pop()):
+                if id(needed) not in seen:
+                    seen.add(id(needed))
+                    waiting.append(needed)
+        while self._new:
+            for rule in self._rules.pop(self._new.pop(), ()):
+                rule.missing -= 1
+                if not rule.missing:
+                    self._prove(rule.head)
 
-    def has_finite_value(self) -> bool:
-        waiting = set(self._targets)
-        while found := {reference for reference in waiting if self._ends(self._targets[reference])}:
-            self._finite |= found
-            waiting -= found
-        return self._ends(self._root)
+    def proves(self, schema: object) -> bool:
+        return id(schema) in self._proved
 
-    def _ends(self, schema: object) -> bool:
-        """Returns whether a schema needs only references that are known to have a finite value."""
+    def _read(self, schema: object) -> Iterator[object]:
+        """Adds the rules of a schema and yields the subschemas that they mention."""
         if not isinstance(schema, Mapping):
-            return schema is not False
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and reference not in self._finite:
-            return False
-        branches = [schema[keyword] for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list)]
-        if not all(any(map(self._ends, alternatives)) for alternatives in branches):
-            return False
-        if isinstance(schema.get("allOf"), list) and not all(map(self._ends, schema["allOf"])):
-            return False
-        if "const" in schema or "enum" in schema:
-            return True
-        types = schema.get("type")
-        types = [types] if isinstance(types, str) else types
-        if not isinstance(types, list) or any(kind not in ("object", "array") for kind in types):
-            return True
-        return ("object" in types and self._object_ends(schema)) or ("array" in types and self._array_ends(schema))
+            if schema is not False:
+                self._prove(id(schema))
+            return
+        needs = _needs(schema, self._root)
+        self._add(id(schema), [(id(schema), place) for place in range(len(needs))])
+        for place, alternatives in enumerate(needs):
+            for subschemas in alternatives:
+                self._add((id(schema), place), [id(subschema) for subschema in subschemas])
+                yield from subschemas
 
-    def _object_ends(self, schema: Mapping[str, Any]) -> bool:
-        properties, required = schema.get("properties"), schema.get("required")
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
-            return True
-        return all(self._ends(value) for name, value in properties.items() if name in required)
+    def _add(self, head: object, facts: Sequence[object]) -> None:
+        if not facts:
+            self._prove(head)
+        rule = _Rule(head, len(facts))
+        for fact in facts:
+            self._rules.setdefault(fact, []).append(rule)
 
-    def _array_ends(self, schema: Mapping[str, Any]) -> bool:
-        least, first = schema.get("minItems", 0), schema.get("prefixItems", [])
-        if not isinstance(least, int) or not isinstance(first, list):
-            return True
-        needed = first[:least] + ([schema["items"]] if least > len(first) and "items" in schema else [])
-        return all(map(self._ends, needed))
+    def _prove(self, fact: object) -> None:
+        if fact not in self._proved:
+            self._proved.add(fact)
+            self._new.append(fact)
 
 
-def _references(schema: object) -> set[str]:
-    found: set[str] = set()
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            found |= {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-    return found
+def _needs(schema: Mapping[str, Any], root: object) -> Needs:
+    reference = schema.get("$ref")
+    needs: Needs = [[[_at(root, reference)]]] if isinstance(reference, str) else []
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            needs.append([[subschema] for subschema in schema[keyword]])
+    if isinstance(schema.get("allOf"), list):
+        needs.append([schema["allOf"]])
+    if "const" in schema or "enum" in schema:
+        return needs
+    types = schema.get("type")
+    types = [types] if isinstance(types, str) else types
+    if isinstance(types, list) and all(kind in ("object", "array") for kind in types):
+        needs.append([_needed_items(schema) if kind == "array" else _needed_properties(schema) for kind in types])
+    return needs
+
+
+def _needed_properties(schema: Mapping[str, Any]) -> Sequence[object]:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return ()
+    names = {name for name in required if isinstance(name, str)}
+    return [value for name, value in properties.items() if name in names]
+
+
+def _needed_items(schema: Mapping[str, Any]) -> Sequence[object]:
+    least, first = schema.get("minItems", 0), schema.get("prefixItems", [])
+    if not isinstance(least, int) or least < 0 or not isinstance(first, list):
+        return ()
+    return first[:least] + ([schema["items"]] if least > len(first) and "items" in schema else [])
 
 
 def _at(root: object, reference: str) -> object:
@@ -87,7 +125,7 @@ def _at(root: object, reference: str) -> object:
         name = key.replace("~1", "/").replace("~0", "~")
         if isinstance(node, Mapping):
             node = node.get(name)
-        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+        elif isinstance(node, list) and _INDEX.fullmatch(name) and int(name) < len(node):
             node = node[int(name)]
         else:
             return None
