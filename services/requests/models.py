@@ -4,11 +4,12 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from jinja2 import TemplateError
@@ -25,11 +26,20 @@ from services.requests.errors import ApiError, draining, invalid, model_not_foun
 from services.requests.schema import Function, Message, PromptText
 from services.requests.settings import RequestSettings
 from services.requests.status import Status
-from services.structure.compiler import Compiler
+from services.structure.trials import Trials
+from services.turns import Turns
 
-# Longer text is tokenised in a thread. A thousand characters take about half a millisecond.
+T = TypeVar("T")
+
+
 INLINE_CHARACTERS = 2048
-
+"""Longer text is tokenised in a thread. A thousand characters take about half a millisecond."""
+LIKELY_CHARACTERS = 8
+"""The characters for each token that a prompt has at most. Of a longer one, the beginning is tokenised first."""
+SLACK_TOKENS = 64
+"""How many more tokens the beginning of a text may have than the whole text has there."""
+THREADS = 2
+"""The number of texts that are tokenised at once."""
 
 CALL_INSTRUCTIONS = """Answer with a call of one of these functions, as JSON on one line:
 {"name": NAME, "arguments": ARGUMENTS}
@@ -47,17 +57,23 @@ def with_instructions(messages: Sequence[dict[str, str]], tools: Sequence[dict[s
 
 
 class Prompts:
-    """Tokenises prompts and chats. Thread-safe, because the Rust tokenizer has no mutable state.
+    """Tokenises prompts and chats. Long ones in threads of its own, in which the Rust tokenizer blocks nobody.
+
+    A client waits for its own long texts. `limit` is the maximum number of tokens of each prompt: much longer texts
+    are refused by their size or by their beginning.
 
     Attributes:
-        compiler: compiles the grammars of answers, to check them.
+        trials: tries the grammars of answers.
     """
 
-    def __init__(self, tokenizer: Any, compiler: Compiler) -> None:
-        self.compiler = compiler
+    def __init__(self, tokenizer: Any, trials: Trials) -> None:
+        self.trials = trials
         self._tokenizer = tokenizer
         self._rust = tokenizer.backend_tokenizer
         self._vocabulary = len(tokenizer)
+        self._longest = max(len(piece.encode()) for piece in self._rust.get_vocab())
+        self._turns = Turns(THREADS)
+        self._threads = ThreadPoolExecutor(THREADS, "tokenise")
 
     @classmethod
     def load(cls, model: Path) -> Self:
@@ -69,36 +85,44 @@ class Prompts:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
-        return cls(tokenizer, Compiler(lambda: Detokenizer.load(model).vocabulary()))
+        return cls(tokenizer, Trials(lambda: Detokenizer.load(model).described()))
 
-    async def tokens(self, prompts: Sequence[PromptText]) -> list[tuple[int, ...]]:
+    async def tokens(self, prompts: Sequence[PromptText], limit: int, client: str = "") -> list[tuple[int, ...]]:
         """Returns the token ids of each prompt of a completion request.
 
         Raises:
-            ApiError: a prompt has no token or an unknown token id.
+            ApiError: a prompt has no token, an unknown token id, or more than `limit` tokens.
         """
-        tokenised = [await self._prompt_tokens(prompt) for prompt in prompts]
+        tokenised = [await self._prompt_tokens(prompt, limit, client) for prompt in prompts]
         if not all(tokenised):
             raise invalid("prompt", "a prompt has no tokens; give some text to continue")
         return tokenised
 
-    async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Function] = ()) -> list[tuple[int, ...]]:
+    async def chat_tokens(
+        self, messages: Sequence[Message], limit: int, client: str = "", tools: Sequence[Function] = ()
+    ) -> list[tuple[int, ...]]:
         """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
 
         Args:
             tools: functions that the answer can call. A template that does not know tools gets them as instructions.
 
         Raises:
-            ApiError: the model has no chat template, or the template refuses these messages.
+            ApiError: the model has no chat template, or the template refuses these messages, or there are more than
+                `limit` tokens.
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
+        written = [message.for_template() for message in messages]
+        size = sum(len(message["content"]) for message in written)
+        self._check_size(size, limit, "messages")
+        # Each message and each tool has text that is not written there.
+        size += INLINE_CHARACTERS // 32 * len(written) + INLINE_CHARACTERS * len(tools)
         try:
-            text = self._apply_template([message.for_template() for message in messages], tools)
+            text = await self._run(size, client, lambda: self._apply_template(written, tools))
         except TemplateError:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
-        return [await self.encode(text, add_special_tokens=False)]
+        return [await self.encode(text, limit, "messages", client, add_special_tokens=False)]
 
     def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function]) -> str:
         described: list[dict[str, Any]] | None = [
@@ -115,36 +139,76 @@ class Prompts:
         )
         return str(rendered)
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    async def pieces(self, tokens: Sequence[int], client: str = "") -> list[str]:
         """Returns the vocabulary entry of each token id."""
-        return [str(self._rust.id_to_token(token)) for token in tokens]
+        return await self._run(len(tokens), client, lambda: [str(self._rust.id_to_token(token)) for token in tokens])
 
-    def check(self, tokens: Sequence[int], field: str) -> None:
+    def check(self, tokens: Sequence[int], limit: int, field: str) -> None:
         """Checks token ids.
 
         Raises:
-            ApiError: the model does not have one of the tokens.
+            ApiError: there are more than `limit`, or the model does not have one of the tokens.
         """
+        if len(tokens) > limit:
+            raise _too_long(field, limit)
         if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary):
             raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
 
-    def text(self, prompt: PromptText) -> str:
+    async def text(self, prompt: PromptText, client: str = "") -> str:
         """Returns the text of a prompt, for `echo`."""
-        return prompt if isinstance(prompt, str) else str(self._rust.decode(prompt, skip_special_tokens=False))
-
-    async def _prompt_tokens(self, prompt: PromptText) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return await self.encode(prompt, add_special_tokens=True)
-        self.check(prompt, "prompt")
+            return prompt
+        (text,) = await self._run(
+            len(prompt), client, lambda: self._rust.decode_batch([prompt], skip_special_tokens=False)
+        )
+        return str(text)
+
+    async def _prompt_tokens(self, prompt: PromptText, limit: int, client: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return await self.encode(prompt, limit, "prompt", client, add_special_tokens=True)
+        self.check(prompt, limit, "prompt")
         return tuple(prompt)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Returns the token ids of a text, which may be empty."""
+    async def encode(
+        self, text: str, limit: int, field: str, client: str = "", *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Returns the token ids of a text, which may be empty.
 
-        def encode() -> tuple[int, ...]:
-            return tuple(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+        Raises:
+            ApiError: there are more than `limit`.
+        """
+        self._check_size(len(text), limit, field)
 
-        return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+        def encode() -> tuple[int, ...] | None:
+            likely = LIKELY_CHARACTERS * limit
+            if len(text) > likely and len(self._encode(text[:likely], False)) > limit + SLACK_TOKENS:
+                return None
+            return self._encode(text, add_special_tokens)
+
+        tokens = await self._run(len(text), client, encode)
+        if tokens is None or len(tokens) > limit:
+            raise _too_long(field, limit)
+        return tokens
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # Unlike `encode`, it lets other threads run, and computes no offsets.
+        (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+    def _check_size(self, characters: int, limit: int, field: str) -> None:
+        if characters > self._longest * limit:  # a character has at least one byte
+            raise _too_long(field, limit)
+
+    async def _run(self, size: int, client: str, work: Callable[[], T]) -> T:
+        """Calls a function, in a thread if it takes long."""
+        if size <= INLINE_CHARACTERS:
+            return work()
+        async with self._turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _too_long(field: str, limit: int) -> ApiError:
+    return invalid(field, f"it has more than {limit} tokens; make it shorter", "context_length_exceeded")
 
 
 LOOK_S = 1.0

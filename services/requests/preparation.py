@@ -127,10 +127,10 @@ class Preparation:
         request = CompletionRequest.parse(body, settings.fallbacks)
         served = self._models.named(request.model)
         check_counts(request, len(request.prompt), settings)
-        prompts = await served.prompts.tokens(request.prompt)
-        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
-        echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
-        style = CompletionStyle(echoes if request.echo else None)
+        prompts = await served.prompts.tokens(request.prompt, served.ensemble.context_length, cache_salt)
+        grammar = await grammar_of(request, len(prompts) * request.n, served.prompts.trials, cache_salt)
+        echoed = [await served.prompts.text(prompt, cache_salt) for prompt in request.prompt] if request.echo else None
+        style = CompletionStyle(echoed and [text for text in echoed for _ in range(request.n)])
         return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, grammar)
 
     async def _chat(self, body: bytes, cache_salt: str) -> Prepared:
@@ -139,8 +139,8 @@ class Preparation:
         served = self._models.named(request.model)
         check_counts(request, 1, settings)
         tools = request.callable_tools
-        prompts = await served.prompts.chat_tokens(request.messages, tools)
-        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
+        prompts = await served.prompts.chat_tokens(request.messages, served.ensemble.context_length, cache_salt, tools)
+        grammar = await grammar_of(request, request.n, served.prompts.trials, cache_salt)
         style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
         return self._prepared(request, served, prompts, style, CHAT_TOKENS, grammar)
 

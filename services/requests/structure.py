@@ -1,46 +1,52 @@
 """Translates what a request says about the form of its answer to a grammar, and checks it."""
 
-import asyncio
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from services.requests.errors import invalid
+from services.requests.errors import invalid, unavailable
 from services.requests.schema import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
-from services.structure import grammar
-from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
+from services.structure.grammar import ANY_OBJECT, Kind
+from services.structure.trials import TrialError, Trials
 
-Wish = tuple[str, Callable[[], str]]
-"""The field that asks for a structure, and a function that returns its grammar."""
+Wish = tuple[str, Kind, Any]
+"""The field that asks for a structure, its kind, and what it says (`of_kind`)."""
 
 
-async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt: str) -> str | None:
+async def grammar_of(request: GenerationRequest, answers: int, trials: Trials, cache_salt: str) -> str | None:
     """Returns the grammar of the answers to a request; None if they are plain text.
 
     Args:
-        cache_salt: see `Compiler.check`.
+        answers: the number of answers, each of which compiles the grammar.
+        cache_salt: see `Trials.grammar`.
 
     Raises:
-        ApiError: 400, the structure is invalid, too large or admits no answer, or the request asks for several.
+        ApiError: 400, the structure is invalid, too large or admits no answer, it costs too much for this number of
+            answers, or the request asks for several structures; 503, it cannot be tried.
     """
     wishes = list(_wishes(request))
     if not wishes:
         return None
     if len(wishes) > 1:
         raise invalid(wishes[1][0], f"conflicts with {wishes[0][0]}; give only one of them")
-    field, make = wishes[0]
+    field, kind, described = wishes[0]
     try:
-        made = await asyncio.to_thread(make)
-        await compiler.check(made, cache_salt)
+        tried = await trials.grammar(kind, described, cache_salt)
     except StructureError as error:
         raise invalid(field, str(error)) from None
-    return made
+    except TrialError:
+        raise unavailable("structured answers are not available now") from None
+    if answers > (most := trials.most_answers(tried)):
+        raise invalid(
+            "n", f"{field} takes long to compile for each answer; request at most {most} answers, or simplify it"
+        )
+    return tried.grammar
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:
     if isinstance(request, ChatRequest) and request.callable_tools:
         tools = {function.name: function.parameters for function in request.callable_tools}
-        yield "tools", lambda: grammar.of_tool_call(tools)
+        yield "tools", "tools", tools
     if request.response_format is not None:
         yield from _response_format(request.response_format)
     if request.structured_outputs is not None:
@@ -49,35 +55,17 @@ def _wishes(request: GenerationRequest) -> Iterator[Wish]:
 
 def _response_format(wish: ResponseFormat) -> Iterator[Wish]:
     if wish.type == "json_object":
-        yield "response_format", grammar.of_json_object
+        yield "response_format", "json", ANY_OBJECT
     elif wish.json_schema is not None:
-        schema = wish.json_schema.schema_
-        yield "response_format.json_schema.schema", lambda: grammar.of_json_schema(schema)
+        yield "response_format.json_schema.schema", "json", wish.json_schema.schema_
 
 
 def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
-    field = "structured_outputs"
-    schema, regex, choice, text = wish.json_, wish.regex, wish.choice, wish.grammar
-    if schema is not None:
-        yield f"{field}.json", lambda: grammar.of_json_schema(_parsed(schema))
-    if regex is not None:
-        yield f"{field}.regex", lambda: grammar.of_regex(regex)
-    if choice is not None:
-        yield f"{field}.choice", lambda: grammar.of_choice(choice)
-    if text is not None:
-        yield f"{field}.grammar", lambda: grammar.of_grammar(text)
+    described: dict[Kind, Any] = {"regex": wish.regex, "choice": wish.choice, "grammar": wish.grammar}
+    if wish.json_ is not None:
+        yield "structured_outputs.json", "json", wish.json_
+    for kind, value in described.items():
+        if value is not None:
+            yield f"structured_outputs.{kind}", kind, value
     if wish.json_object:
-        yield f"{field}.json_object", grammar.of_json_object
-
-
-def _parsed(schema: grammar.Schema | str) -> grammar.Schema:
-    """Returns a schema, which vLLM also accepts as JSON text."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        parsed = json.loads(schema)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict | bool):
-        raise StructureError("give a JSON Schema as an object or as its JSON text")
-    return parsed
+        yield "structured_outputs.json_object", "json", ANY_OBJECT

@@ -7,22 +7,45 @@ Sources: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md and 
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from services.structure.closing import closed
 from services.structure.errors import StructureError
-from services.structure.limits import MAX_CHOICES, check_schema, check_size
+from services.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
 from services.structure.satisfiable import has_finite_value
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _CHOICE = "choice"
 
+_EMBEDDED_SCHEMA = re.compile(r"%json\s*(?=\{)")
+
 Schema = Mapping[str, Any] | bool
+ANY_OBJECT: Schema = {"type": "object"}
+
+Kind = Literal["json", "regex", "choice", "grammar", "tools"]
+"""The ways in which a client describes an answer."""
+
+
+def of_kind(kind: Kind, described: Any) -> str:
+    """Returns the grammar of a description, which is what the function of its kind takes.
+
+    Raises:
+        StructureError: see that function.
+    """
+    functions: Mapping[Kind, Callable[[Any], str]] = {
+        "json": lambda schema: of_json_schema(_parsed(schema)),
+        "regex": of_regex,
+        "choice": of_choice,
+        "grammar": of_grammar,
+        "tools": of_tool_call,
+    }
+    return functions[kind](described)
 
 
 def of_json_schema(schema: Schema) -> str:
@@ -32,11 +55,6 @@ def of_json_schema(schema: Schema) -> str:
         StructureError: the schema is too large, refers to another document, or admits no finite value.
     """
     return str(LLMatcher.grammar_from_json_schema(_checked(schema)))
-
-
-def of_json_object() -> str:
-    """Returns the grammar of all JSON objects, on one line."""
-    return of_json_schema({"type": "object"})
 
 
 def of_regex(pattern: str) -> str:
@@ -74,9 +92,15 @@ def of_grammar(text: str) -> str:
     """Returns a context-free grammar, which is in the Lark format or in GBNF.
 
     Raises:
-        StructureError: the grammar is too large, or its GBNF is invalid.
+        StructureError: the grammar or a JSON Schema in it is too large, or its GBNF is invalid.
     """
     check_size(text)
+    for begin in _EMBEDDED_SCHEMA.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, begin.end())
+        except (ValueError, RecursionError):
+            continue  # it is text in a string or a comment, or the engine refuses it
+        check_schema(schema)
     try:
         return _of_lark(any_to_lark(text))
     except Exception:  # the converter raises whatever its parser meets
@@ -105,6 +129,20 @@ def call_prefix(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
+def _parsed(schema: Schema | str) -> Schema:
+    """Returns a schema, which vLLM also accepts as JSON text."""
+    if not isinstance(schema, str):
+        return schema
+    check_size(schema)
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict | bool):
+        raise StructureError("give a JSON Schema as an object or as its JSON text")
+    return parsed
+
+
 def _checked(schema: Schema) -> str:
     """Returns a schema that passed the checks as JSON: closed, and with the options of `ONE_LINE`."""
     if isinstance(schema, bool):
@@ -112,6 +150,7 @@ def _checked(schema: Schema) -> str:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
+    schema = without_unreachable(schema)
     try:
         text = json.dumps({**closed(schema), "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits

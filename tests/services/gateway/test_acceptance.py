@@ -152,15 +152,17 @@ def test_the_length_of_an_answer_fits_the_context(
 
 @pytest.mark.anyio
 async def test_chats_are_tokenised_with_the_chat_template(prompts: Prompts) -> None:
-    (tokens,) = await prompts.chat_tokens(ChatRequest.model_validate(CHAT).messages)
-    assert prompts.text(list(tokens)).endswith("<|im_start|>user\nGood morning<|im_end|>\n<|im_start|>assistant\n")
+    (tokens,) = await prompts.chat_tokens(ChatRequest.model_validate(CHAT).messages, 8192)
+    assert (await prompts.text(list(tokens))).endswith(
+        "<|im_start|>user\nGood morning<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.anyio
 async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
     text = "Good morning. " * 500
-    (tokens,) = await prompts.tokens([text])
-    assert prompts.text(list(tokens)) == text
+    (tokens,) = await prompts.tokens([text], 8192)
+    assert await prompts.text(list(tokens)) == text
 
 
 @pytest.mark.parametrize(

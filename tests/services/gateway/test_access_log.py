@@ -82,8 +82,8 @@ def test_an_unexpected_error_is_a_500_and_logs_only_its_place(
     """The tokenizer fails with the prompt in its message."""
 
     class Broken:
-        def encode(self, text: str, add_special_tokens: bool) -> None:
-            raise KeyError(text)
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
+            raise KeyError(*texts)
 
     monkeypatch.setattr(prompts, "_rust", Broken())
     response = make_client().post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine"})
