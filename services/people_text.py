@@ -85,10 +85,10 @@ class PeopleText:
         ]
 
     def _as_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        whole = self._plain.encode(text, add_special_tokens=add_special_tokens)
+        whole = _encoded(self._plain, text, add_special_tokens)
         if not self._forms(whole, text):
             return list(whole.ids)
-        pieces = [self._plain.encode(piece, add_special_tokens=False).ids for piece in self._pieces(text)]
+        pieces = [_encoded(self._plain, piece).ids for piece in self._pieces(text)]
         begins, ends = _around(whole)
         return [*begins, *chain.from_iterable(pieces), *ends]
 
@@ -136,7 +136,7 @@ class PeopleText:
 
     def rendered(self, text: str, marks: "Marks") -> list[int]:
         """Returns the token ids of the text that a chat template has made of hidden messages."""
-        encoding = self._special.encode(text, add_special_tokens=False)
+        encoding = _encoded(self._special, text)
         if not marks and not self._folds:
             return list(encoding.ids)
         return [token for segment in self._segments(encoding, text, marks) for token in segment]
@@ -215,6 +215,11 @@ class Marks:
         mark = f"{self._nonce}{len(self._hidden)}z"
         self._hidden[mark] = found[0]
         return mark
+
+
+def _encoded(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> Any:
+    # Unlike `encode`, it lets other threads run.
+    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _around(encoding: Any) -> tuple[list[int], list[int]]:

@@ -15,8 +15,7 @@ from services.budget.together import JointGuarantee, together
 from services.gateway.openapi import REFUSALS, body
 from services.keys.records import Scope
 from services.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
-from services.requests.errors import invalid
-from services.requests.keys import KeyService
+from services.requests.keys import KeyService, access_record
 from services.requests.models import Models, ServedModel
 from services.requests.preparation import read_body
 from services.requests.schema import DetokenizeRequest, TokenizeRequest
@@ -122,6 +121,15 @@ def _response(body: dict[str, object], *, ready: bool) -> Response:
 _SCOPES: dict[str, Scope] = {"/v1/privacy": "privacy", "/tokenize": "generate", "/detokenize": "generate"}
 
 
+COUNTED_CONTEXTS = 8
+"""How many contexts of a model a text may fill whose tokens `/tokenize` counts."""
+
+
+def _client(request: Request) -> str:
+    """Returns the id of the request's key, which `_authorise` found."""
+    return access_record(request).key or ""
+
+
 class CatalogueRoutes:
     """Implements OpenAI's `/v1/models`, vLLM's `/tokenize` and `/detokenize`, and `/v1/privacy`."""
 
@@ -174,25 +182,22 @@ class CatalogueRoutes:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
         body = TokenizeRequest.parse(await read_body(request, self._settings.max_body_bytes))
         served = self._models.named(body.model)
+        prompts, client, context_length = served.prompts, _client(request), served.ensemble.context_length
+        limit = COUNTED_CONTEXTS * context_length
         if body.messages is not None:
-            ((*tokens,),) = await served.prompts.chat_tokens(body.messages)
+            ((*tokens,),) = await prompts.chat_tokens(body.messages, limit, client)
         else:
             special = body.add_special_tokens is not False
-            tokens = [*await served.prompts.encode(body.prompt or "", add_special_tokens=special)]
-        pieces = served.prompts.pieces(tokens) if body.return_token_strs else None
-        return Tokenized(
-            count=len(tokens), max_model_len=served.ensemble.context_length, tokens=tokens, token_strs=pieces
-        )
+            tokens = [*await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)]
+        pieces = await prompts.pieces(tokens, client) if body.return_token_strs else None
+        return Tokenized(count=len(tokens), max_model_len=context_length, tokens=tokens, token_strs=pieces)
 
     async def detokenize(self, request: Request) -> Detokenized:
         """Return the text of token ids. This costs no budget."""
         body = DetokenizeRequest.parse(await read_body(request, self._settings.max_body_bytes))
         served = self._models.named(body.model)
-        context_length = served.ensemble.context_length
-        if len(body.tokens) > context_length:
-            raise invalid("tokens", f"give at most {context_length} tokens", "context_length_exceeded")
-        served.prompts.check(body.tokens, "tokens")
-        return Detokenized(prompt=served.prompts.text(body.tokens))
+        served.prompts.check(body.tokens, served.ensemble.context_length, "tokens")
+        return Detokenized(prompt=await served.prompts.text(body.tokens, _client(request)))
 
     def _model(self, name: str) -> Model:
         context_length = min(served.ensemble.context_length for served in self._models.members(name))

@@ -5,10 +5,11 @@ import json
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from jinja2 import TemplateError
@@ -26,12 +27,21 @@ from services.requests.errors import ApiError, draining, invalid, model_not_foun
 from services.requests.schema import Function, Message, PromptText
 from services.requests.settings import RequestSettings
 from services.requests.status import Status
-from services.structure.compiler import Compiler
+from services.structure.trials import Trials
 from services.tokenizer import load_tokenizer
+from services.turns import Turns
 
-# Longer text is tokenised in a thread. A thousand characters take about half a millisecond.
+T = TypeVar("T")
+
+
 INLINE_CHARACTERS = 2048
-
+"""Longer text is tokenised in a thread. A thousand characters take about half a millisecond."""
+LIKELY_CHARACTERS = 8
+"""The characters for each token that a prompt has at most. Of a longer one, the beginning is tokenised first."""
+SLACK_TOKENS = 64
+"""How many more tokens the beginning of a text may have than the whole text has there."""
+THREADS = 2
+"""The number of texts that are tokenised at once."""
 
 # A template's expressions can fail on a message that is valid, such as one without content.
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, RecursionError)
@@ -52,18 +62,24 @@ def with_instructions(messages: Sequence[TemplateMessage], tools: Sequence[dict[
 
 
 class Prompts:
-    """Tokenises prompts and chats. Thread-safe, because the Rust tokenizer has no mutable state.
+    """Tokenises prompts and chats. Long ones in threads of its own, in which the Rust tokenizer blocks nobody.
+
+    A client waits for its own long texts. `limit` is the maximum number of tokens of each prompt: much longer texts
+    are refused by their size or by their beginning.
 
     Attributes:
-        compiler: compiles the grammars of answers, to check them.
+        trials: tries the grammars of answers.
     """
 
-    def __init__(self, tokenizer: Any, compiler: Compiler) -> None:
-        self.compiler = compiler
+    def __init__(self, tokenizer: Any, trials: Trials) -> None:
+        self.trials = trials
         self._tokenizer = tokenizer
         self._rust = tokenizer.backend_tokenizer
         self._people = PeopleText(tokenizer).prepare()
         self._vocabulary = len(tokenizer)
+        self._longest = max(len(piece.encode()) for piece in self._rust.get_vocab())
+        self._turns = Turns(THREADS)
+        self._threads = ThreadPoolExecutor(THREADS, "tokenise")
 
     @classmethod
     def load(cls, model: Path) -> Self:
@@ -75,20 +91,22 @@ class Prompts:
         tokenizer = load_tokenizer(model)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
-        return cls(tokenizer, Compiler(lambda: Detokenizer.load(model).vocabulary()))
+        return cls(tokenizer, Trials(lambda: Detokenizer.load(model).described()))
 
-    async def tokens(self, prompts: Sequence[PromptText]) -> list[tuple[int, ...]]:
+    async def tokens(self, prompts: Sequence[PromptText], limit: int, client: str = "") -> list[tuple[int, ...]]:
         """Returns the token ids of each prompt of a completion request.
 
         Raises:
-            ApiError: a prompt has no token or an unknown token id.
+            ApiError: a prompt has no token, an unknown token id, or more than `limit` tokens.
         """
-        tokenised = [await self._prompt_tokens(prompt) for prompt in prompts]
+        tokenised = [await self._prompt_tokens(prompt, limit, client) for prompt in prompts]
         if not all(tokenised):
             raise invalid("prompt", "a prompt has no tokens; give some text to continue")
         return tokenised
 
-    async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Function] = ()) -> list[tuple[int, ...]]:
+    async def chat_tokens(
+        self, messages: Sequence[Message], limit: int, client: str = "", tools: Sequence[Function] = ()
+    ) -> list[tuple[int, ...]]:
         """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
 
         A special token in a message is text: nobody but the template ends a turn or begins one.
@@ -97,17 +115,24 @@ class Prompts:
             tools: functions that the answer can call. A template that does not know tools gets them as instructions.
 
         Raises:
-            ApiError: the model has no chat template, or the template refuses these messages.
+            ApiError: the model has no chat template, or the template refuses these messages, or there are more than
+                `limit` tokens.
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
         marks = self._people.marks()
+        written = self._conversation.messages(messages)
+        size = sum(map(_size, written))
+        self._check_size(size, limit, "messages")
+        # Each message and each tool has text that is not written there.
+        size += INLINE_CHARACTERS // 32 * len(written) + INLINE_CHARACTERS * len(tools)
         try:
-            text = self._apply_template(self._conversation.messages(messages), tools, marks)
+            text = await self._run(size, client, lambda: self._apply_template(written, tools, marks))
         except TEMPLATE_ERRORS:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
-        return [await self._encode(text, lambda: self._people.rendered(text, marks))]
+        shown = marks.show(text)
+        return [await self._limited(shown, limit, "messages", client, lambda: self._people.rendered(text, marks))]
 
     @cached_property
     def _conversation(self) -> Conversation:
@@ -128,38 +153,89 @@ class Prompts:
         )
         return str(rendered)
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    async def pieces(self, tokens: Sequence[int], client: str = "") -> list[str]:
         """Returns the vocabulary entry of each token id."""
-        return [str(self._rust.id_to_token(token)) for token in tokens]
+        return await self._run(len(tokens), client, lambda: [str(self._rust.id_to_token(token)) for token in tokens])
 
-    def check(self, tokens: Sequence[int], field: str) -> None:
+    def check(self, tokens: Sequence[int], limit: int, field: str) -> None:
         """Checks token ids.
 
         Raises:
-            ApiError: the model does not have one of the tokens.
+            ApiError: there are more than `limit`, or the model does not have one of the tokens.
         """
+        if len(tokens) > limit:
+            raise _too_long(field, limit)
         if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary):
             raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
 
-    def text(self, prompt: PromptText) -> str:
+    async def text(self, prompt: PromptText, client: str = "") -> str:
         """Returns the text of a prompt, for `echo`. A character that it begins only belongs to the answer."""
         if isinstance(prompt, str):
             return prompt
-        text = str(self._rust.decode(prompt, skip_special_tokens=False))
-        return text[: len(text) - partial_length(self._rust, prompt)]
 
-    async def _prompt_tokens(self, prompt: PromptText) -> tuple[int, ...]:
+        def decode() -> str:
+            (text,) = self._rust.decode_batch([prompt], skip_special_tokens=False)
+            return str(text[: len(text) - partial_length(self._rust, prompt)])
+
+        return await self._run(len(prompt), client, decode)
+
+    async def _prompt_tokens(self, prompt: PromptText, limit: int, client: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return await self.encode(prompt, add_special_tokens=True)
-        self.check(prompt, "prompt")
+            return await self.encode(prompt, limit, "prompt", client, add_special_tokens=True)
+        self.check(prompt, limit, "prompt")
         return tuple(prompt)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Returns the token ids of a text, which may be empty. A special token that a client types is text."""
-        return await self._encode(text, lambda: self._people.tokens(text, add_special_tokens=add_special_tokens))
+    async def encode(
+        self, text: str, limit: int, field: str, client: str = "", *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Returns the token ids of a text, which may be empty. A special token that a client types is text.
 
-    async def _encode(self, text: str, encode: Callable[[], list[int]]) -> tuple[int, ...]:
-        return tuple(encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode))
+        Raises:
+            ApiError: there are more than `limit`.
+        """
+        return await self._limited(
+            text, limit, field, client, lambda: self._people.tokens(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def _limited(
+        self, text: str, limit: int, field: str, client: str, encode: Callable[[], list[int]]
+    ) -> tuple[int, ...]:
+        """Returns the tokens that `encode` makes of a text. Of a long text, the beginning is tokenised first."""
+        self._check_size(len(text), limit, field)
+
+        def encoded() -> list[int] | None:
+            likely = LIKELY_CHARACTERS * limit
+            return None if len(text) > likely and self._least(text[:likely]) > limit + SLACK_TOKENS else encode()
+
+        tokens = await self._run(len(text), client, encoded)
+        if tokens is None or len(tokens) > limit:
+            raise _too_long(field, limit)
+        return tuple(tokens)
+
+    def _least(self, text: str) -> int:
+        """Returns the number of tokens if each special token in the text were one."""
+        (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=False)
+        return len(encoding.ids)
+
+    def _check_size(self, characters: int, limit: int, field: str) -> None:
+        if characters > self._longest * limit:  # a character has at least one byte
+            raise _too_long(field, limit)
+
+    async def _run(self, size: int, client: str, work: Callable[[], T]) -> T:
+        """Calls a function, in a thread if it takes long."""
+        if size <= INLINE_CHARACTERS:
+            return work()
+        async with self._turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _size(message: TemplateMessage) -> int:
+    """Returns the number of characters of a message and of its calls."""
+    return len(str(message.get("content") or "")) + len(str(message.get("tool_calls") or ""))
+
+
+def _too_long(field: str, limit: int) -> ApiError:
+    return invalid(field, f"it has more than {limit} tokens; make it shorter", "context_length_exceeded")
 
 
 LOOK_S = 1.0

@@ -163,17 +163,18 @@ class Preparation:
         request = CompletionRequest.parse(body, settings.fallbacks)
         served = self._models.named(request.model)
         check_counts(request, len(request.prompt), settings)
-        prompts = await served.prompts.tokens(request.prompt)
-        structure = await structure_of(request, served.prompts.compiler, cache_salt)
-        echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
-        style = CompletionStyle(echoes if request.echo else None)
+        prompts = await served.prompts.tokens(request.prompt, served.ensemble.context_length, cache_salt)
+        structure = await structure_of(request, len(prompts) * request.n, served.prompts.trials, cache_salt)
+        echoed = [await served.prompts.text(prompt, cache_salt) for prompt in request.prompt] if request.echo else None
+        style = CompletionStyle(echoed and [text for text in echoed for _ in range(request.n)])
         return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, structure)
 
     async def _chat(self, request: ChatRequest | ResponsesRequest, cache_salt: str) -> Prepared:
         served = self._models.named(request.model)
         check_counts(request, 1, self._settings)
-        prompts = await served.prompts.chat_tokens(request.messages, request.callable_tools)
-        structure = await structure_of(request, served.prompts.compiler, cache_salt)
+        tools = request.callable_tools
+        prompts = await served.prompts.chat_tokens(request.messages, served.ensemble.context_length, cache_salt, tools)
+        structure = await structure_of(request, request.n, served.prompts.trials, cache_salt)
         return self._prepared(request, served, prompts, _style(request), CHAT_TOKENS, structure)
 
     def _prepared(

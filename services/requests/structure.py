@@ -1,18 +1,17 @@
 """Translates what a request says about the form of its answer to a grammar, and checks it."""
 
-import asyncio
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from services.requests.errors import invalid
+from services.requests.errors import invalid, unavailable
 from services.requests.schema import GenerationRequest, StructuredOutputs
-from services.structure import grammar
-from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
+from services.structure.grammar import ANY_OBJECT, Kind
+from services.structure.trials import TrialError, Trials
 
-Wish = tuple[str, Callable[[], str]]
-"""The field that asks for a structure, and a function that returns its grammar."""
+Wish = tuple[str, Kind, Any]
+"""The field that asks for a structure, its kind, and what it says (`of_kind`)."""
 
 _CUT_BY_STOP = ("structured_outputs.regex", "structured_outputs.grammar")
 """Structures whose texts a stop string may end, as vLLM's examples do. It would break JSON, or the text of a choice."""
@@ -24,7 +23,7 @@ class Structure:
 
     Attributes:
         field: the field of the request that asks for it.
-        shortest: the number of tokens that an answer needs (`Compiler.check`).
+        shortest: the number of tokens that an answer needs (`Tried`).
     """
 
     field: str
@@ -37,63 +36,53 @@ class Structure:
         return self.field in _CUT_BY_STOP
 
 
-async def structure_of(request: GenerationRequest, compiler: Compiler, cache_salt: str) -> Structure | None:
+async def structure_of(request: GenerationRequest, answers: int, trials: Trials, cache_salt: str) -> Structure | None:
     """Returns the structure of the answers to a request; None if they are plain text.
 
     Args:
-        cache_salt: see `Compiler.check`.
+        answers: the number of answers, each of which compiles the grammar.
+        cache_salt: see `Trials.grammar`.
 
     Raises:
-        ApiError: 400, the structure is invalid, too large or admits no answer, or the request asks for several.
+        ApiError: 400, the structure is invalid, too large or admits no answer, it costs too much for this number of
+            answers, or the request asks for several structures; 503, it cannot be tried.
     """
     wishes = list(_wishes(request))
     if not wishes:
         return None
     if len(wishes) > 1:
         raise invalid(wishes[1][0], f"conflicts with {wishes[0][0]}; give only one of them")
-    field, make = wishes[0]
+    field, kind, described = wishes[0]
     try:
-        made = await asyncio.to_thread(make)
-        return Structure(field, made, await compiler.check(made, cache_salt))
+        tried = await trials.grammar(kind, described, cache_salt)
     except StructureError as error:
         raise invalid(field, str(error)) from None
+    except TrialError:
+        raise unavailable("structured answers are not available now") from None
+    if answers > (most := trials.most_answers(tried)):
+        raise invalid(
+            "n", f"{field} takes long to compile for each answer; request at most {most} answers, or simplify it"
+        )
+    return Structure(field, tried.grammar, tried.shortest)
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:
     if request.callable_tools:
         tools = {function.name: function.parameters for function in request.callable_tools}
-        make = grammar.of_tool_call if request.must_call else grammar.of_text_or_tool_call
-        yield "tools", lambda: make(tools)
+        yield "tools", "tools" if request.must_call else "text_or_tools", tools
     if (wanted := request.json_answer) is not None:
         field, schema = wanted
-        yield field, lambda: grammar.of_json_schema(schema)
+        yield field, "json", schema
     if request.structured_outputs is not None:
         yield from _structured_outputs(request.structured_outputs)
 
 
 def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
-    field = "structured_outputs"
-    schema, regex, choice, text = wish.json_, wish.regex, wish.choice, wish.grammar
-    if schema is not None:
-        yield f"{field}.json", lambda: grammar.of_json_schema(_parsed(schema))
-    if regex is not None:
-        yield f"{field}.regex", lambda: grammar.of_regex(regex)
-    if choice is not None:
-        yield f"{field}.choice", lambda: grammar.of_choice(choice)
-    if text is not None:
-        yield f"{field}.grammar", lambda: grammar.of_grammar(text)
+    described: dict[Kind, Any] = {"regex": wish.regex, "choice": wish.choice, "grammar": wish.grammar}
+    if wish.json_ is not None:
+        yield "structured_outputs.json", "json", wish.json_
+    for kind, value in described.items():
+        if value is not None:
+            yield f"structured_outputs.{kind}", kind, value
     if wish.json_object:
-        yield f"{field}.json_object", grammar.of_json_object
-
-
-def _parsed(schema: grammar.Schema | str) -> grammar.Schema:
-    """Returns a schema, which vLLM also accepts as JSON text."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        parsed = json.loads(schema)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict | bool):
-        raise StructureError("give a JSON Schema as an object or as its JSON text")
-    return parsed
+        yield "structured_outputs.json_object", "json", ANY_OBJECT

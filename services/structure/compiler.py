@@ -1,17 +1,14 @@
 """Compiles grammars against a model's vocabulary, within limits of time and memory."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from hashlib import sha256
 
 from llguidance import LLMatcher, LLParserLimits
 
 from services.structure.errors import StructureError
 from services.structure.grammar import is_choice
-from services.structure.limits import MAX_BYTES
 from services.structure.matcher import Matcher
 from services.structure.vocabulary import Vocabulary
 
@@ -19,31 +16,33 @@ COMPILE_S = 10.0
 """The limit of a compilation. The limits below end almost every one in less than 0.3 s."""
 CHECKED_TOKENS = 4096
 """The length up to which the forced beginning of a grammar is computed, to see whether it leads to a text."""
-MAX_CHECKED = 4096
-"""The number of grammars that are known to compile."""
+STATES = 20_000
+"""The states of a lexer beside those of the grammar's own text."""
+
+MAX_ROW = 10_000
+"""The items of a parser's row: four for each optional property that may come next."""
 
 
-def _limits(step_lexer_fuel: int, max_lexer_states: int) -> LLParserLimits:
+def limits_of(grammar: str) -> LLParserLimits:
+    """Returns the limits of an engine.
+
+    A lexer state takes one to two kilobytes, a step about a millisecond for each 14,000 units of fuel. A literal has a
+    state for each byte, so each literal that fits a grammar can be followed to its end. A choice is one terminal, each
+    of whose states may hold all of its strings: none of them can fail after it was begun.
+    """
     return LLParserLimits(
-        max_items_in_row=1000,
+        max_items_in_row=MAX_ROW,
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=step_lexer_fuel,
+        step_lexer_fuel=4_000_000 if is_choice(grammar) else 200_000,
         step_max_items=50_000,
-        max_lexer_states=max_lexer_states,
+        max_lexer_states=STATES + len(grammar.encode()),
         max_grammar_size=50_000,
         verbose_errors=False,
     )
 
 
-# A lexer state takes one to two kilobytes, a step about a millisecond for each 14,000 units of fuel.
-LIMITS = _limits(step_lexer_fuel=200_000, max_lexer_states=20_000)
-# The lexer of a choice has at most one state for each byte of the strings, and some for the ends. So none of them can
-# fail after it was begun.
-CHOICE_LIMITS = _limits(step_lexer_fuel=4_000_000, max_lexer_states=MAX_BYTES + 1000)
-
-
 class Compiler:
-    """Compiles grammars, one at a time, in a thread.
+    """Compiles grammars that passed their trial (`Trials`), one at a time, in a thread.
 
     Args:
         read_vocabulary: returns the model's vocabulary. It is called for the first grammar, because it takes time and
@@ -52,31 +51,8 @@ class Compiler:
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = cache(read_vocabulary)
-        self._checked: OrderedDict[bytes, int] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "compile-grammar")
         self._turn = asyncio.Lock()
-
-    async def check(self, grammar: str, cache_salt: str | None = None) -> int:
-        """Checks that `matcher` accepts a grammar. The latest grammars that passed are not compiled again.
-
-        Returns:
-            The number of tokens of a short text of the grammar (see `Ending`): an answer needs them.
-
-        Args:
-            cache_salt: a grammar that passed is known with the same salt only, so that a client cannot infer from the
-                time of an answer which grammars other clients use.
-
-        Raises:
-            StructureError: see `matcher`.
-        """
-        key = sha256(f"{cache_salt}\0{grammar}".encode()).digest()
-        async with self._turn:
-            if key not in self._checked:
-                _, self._checked[key] = await self._compiled(grammar)
-            self._checked.move_to_end(key)
-            if len(self._checked) > MAX_CHECKED:
-                self._checked.popitem(last=False)
-            return self._checked[key]
 
     async def matcher(self, grammar: str) -> Matcher:
         """Returns a matcher of one answer, at the beginning of its text. It shares nothing with other matchers.
@@ -92,7 +68,7 @@ class Compiler:
     async def _compiled(self, grammar: str) -> tuple[Matcher, int]:
         loop = asyncio.get_running_loop()
         vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
-        compiling = loop.run_in_executor(self._thread, _begun, grammar, vocabulary)
+        compiling = loop.run_in_executor(self._thread, begun, grammar, vocabulary)
         try:
             async with asyncio.timeout(COMPILE_S):
                 return await asyncio.shield(compiling)
@@ -100,7 +76,7 @@ class Compiler:
             raise StructureError("it takes too long to compile; make it simpler") from None
 
 
-def _begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, int]:
+def begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, int]:
     """Compiles a grammar, follows its forced beginning, and returns the number of tokens of a short text, too.
 
     Raises:
@@ -119,11 +95,7 @@ def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
     Raises:
         StructureError: see `Compiler.matcher`.
     """
-    choice = is_choice(grammar)
-    if choice and any(text in grammar for text in vocabulary.special):
-        raise StructureError("a string contains the text of a special token of this model, which no answer may contain")
-    limits = CHOICE_LIMITS if choice else LIMITS
-    engine = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+    engine = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits_of(grammar))
     if engine.is_error():
         raise StructureError(_explained(engine.get_error()))
     return engine

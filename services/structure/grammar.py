@@ -7,19 +7,43 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from llguidance import LLMatcher
 
 from services.structure.errors import StructureError
 from services.structure.gbnf import to_lark
-from services.structure.limits import MAX_CHOICES, check_schema, check_size
+from services.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
 from services.structure.schema_grammar import rules_of
 
 _CHOICE = "choice"
 
+_EMBEDDED_SCHEMA = re.compile(r"%json\s*(?=\{)")
+
 Schema = Mapping[str, Any] | bool
+ANY_OBJECT: Schema = {"type": "object"}
+
+Kind = Literal["json", "regex", "choice", "grammar", "tools", "text_or_tools"]
+"""The ways in which a client describes an answer."""
+
+
+def of_kind(kind: Kind, described: Any) -> str:
+    """Returns the grammar of a description, which is what the function of its kind takes.
+
+    Raises:
+        StructureError: see that function.
+    """
+    functions: Mapping[Kind, Callable[[Any], str]] = {
+        "json": lambda schema: of_json_schema(_parsed(schema)),
+        "regex": of_regex,
+        "choice": of_choice,
+        "grammar": of_grammar,
+        "tools": of_tool_call,
+        "text_or_tools": of_text_or_tool_call,
+    }
+    return functions[kind](described)
 
 
 def of_json_schema(schema: Schema) -> str:
@@ -30,11 +54,6 @@ def of_json_schema(schema: Schema) -> str:
             supported.
     """
     return _of_lark(_rules(schema, "start"))
-
-
-def of_json_object() -> str:
-    """Returns the grammar of all JSON objects, on one line."""
-    return of_json_schema({"type": "object"})
 
 
 def of_regex(pattern: str) -> str:
@@ -72,9 +91,15 @@ def of_grammar(text: str) -> str:
     """Returns a context-free grammar, which is in the Lark format or in GBNF.
 
     Raises:
-        StructureError: the grammar is too large, or its GBNF is invalid.
+        StructureError: the grammar or a JSON Schema in it is too large, or its GBNF is invalid.
     """
     check_size(text)
+    for begin in _EMBEDDED_SCHEMA.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, begin.end())
+        except (ValueError, RecursionError):
+            continue  # it is text in a string or a comment, or the engine refuses it
+        check_schema(schema)
     return _of_lark(to_lark(text))
 
 
@@ -111,6 +136,20 @@ def call_prefix(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
+def _parsed(schema: Schema | str) -> Schema:
+    """Returns a schema, which vLLM also accepts as JSON text."""
+    if not isinstance(schema, str):
+        return schema
+    check_size(schema)
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict | bool):
+        raise StructureError("give a JSON Schema as an object or as its JSON text")
+    return parsed
+
+
 def _rules(schema: Schema, start: str, arguments: bool = False) -> str:
     """Returns the rules of a schema that passed the checks (see `rules_of`)."""
     if isinstance(schema, bool):
@@ -118,6 +157,7 @@ def _rules(schema: Schema, start: str, arguments: bool = False) -> str:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
+    schema = without_unreachable(schema)
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits

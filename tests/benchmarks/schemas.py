@@ -44,7 +44,7 @@ from rich.table import Table
 
 from cluster.options import JsonOption
 from services.structure import grammar
-from services.structure.compiler import LIMITS
+from services.structure.compiler import limits_of
 from services.structure.errors import StructureError
 from tests.services.structure.test_matcher import vocabulary
 
@@ -239,7 +239,7 @@ def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, toke
 
 
 def engine_of(text: str) -> LLMatcher:
-    return LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+    return LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
 
 
 def admits(engine: LLMatcher, value: Any, order: Orders) -> bool:

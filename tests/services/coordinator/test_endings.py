@@ -13,7 +13,7 @@ from services.coordinator.messages import Delta, Generation
 from services.coordinator.sequence import LiveSequence
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.structure import grammar
-from services.structure.compiler import _begun
+from services.structure.compiler import begun
 from services.structure.errors import StructureError
 from tests.services.coordinator.test_text import smollm
 from tests.services.structure.schemas import described, random_schema
@@ -34,9 +34,9 @@ def sampled(live: LiveSequence, chance: random.Random) -> int:
 
 def answered(generation: Generation, text: str, chance: random.Random) -> list[Delta]:
     """Returns the deltas of an answer whose tokens are charged and sampled as the coordinator does it."""
-    live = LiveSequence("channel", generation, smollm(), _begun(text, vocabulary())[0])
-    begun = live.begin(live.position())
-    deltas = [] if begun is None else [begun]
+    live = LiveSequence("channel", generation, smollm(), begun(text, vocabulary())[0])
+    first = live.begin(live.position())
+    deltas = [] if first is None else [first]
     while live.finish_reason is None:
         live.charge()
         token = sampled(live, chance)
@@ -52,7 +52,7 @@ def check(seed: int, ends: Counter[str]) -> None:
     schema = random_schema(chance)
     try:
         text = grammar.of_json_schema(schema)
-        _, shortest = _begun(text, vocabulary())
+        _, shortest = begun(text, vocabulary())
     except StructureError:
         ends["refused"] += 1
         return
@@ -99,12 +99,12 @@ def test_an_answer_that_another_coordinator_continues_ends_well(seed: int) -> No
     chance = random.Random(seed)
     schema = {"type": "array", "items": random_schema(chance), "minItems": 2}
     text = grammar.of_json_schema(schema)
-    matcher, shortest = _begun(text, vocabulary())
+    matcher, shortest = begun(text, vocabulary())
     generation = Generation("g", (1,), SamplingOptions(), shortest + 12, grammar=text)
     live = LiveSequence("channel", generation, smollm(), matcher)
     released: list[int] = []
-    begun = live.begin(live.position())
-    deltas = [] if begun is None else [begun]
+    first = live.begin(live.position())
+    deltas = [] if first is None else [first]
     ends = []
     while live.finish_reason is None:
         live.charge()
@@ -113,7 +113,7 @@ def test_an_answer_that_another_coordinator_continues_ends_well(seed: int) -> No
         released += deltas[-1].token_ids
         ends.append((tuple(released), live._end))
     for before, end in ends[:-1]:
-        other = LiveSequence("channel", replace(generation, released=before), smollm(), _begun(text, vocabulary())[0])
+        other = LiveSequence("channel", replace(generation, released=before), smollm(), begun(text, vocabulary())[0])
         other.begin(other.position())
         assert other._end == end
         while other.finish_reason is None:

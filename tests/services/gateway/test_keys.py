@@ -29,11 +29,11 @@ from services.requests.admission import divide_tokens
 from services.requests.coordinator_client import CoordinatorClient
 from services.requests.errors import unavailable
 from services.requests.keys import rate_headers, refusal
+from services.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.services.gateway.conftest import MakeClient
 from tests.services.gateway.test_fuzz import FIELDS, VALUES
-from tests.services.structure.compilations import recorded
 
 PROMPT = "The patient called because"
 KEYS, CLIENTS, SHARE = 10, 50, 24
@@ -117,12 +117,19 @@ def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypat
 
 def test_two_keys_never_share_a_compiled_grammar(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that is kept answers sooner, so a key could test guesses of another key's schemas."""
-    compiled = recorded(monkeypatch)
+    tried: list[bytes] = []
+    trying = Trials._tried
+
+    async def recorded(self: Trials, request: bytes) -> Tried:
+        tried.append(request)
+        return await trying(self, request)
+
+    monkeypatch.setattr(Trials, "_tried", recorded)
     client = make_client(api_keys=("hers", "his"))
     fields = {"model": "privmix", "prompt": "Hello", "structured_outputs": {"choice": ["heliotrope", "vermilion"]}}
     for key in ("hers", "hers", "his"):
         client.post("/v1/completions", json=fields, headers={"authorization": f"Bearer {key}"})
-    hers, his = compiled
+    hers, his = tried
     assert hers == his
 
 

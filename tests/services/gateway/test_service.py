@@ -269,7 +269,7 @@ def logs(service: RunningService) -> str:
 
 def test_the_logs_contain_no_private_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
     prompt = f"{SECRET} called because"
-    (tokens,) = asyncio.run(prompts.tokens([prompt]))
+    (tokens,) = asyncio.run(prompts.tokens([prompt], 8192))
     answer = ask(client, prompt=prompt, user=SECRET, max_tokens=48)
     httpx.get(f"{service.base_url}/v1/{SECRET}?q={SECRET}", timeout=60)
     log = logs(service)

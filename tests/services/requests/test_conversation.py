@@ -99,8 +99,8 @@ def test_a_chat_without_calls_is_not_changed() -> None:
 
 @pytest.mark.anyio
 async def test_the_public_models_prompt_has_the_calls_and_their_results(prompts: Prompts) -> None:
-    (tokens,) = await prompts.chat_tokens([Message.model_validate(message) for message in ONE_TURN])
-    text = prompts.text(list(tokens))
+    (tokens,) = await prompts.chat_tokens([Message.model_validate(message) for message in ONE_TURN], 8192)
+    text = await prompts.text(list(tokens))
     assert '{"name": "hours", "arguments": {"day": "Monday"}}' in text
     assert "Result of hours:\nat nine" in text
 

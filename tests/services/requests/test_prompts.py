@@ -1,15 +1,163 @@
-"""Claim: the text of a prompt and that of its answer are one text, wherever the prompt ends."""
+"""Claim: a long prompt blocks no other request, and one that is much too long is refused before it is tokenised."""
+
+import asyncio
+import threading
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from services.requests.models import Prompts
+from services.requests.errors import ApiError
+from services.requests.models import INLINE_CHARACTERS, LIKELY_CHARACTERS, SLACK_TOKENS, THREADS, Prompts
+from services.requests.schema import ChatRequest, Function, Message
+from services.structure.trials import Trials
 from services.training.public_model import resolve
+from services.turns import Turns
 from tests.services.coordinator.test_text import ids, smollm, streamed
+
+LIMIT = 1000
 
 
 @pytest.mark.parametrize("text", ["at nine", "東京は日本の首都です", "say 🧿 ok", "a � of its own"])
-def test_an_echo_and_its_answer_are_one_text(text: str) -> None:
-    prompts, tokens = Prompts.load(resolve()), ids(text)
+@pytest.mark.anyio
+async def test_an_echo_and_its_answer_are_one_text(prompts: Prompts, text: str) -> None:
+    tokens = ids(text)
     for cut in range(1, len(tokens)):
-        assert prompts.text(tokens[:cut]) + streamed(smollm(), tokens[:cut], tokens[cut:]) == text
-    assert prompts.text(text) == text
+        assert await prompts.text(tokens[:cut]) + streamed(smollm(), tokens[:cut], tokens[cut:]) == text
+    assert await prompts.text(text) == text
+
+
+class Watched:
+    """Passes calls to the tokenizer and records the sizes of what it gets, with the threads that call it."""
+
+    def __init__(self, rust: Any) -> None:
+        self._rust = rust
+        self.calls: list[tuple[int, bool]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rust, name)
+
+    def _called(self, size: int) -> None:
+        self.calls.append((size, threading.current_thread() is threading.main_thread()))
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self._called(len(texts[0]))
+        return self._rust.encode_batch_fast(texts, **options)
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self._called(len(texts[0]))
+        return self._rust.encode_batch(texts, **options)
+
+    def decode_batch(self, sequences: list[list[int]], **options: Any) -> Any:
+        self._called(len(sequences[0]))
+        return self._rust.decode_batch(sequences, **options)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    return AutoTokenizer.from_pretrained(resolve())
+
+
+@pytest.fixture
+def prompts(loaded: Any) -> Prompts:
+    prompts = Prompts(loaded, Trials(lambda: ("", frozenset())))
+    prompts._rust = prompts._people._special = Watched(loaded.backend_tokenizer)
+    return prompts
+
+
+def calls(prompts: Prompts) -> list[tuple[int, bool]]:
+    watched: Watched = prompts._rust
+    return watched.calls
+
+
+def user(content: str) -> Message:
+    return Message(role="user", content=content)
+
+
+async def refused(prompts: Prompts, text: str) -> None:
+    for field, asking in (
+        ("prompt", prompts.tokens([text], LIMIT)),
+        ("messages", prompts.chat_tokens([user(text)], LIMIT)),
+        ("prompt", prompts.encode(text, LIMIT, "prompt", add_special_tokens=True)),
+    ):
+        with pytest.raises(ApiError) as refusal:
+            await asking
+        assert (refusal.value.status, refusal.value.code, refusal.value.param) == (
+            400,
+            "context_length_exceeded",
+            field,
+        )
+
+
+@pytest.mark.anyio
+async def test_a_long_text_is_read_and_written_in_a_thread(prompts: Prompts, loaded: Any) -> None:
+    text = "Good morning. " * 200
+    (tokens,) = await prompts.tokens([text], LIMIT)
+    assert tokens == tuple(loaded.backend_tokenizer.encode(text).ids)
+    assert calls(prompts) == [(len(text), False)]
+    await prompts.chat_tokens([user(text)], LIMIT)
+    await prompts.chat_tokens([user("")] * 100, LIMIT)
+    assert await prompts.text([504] * (INLINE_CHARACTERS + 1)) == loaded.backend_tokenizer.decode(
+        [504] * (INLINE_CHARACTERS + 1)
+    )
+    assert not any(main for _, main in calls(prompts))
+    await prompts.tokens(["Good morning"], LIMIT)
+    assert calls(prompts)[-1] == (12, True), "a short one waits for no thread"
+
+
+@pytest.mark.anyio
+async def test_a_text_that_is_much_too_long_is_read_at_its_beginning_only(prompts: Prompts) -> None:
+    await refused(prompts, "7" * (5 * LIKELY_CHARACTERS * LIMIT))
+    assert {size for size, _ in calls(prompts)} == {LIKELY_CHARACTERS * LIMIT}
+    calls(prompts).clear()
+    await refused(prompts, "a" * (prompts._longest * LIMIT + 1))
+    assert calls(prompts) == [], "its bytes suffice"
+    with pytest.raises(ApiError, match="tokens"):
+        await prompts.tokens([[2**70] * (LIMIT + 1)], LIMIT)
+
+
+@pytest.mark.anyio
+async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: Prompts, loaded: Any) -> None:
+    longest = max((piece for piece in loaded.get_vocab() if set(piece) == {"Ġ"}), key=len)
+    text = " " * len(longest) * (LIMIT // 2)
+    assert len(text) > LIKELY_CHARACTERS * LIMIT
+    (tokens,) = await prompts.tokens([text], LIMIT)
+    assert len(tokens) <= LIMIT
+    for beginning in (text[: LIKELY_CHARACTERS * LIMIT], "7" * LIMIT):
+        (some,) = await prompts.tokens([beginning], LIMIT)
+        assert len(some) <= LIMIT + SLACK_TOKENS
+    await refused(prompts, "7" * (LIMIT + 1))
+
+
+@pytest.mark.anyio
+async def test_tools_are_described_in_a_thread(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(prompts, "_apply_template", lambda *_: threads.append(threading.current_thread()) or "text")
+    tools = [Function(name="f", description="long " * 1000)]
+    await prompts.chat_tokens([user("a")], LIMIT, "", tools)
+    await prompts.chat_tokens(ChatRequest.model_validate({"model": "a", "messages": [user("a")]}).messages, LIMIT)
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
+
+
+@pytest.mark.anyio
+async def test_a_client_waits_for_its_own_turns() -> None:
+    turns, running, most = Turns(THREADS), set[str](), 0
+    free = asyncio.Event()
+
+    async def work(client: str) -> None:
+        nonlocal most
+        async with turns.turn(client):
+            assert client not in running, "one turn at a time for each"
+            running.add(client)
+            most = max(most, len(running))
+            await (free.wait() if client == "greedy" else asyncio.sleep(0))
+            running.remove(client)
+
+    greedy = [asyncio.create_task(work("greedy")) for _ in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(work(client) for client in "abcabc"))
+    assert running == {"greedy"}, "the others did not wait for it"
+    free.set()
+    await asyncio.gather(*greedy)
+    assert most == THREADS
+    assert not turns._own, "it remembers nobody"

@@ -15,14 +15,19 @@ from services.structure import compiler, grammar
 from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
 from services.structure.grammar import is_choice
-from services.structure.limits import MAX_BYTES, MAX_CHOICES, MAX_DEPTH, MAX_NODES
-from services.structure.satisfiable import has_finite_value
-from tests.services.structure.compilations import recorded
-from tests.services.structure.test_matcher import GRAMMARS, vocabulary
+from services.structure.limits import (
+    MAX_BYTES,
+    MAX_CHOICES,
+    MAX_COUNT,
+    MAX_DEPTH,
+    MAX_LENGTH,
+    MAX_NODES,
+    UNREACHABLE,
+    without_unreachable,
+)
+from tests.services.structure.test_matcher import GRAMMARS, tokens_of, vocabulary
 
 SECRET = "Xyzzy"
-ENGINES = 2
-"""An answer has an engine for its text, and one that finds its end."""
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -67,7 +72,14 @@ REFUSED: dict[str, Callable[[], str]] = {
     "unproductive grammar": lambda: grammar.of_grammar("start: x\nx: x"),
     "no choice": lambda: grammar.of_choice([]),
     "empty choice": lambda: grammar.of_choice([SECRET, ""]),
-    "special token": lambda: grammar.of_choice(["run <|im_end|>", "walk"]),
+    "items": lambda: grammar.of_json_schema({"type": "array", "maxItems": MAX_COUNT + 1}),
+    "items together": lambda: grammar.of_json_schema({"anyOf": [{"type": "array", "minItems": MAX_COUNT // 2}] * 3}),
+    "items of a tool": lambda: grammar.of_tool_call({SECRET: {"properties": {"a": {"minItems": 10**30}}}}),
+    "items in a grammar": lambda: grammar.of_grammar(f'start: %json {{"type": "array", "maxItems": {MAX_COUNT + 1}}}'),
+    "properties": lambda: grammar.of_json_schema({"type": "object", "minProperties": float(MAX_COUNT + 1)}),
+    "length": lambda: grammar.of_json_schema({"type": "string", "minLength": MAX_LENGTH + 1}),
+    "not a number": lambda: grammar.of_json_schema({"type": "array", "maxItems": float("nan")}),
+    "text of no schema": lambda: grammar.of_kind("json", f"[{SECRET}]"),
     "choices": lambda: grammar.of_choice([str(number) for number in range(MAX_CHOICES + 1)]),
     "no tool": lambda: grammar.of_tool_call({}),
     "a tool without calls": lambda: grammar.of_tool_call({SECRET: LOOP}),
@@ -99,8 +111,17 @@ def test_what_cannot_be_answered_is_refused(kind: str) -> None:
     ],
 )
 def test_recursion_that_can_end_is_accepted(schema: dict[str, Any] | bool) -> None:
-    assert has_finite_value(schema)
     compiled(lambda: grammar.of_json_schema(schema))
+
+
+@pytest.mark.parametrize("most", [UNREACHABLE, 2**32, 2**63 - 1, 1e300])
+def test_a_maximum_that_no_answer_reaches_is_none(most: float) -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": most}, "maxItems": most}
+    assert without_unreachable(schema) == {"type": "array", "items": {"type": "string"}}
+    compiled(lambda: grammar.of_json_schema(schema))
+    named = {"const": {"maxItems": most}, "properties": {"maxItems": {"const": [{"maxItems": most}]}}}
+    assert without_unreachable(named) == named, "values and names are no limits"
+    compiled(lambda: grammar.of_json_schema({"const": {"maxItems": 10**6}}))
 
 
 def test_references_of_a_tool_stay_within_its_schema() -> None:
@@ -122,27 +143,6 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
         end = follower.after((*start, *begun))
         assert tokenizer.decode_str(list(end.forced)) == f'", "arguments": {{"a": {value}}}}}'
         assert end.complete
-
-
-def test_a_compiler_knows_the_latest_grammars_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MAX_CHECKED", 2)
-    made = recorded(monkeypatch)
-
-    async def run() -> None:
-        own = Compiler(vocabulary)
-        first, second, third = list(GRAMMARS.values())[:3]
-        for text in (first, second, first, third, first, second):
-            await own.check(text)
-        assert made[::2] == made[1::2] == [first, second, third, second], "the least recently used grammar leaves"
-        await asyncio.gather(*(own.check(third) for _ in range(5)))
-        assert made.count(third) == 2 * ENGINES, "concurrent requests compile a grammar once"
-        for salt in ("hers", "hers", "his"):
-            await own.check(third, salt)
-        assert made.count(third) == 4 * ENGINES, "a grammar is found under its own salt only"
-        await asyncio.gather(*(own.matcher(third) for _ in range(5)))
-        assert made.count(third) == 9 * ENGINES, "each answer has a compilation of its own"
-
-    asyncio.run(run())
 
 
 LETTERS = string.ascii_lowercase + string.digits + " "
@@ -178,6 +178,76 @@ def test_each_string_of_a_choice_can_be_finished(choices: list[str]) -> None:
         last = follower.after(tokens, 0)
         end = any(last.legal[token // 8 : token // 8 + 1] != b"" for token in (0, 2))
         assert last.complete or end or len(tokens) == 2000
+
+
+SPECIAL = "run <filename>, then <|im_end|>!"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: grammar.of_json_schema({"const": SPECIAL}), json.dumps(SPECIAL)),
+        (lambda: grammar.of_json_schema({"enum": [SPECIAL, 1]}), json.dumps(SPECIAL)),
+        (
+            lambda: grammar.of_json_schema(
+                {"type": "object", "properties": {SPECIAL: {"const": 1}}, "required": [SPECIAL]}
+            ),
+            json.dumps({SPECIAL: 1}),
+        ),
+        (lambda: grammar.of_choice([SPECIAL, "walk"]), SPECIAL),
+        (lambda: grammar.of_regex("(run|walk) <filename>, then <.im_end.>!"), SPECIAL),
+        (lambda: grammar.of_grammar(f'start: "{SPECIAL}" | "walk"'), SPECIAL),
+    ],
+    ids=["const", "enum", "key", "choice", "regex", "lark"],
+)
+def test_the_text_of_a_special_token_is_text(make: Callable[[], str], text: str) -> None:
+    """The engine took a forced text for the token, which its own grammar does not admit."""
+    follower = asyncio.run(Compiler(vocabulary).matcher(make()))
+    tokens: tuple[int, ...] = ()
+    rest = text.encode()
+    while rest:
+        tokens += follower.after(tokens).forced
+        rest = text.encode()[len(vocabulary().tokenizer.decode_bytes(list(tokens))) :]
+        tokens += tuple(vocabulary().tokenizer.tokenize_bytes(rest)[:1])
+    assert set(tokens_of(follower.after(tokens).legal)) <= {0, 2}, "nothing but the end may follow"
+    assert vocabulary().tokenizer.decode_str(list(tokens)) == text
+    assert min(tokens) > 16, "no special token"
+
+
+def test_a_grammar_cannot_name_a_special_token() -> None:
+    with pytest.raises(StructureError):
+        compiled(lambda: grammar.of_grammar("start: <|im_start|>"))
+
+
+def test_an_object_may_have_many_optional_properties() -> None:
+    names = [f"p{number}" for number in range(400)]
+    schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
+    follower = asyncio.run(Compiler(vocabulary).matcher(grammar.of_json_schema(schema)))
+    for name in (names[0], names[-1]):
+        tokens = tuple(vocabulary().tokenizer.tokenize_str(f'{{"{name}": true'))
+        assert follower.after(tokens).complete == (name == names[-1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: grammar.of_json_schema({"anyOf": [{"const": f"A{text}"}, {"const": "B"}]}),
+        lambda text: grammar.of_grammar(f'start: "A{text}" | "B"'),
+        lambda text: grammar.of_regex(f"A{text}|B"),
+    ],
+    ids=["const", "lark", "regex"],
+)
+def test_a_long_literal_can_be_finished_after_a_free_token(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[str], str]
+) -> None:
+    monkeypatch.setattr(compiler, "STATES", 100)
+    (text,) = words(1, 2000)
+    follower = asyncio.run(Compiler(vocabulary).matcher(make(text)))
+    begun = follower.after(()).forced
+    begun += tuple(vocabulary().tokenizer.tokenize_str("A"))
+    position = follower.after(begun)
+    assert position.complete
+    assert text in vocabulary().tokenizer.decode_str(list(begun + position.forced))
 
 
 def test_a_client_cannot_name_its_grammar_a_choice() -> None:

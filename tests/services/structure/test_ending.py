@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from services.structure import ending, grammar
-from services.structure.compiler import LIMITS
+from services.structure.compiler import limits_of
 from services.structure.ending import Ending
 from services.structure.errors import StructureError
 from tests.services.structure.test_matcher import GRAMMARS, matcher, tokens_of, vocabulary
@@ -41,7 +41,7 @@ def whole(text: str) -> str:
 
 def accepts(text: str, tokens: tuple[int, ...]) -> bool:
     """Tells by a new engine whether tokens are a whole text."""
-    engine = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+    engine = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
     return all(engine.compute_bitmask() and engine.consume_token(token) for token in tokens) and engine.is_accepting()
 
 
@@ -102,7 +102,7 @@ def test_an_engine_that_reaches_a_limit_is_replaced() -> None:
     made: list[Failing] = []
 
     def compile_() -> Any:
-        engine = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+        engine = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
         made.append(Failing(engine))
         return made[-1] if len(made) < 3 else engine
 

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from services.structure import grammar
-from services.structure.compiler import LIMITS
+from services.structure.compiler import limits_of
 from services.structure.errors import StructureError
 from tests.services.structure.test_matcher import vocabulary
 
@@ -16,7 +16,7 @@ OTHER: dict[str, Any] = {"type": "object", "properties": {"b": {"const": 2}}, "r
 
 
 def engine(text: str) -> LLMatcher:
-    made = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=LIMITS)
+    made = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
     assert not made.is_error(), made.get_error()
     return made
 
