@@ -41,7 +41,7 @@ def answered(generation: Generation, text: str, chance: random.Random) -> list[D
         live.charge()
         token = sampled(live, chance)
         deltas.append(live.accept(token, live.position(token)))
-    steps = len(deltas) - (begun is not None)
+    steps = len(deltas) - (first is not None)
     assert sum(delta.charged for delta in deltas) == steps, "each sampled token is charged once, and nothing else is"
     return deltas
 
