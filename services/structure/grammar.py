@@ -150,9 +150,10 @@ def _checked(schema: Schema) -> str:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
-    schema = without_unreachable(schema)
     try:
-        text = json.dumps({**closed(schema), "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            {**closed(without_unreachable(schema)), "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False
+        )
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
     check_size(text)

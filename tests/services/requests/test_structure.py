@@ -1,13 +1,14 @@
 """Claim: the answers of a request cost together what one may cost, and a broken guard is no fault of the client."""
 
+from typing import Any
+
 import pytest
 
 from services.requests.errors import ApiError
 from services.requests.schema import ChatRequest
 from services.requests.structure import grammar_of
-from services.structure import trials as trying
 from services.structure.grammar import of_json_schema
-from services.structure.trials import TrialLimits
+from services.structure.trials import TrialLimits, Trials
 from tests.services.structure.test_trials import described, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -37,7 +38,7 @@ async def test_many_answers_with_a_costly_structure_are_refused_by_the_number() 
 async def test_each_way_to_ask_for_a_structure_is_tried() -> None:
     function = {"type": "function", "function": {"name": "f", "parameters": {"minItems": 10**9}}}
     async with running() as trials:
-        for field, wish in {
+        wishes: dict[str, dict[str, Any]] = {
             "structured_outputs.json": {"structured_outputs": {"json": '{"type": "array", "minItems": 1000000000}'}},
             "structured_outputs.regex": {"structured_outputs": {"regex": "["}},
             "structured_outputs.choice": {"structured_outputs": {"choice": ["a", ""]}},
@@ -46,18 +47,23 @@ async def test_each_way_to_ask_for_a_structure_is_tried() -> None:
                 "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"maxItems": 9e8}}}
             },
             "tools": {"tools": [function], "tool_choice": "required"},
-        }.items():
+        }
+        for field, asked in wishes.items():
             with pytest.raises(ApiError) as refusal:
-                await grammar_of(chat(**wish), 1, trials, "salt")
+                await grammar_of(chat(**asked), 1, trials, "salt")
             assert (refusal.value.status, refusal.value.param) == (400, field)
-        for wish in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        objects: list[dict[str, Any]] = [
+            {"response_format": {"type": "json_object"}},
+            {"structured_outputs": {"json_object": True}},
+        ]
+        for wish in objects:
             assert await grammar_of(chat(**wish), 1, trials, "salt") == of_json_schema({"type": "object"})
         assert await grammar_of(chat(response_format={"type": "text"}), 1, trials, "salt") is None
 
 
 @pytest.mark.anyio
 async def test_a_guard_that_does_not_start_is_an_error_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(ApiError) as failure:
-        await grammar_of(chat(structured_outputs={"regex": "a"}), 1, trying.Trials(described), "salt")
+        await grammar_of(chat(structured_outputs={"regex": "a"}), 1, Trials(described), "salt")
     assert failure.value.status == 503
