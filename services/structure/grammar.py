@@ -157,13 +157,13 @@ def _rules(schema: Schema, start: str, arguments: bool = False) -> str:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
-    schema = without_unreachable(schema)
+    reached: Mapping[str, Any] = without_unreachable(schema)
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(reached, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
     check_size(text)
-    return rules_of(schema, start, arguments)
+    return rules_of(reached, start, arguments)
 
 
 def _of_lark(text: str, name: str | None = None) -> str:

@@ -167,7 +167,7 @@ class _Processes:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "services.structure.trial_process"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # the engine's messages quote the client's text
                 env=_environment(),

@@ -132,7 +132,12 @@ async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: Prompts, loaded
 @pytest.mark.anyio
 async def test_tools_are_described_in_a_thread(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(prompts, "_apply_template", lambda *_: threads.append(threading.current_thread()) or "text")
+
+    def render(*_: object) -> str:
+        threads.append(threading.current_thread())
+        return "text"
+
+    monkeypatch.setattr(prompts, "_apply_template", render)
     tools = [Function(name="f", description="long " * 1000)]
     await prompts.chat_tokens([user("a")], LIMIT, "", tools)
     await prompts.chat_tokens(ChatRequest.model_validate({"model": "a", "messages": [user("a")]}).messages, LIMIT)

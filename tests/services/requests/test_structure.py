@@ -6,7 +6,7 @@ import pytest
 
 from services.requests.errors import ApiError
 from services.requests.schema import ChatRequest
-from services.requests.structure import grammar_of
+from services.requests.structure import structure_of
 from services.structure.grammar import of_json_schema
 from services.structure.trials import TrialLimits, Trials
 from tests.services.structure.test_trials import described, running
@@ -17,6 +17,11 @@ BODY = {"model": "a", "messages": [{"role": "user", "content": "Hi"}], "n": 3}
 
 def chat(**wish: object) -> ChatRequest:
     return ChatRequest.model_validate({**BODY, **wish})
+
+
+async def grammar_of(request: ChatRequest, answers: int, trials: Trials, salt: str) -> str | None:
+    structure = await structure_of(request, answers, trials, salt)
+    return None if structure is None else structure.grammar
 
 
 @pytest.mark.anyio

@@ -31,7 +31,7 @@ def described() -> tuple[str, frozenset[int]]:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer.to_str(), frozenset({tokenizer.token_to_id("<|end|>")})
+    return tokenizer.to_str(), frozenset({len(vocabulary)})
 
 
 @asynccontextmanager
@@ -200,7 +200,7 @@ async def test_a_tokenizer_that_the_engine_cannot_read_is_named() -> None:
 
 @pytest.mark.anyio
 async def test_processes_that_do_not_start_are_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(TrialError):
         await Trials(described).grammar("regex", "a")
     monkeypatch.undo()
