@@ -499,6 +499,8 @@ class Ledger:
         else:
             for row in verified(recent, self._confirmed):
                 state.apply(row)
+        # A commit that was not confirmed has charged, and a repeated call gets its grant without another charge.
+        self._anchor_due |= state.head != self._confirmed
         self._state, self._confirmed = state, state.head
         _check_not_moved(state)
         return state

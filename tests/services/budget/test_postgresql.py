@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from services.budget.actor import start
+from services.budget.anchor import DirectoryAnchor
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
@@ -110,6 +111,23 @@ def test_a_connection_lost_in_a_commit_grants_nothing_and_loses_nothing(
     assert ledger.lease(COARSE, 7).count == 7
     assert read(url).charged == {COARSE: 12}
     assert read(url) == ledger.balance()
+
+
+def test_a_repeated_grant_whose_commit_was_not_confirmed_is_anchored(
+    wire: tuple[Wire, str], postgresql: Server, url: str, terms: PrivacyBudget, tmp_path: Path
+) -> None:
+    line, host = wire
+    anchor = DirectoryAnchor(tmp_path)
+    ledger = Ledger(url.replace(str(postgresql.folder), host), terms, anchors=(anchor,))
+    ledger.lease(COARSE, 3)
+    line.lose = "answer"
+    with pytest.raises(LedgerUnavailable):
+        ledger.lease(COARSE, 5, "mine")
+    ledger.check()
+    assert ledger.lease(COARSE, 5, "mine").count == 5
+    end = anchor.read(ledger.balance().id)
+    assert end is not None
+    assert end.tokens == {COARSE: 8}, "an older copy of the ledger would be accepted, without this grant"
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
