@@ -60,4 +60,4 @@ async def _send(configuration: "Configuration") -> list[str | None]:
     settings = configuration.alerts
     async with httpx.AsyncClient() as client:
         posts = (post(client, url, alert.id, alert.body(), settings.secret) for url in settings.webhooks)
-        return [failure and failure.reason for failure in await asyncio.gather(*posts)]
+        return [None if failure is None else failure.reason for failure in await asyncio.gather(*posts)]

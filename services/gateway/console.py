@@ -72,7 +72,9 @@ class Snapshot(BaseModel):
 class ConsoleRoutes:
     """Implements `GET /v1/console`, which streams a snapshot every second."""
 
-    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService, *, administers: bool) -> None:
+    def __init__(
+        self, settings: RequestSettings, models: Models, keys: KeyService, *, administers: bool = True
+    ) -> None:
         """`administers`: whether keys with the scope `administer` see keys and accounts here."""
         self._administers = administers
         self._settings = settings

@@ -87,6 +87,17 @@ def test_the_keys() -> None:
 
 
 @slow
+@pytest.mark.timeout(900)
+def test_the_neighbours() -> None:
+    measured = figures("neighbours", "--json")
+    assert len(measured["ways"]) == 6
+    for name, way in measured["ways"].items():
+        assert way["failed"] == 0, name
+        assert way["sent"] > 0, name
+        keys(way, "ratio", "p50", "alone_s", "beside_s")
+
+
+@slow
 def test_an_evaluation() -> None:
     keys(figures("evaluate", "--json"), "token_parts_per_s", "ratio", "ratio_stored")
 

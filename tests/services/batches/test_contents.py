@@ -1,7 +1,7 @@
 """Claim: contents are outside the database, and whatever a crash leaves of a change is completed or removed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -173,7 +173,7 @@ def test_contents_without_a_row_are_removed_after_a_day_and_no_others(
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(batches_store.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     file = put(store)
     store._contents.write("file-of-a-lost-row", b"x")
     store._contents.write(".file-1.half", b"x")
@@ -249,7 +249,7 @@ def test_the_contents_of_earlier_versions_move_out(
         earlier(connection)
     move: Callable[[BatchStore], bool] = BatchStore._move_one_out
     with monkeypatch.context() as patched:
-        moves = iter([move, crash])
+        moves: Iterator[Callable[[BatchStore], object]] = iter([move, crash])
         patched.setattr(BatchStore, "_move_one_out", lambda self: next(moves)(self))
         with pytest.raises(Crash):
             BatchStore(ServiceDatabase(place), str(tmp_path / "files"))
