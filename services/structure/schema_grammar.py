@@ -84,6 +84,7 @@ class _Writer:
         self._rules: list[Rule] = [Rule()]
         self._terminals: dict[str, str] = {}
         self._of_node: dict[Node, int] = {}
+        self._of_text: dict[Text, list[str]] = {}
         self._waiting: list[tuple[int, Node]] = []
 
     def text(self) -> str:
@@ -177,7 +178,7 @@ class _Writer:
         if shape.numbers:
             yield from ((symbol,) for symbol in self._numbers(shape.numbers))
         if shape.text:
-            yield from ((self._terminal(text),) for text in _texts(shape.text))
+            yield from ((self._terminal(text),) for text in self._texts(shape.text))
         if shape.array:
             yield self._array(shape.array)
         if shape.object_:
@@ -229,6 +230,35 @@ class _Writer:
             kind = "integer" if step.denominator == 1 else "number"
             text = json.dumps({"type": kind, **leaf})
             yield self._new((*sign, f"%json {text}"))
+
+    def _texts(self, text: Text) -> list[str]:
+        """Returns the expression of strings in a list, which is empty if no string is of this shape."""
+        if text not in self._of_text:
+            self._of_text[text] = list(self._text_expressions(text))
+        return self._of_text[text]
+
+    def _text_expressions(self, text: Text) -> Iterator[str]:
+        """Yields the expression of strings, unless no string is of this shape."""
+        most, parts = text.most, []
+        if most is not None or text.least or not text.patterns:
+            parts.append(patterns.anything(text.least, most))
+        for pattern in text.patterns:
+            found = self._schemas.expression(pattern)
+            if found is None:
+                return
+            parts.append(found)
+        for pattern in text.excluded_patterns:
+            found = self._schemas.expression(pattern)
+            if found is not None:
+                parts.append(f"~({found})")
+        if text.excluded_patterns and len(parts) == len(text.excluded_patterns):
+            parts.append(patterns.anything())
+        excluded = " | ".join(_quoted(json.dumps(each, ensure_ascii=False)[1:-1]) for each in text.excluded)
+        if excluded:
+            parts.append(f"~({excluded})")
+        expression = patterns.quoted(" & ".join(f"({part})" for part in parts))
+        if (len(parts) == 1 and not text.patterns) or _possible(expression):
+            yield expression
 
     # Objects.
 
@@ -288,7 +318,7 @@ class _Writer:
             node = joined(*nodes)
             if name is not None and node != self._schemas.nothing:
                 rule = self._rule(node)
-                found += [(self._terminal(key), COLON, rule) for key in _texts(name)]
+                found += [(self._terminal(key), COLON, rule) for key in self._texts(name)]
         return found
 
     # Arrays.
@@ -546,30 +576,6 @@ class _Counted:
 
     def _comma(self, count: int) -> tuple[Symbol, ...]:
         return (COMMA,) if count else ()
-
-
-def _texts(text: Text) -> Iterator[str]:
-    """Yields the expression of strings, unless no string is of this shape."""
-    most, parts = text.most, []
-    if most is not None or text.least or not text.patterns:
-        parts.append(patterns.anything(text.least, most))
-    for pattern in text.patterns:
-        found = patterns.search(pattern)
-        if found is None:
-            return
-        parts.append(found)
-    for pattern in text.excluded_patterns:
-        found = patterns.search(pattern)
-        if found is not None:
-            parts.append(f"~({found})")
-    if text.excluded_patterns and len(parts) == len(text.excluded_patterns):
-        parts.append(patterns.anything())
-    excluded = " | ".join(_quoted(json.dumps(each, ensure_ascii=False)[1:-1]) for each in text.excluded)
-    if excluded:
-        parts.append(f"~({excluded})")
-    expression = patterns.quoted(" & ".join(f"({part})" for part in parts))
-    if (len(parts) == 1 and not text.patterns) or _possible(expression):
-        yield expression
 
 
 @cache

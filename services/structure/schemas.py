@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, pairwise, product
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -81,6 +81,14 @@ _NO_SHAPE = (
 )
 
 
+_FORMAT_PATTERNS = frozenset(pattern for expressions in FORMATS.values() for pattern in expressions)
+
+
+@cache
+def _format_expression(pattern: str) -> str | None:
+    return patterns.search(pattern)
+
+
 class _TooManyError(StructureError):
     """There are more than `MAX_SHAPES` shapes."""
 
@@ -100,10 +108,12 @@ class Schemas:
         self._bases: dict[int, str] = {}
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
+        self._dynamic: list[str] = []
         self._shapes: dict[Atom, list[Shape]] = {}
         self._node_shapes: dict[Node, list[Shape]] = {}
         self._possible: dict[Node, bool] = {}
         self._open: set[Atom] = set()
+        self._expressions: dict[str, str | None] = {}
         self.written: dict[str, Any] = {}
         """The values of enumerations as the schema writes them, by their canonical texts."""
         self.narrowed: set[str] = set()
@@ -128,6 +138,10 @@ class Schemas:
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(value.get(keyword), str):
                     self._anchors.setdefault((base, value[keyword]), value)
+            if isinstance(value.get("$dynamicAnchor"), str):
+                self._dynamic.append(value["$dynamicAnchor"])
+            elif value.get("$recursiveAnchor") is True:
+                self._dynamic.append("")
             self._bases[id(value)] = base
             self._places[id(value)] = place
             waiting.extend((inner, base, _PLACES.get(key, place)) for key, inner in value.items() if key not in _DATA)
@@ -472,9 +486,17 @@ class Schemas:
             self._check_pattern(schema, "pattern", pattern)
         return text.both(text)
 
+    def expression(self, pattern: str) -> str | None:
+        """Returns what `patterns.search` returns. Formats are kept for all schemas, and what clients write is not."""
+        if pattern in _FORMAT_PATTERNS:
+            return _format_expression(pattern)
+        if pattern not in self._expressions:
+            self._expressions[pattern] = patterns.search(pattern)
+        return self._expressions[pattern]
+
     def _check_pattern(self, schema: Any, keyword: str, pattern: str) -> None:
         try:
-            patterns.search(pattern)
+            self.expression(pattern)
         except StructureError as error:
             raise self.error(schema, keyword, str(error).removeprefix("pattern: ")) from None
 
@@ -630,7 +652,9 @@ class Schemas:
         except ValueError:
             raise self.error(schema, keyword, "is no address") from None
         if address not in self._resources:
-            raise self.error(schema, keyword, "a $ref refers to another document; define it under $defs")
+            raise self.error(schema, keyword, "refers to another document; define it under $defs")
+        if keyword != "$ref" and self._dynamic.count(fragment) > 1:
+            raise self.error(schema, keyword, "is not supported where several schemas have its anchor")
         resource = self._resources[address]
         if fragment and not fragment.startswith("/"):
             found = self._anchors.get((address, fragment))

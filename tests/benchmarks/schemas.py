@@ -14,7 +14,7 @@ and for `library`, llguidance's own reading of the same schemas:
 - `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the properties
   in the order of the schema.
 - `unnamed`: those of them that have properties which the schema names nowhere; privmix closes objects.
-- `compile_ms`: the median and the greatest time until a schema can be followed, `mask_us` the median time of a mask.
+- `compile_ms`: the median and the greatest time until a schema can be followed; `mask_us`: the median time of a mask.
 - `by_keyword`: the same counts, where one is not 0, for the schemas that use a keyword.
 
 `vllm` counts the schemas that vLLM's own validation with xgrammar refuses, and those that one of both refuses alone.

@@ -284,6 +284,10 @@ def test_alternatives_conditions_and_references(schema: Any, admitted: str, refu
         ({"$defs": {"a": {"enum": 1}}, "$ref": "#/$defs/a"}, "enum in a definition"),
         ({"not": {"required": "Xyzzy"}}, "required in a condition"),
         ({"oneOf": [{}, {}]}, "no finite value"),
+        (
+            {"$dynamicRef": "#n", "$dynamicAnchor": "n", "$defs": {"a": {"$id": "a", "$dynamicAnchor": "n"}}},
+            r"\$dynamicRef in the root",
+        ),
     ],
 )
 def test_a_refusal_names_the_keyword_and_its_place(schema: Any, words: str) -> None:
