@@ -137,6 +137,7 @@ async def test_tools_are_described_in_a_thread(prompts: Prompts, monkeypatch: py
         threads.append(threading.current_thread())
         return "text"
 
+    assert prompts._conversation  # the first chat finds out what the template reads
     monkeypatch.setattr(prompts, "_apply_template", render)
     tools = [Function(name="f", description="long " * 1000)]
     await prompts.chat_tokens([user("a")], LIMIT, "", tools)
