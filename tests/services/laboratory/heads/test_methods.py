@@ -83,7 +83,7 @@ def test_a_row_moves_no_number_of_the_rows_beside_it(series: bool, monkeypatch: 
     for module in (sgd, certified):
         monkeypatch.setattr(module, "RowFunction", Spied)
     random = torch.Generator().manual_seed(0)
-    x = torch.rand(600, 5, 9, generator=random) if series else 10 * torch.rand(600, 3, generator=random)
+    x = torch.rand(600, 2, 9, generator=random) if series else 10 * torch.rand(600, 3, generator=random)
     y = torch.randint(2, (600,), generator=random).float()
     model = GRUD(3, hidden=4) if series else LogisticRegression(3)
     noise = Noise(multiplier=1.0, rate=1.0, steps=1, epsilon=1.0, accountant="none", batch=600.0)
