@@ -60,7 +60,7 @@ class Compiler:
         """Checks that `matcher` accepts a grammar. The latest grammars that passed are not compiled again.
 
         Returns:
-            The number of tokens of a short text of the grammar (see `Ending`): an answer needs them.
+            The number of tokens of a short text of the grammar (see `EndFinder`): an answer needs them.
 
         Args:
             cache_salt: a grammar that passed is known with the same salt only, so that a client cannot infer from the
