@@ -53,7 +53,7 @@ Path = tuple[int, ...]
 """The tokens that a search has read after the text. Those that were chosen have one byte each."""
 
 
-class Ending:
+class EndFinder:
     """Knows an end of a text while the text grows: tokens that complete it.
 
     An end depends on the grammar and on the texts of all calls. The engine is its own, so that a search changes nothing

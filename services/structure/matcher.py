@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from services.structure.ending import Ending
+from services.structure.ending import EndFinder
 from services.structure.errors import StructureError
 from services.structure.vocabulary import Vocabulary
 
@@ -21,7 +21,7 @@ class Position:
         forced: the tokens that follow without an alternative, in order. Each is the only legal token at its place.
         legal: the tokens that may follow `forced`: bit i % 8 of byte i // 8 is set for token i. Bytes without a legal
             token are absent at the end. Empty if the text is complete, so that nothing may follow.
-        end: tokens that complete the text after `forced`, few if the engine finds them (`Ending`). None if none are
+        end: tokens that complete the text after `forced`, few if the engine finds them (`EndFinder`). None if none are
             known, or if the limit cut `forced`.
     """
 
@@ -88,7 +88,7 @@ class Matcher:
         self._chosen = 0  # the tokens after this place are forced
         self._run: list[int] = []  # forced tokens that the engine has not consumed
         self._known: int | None = None  # the legal tokens after the text
-        self._ending: Ending | None = None
+        self._ending: EndFinder | None = None
 
     def _choose(self, token: int) -> None:
         self._consume((token,))
@@ -133,7 +133,7 @@ class Matcher:
         if not self._legal():
             return ()
         if self._ending is None:
-            self._ending = Ending(self._compile, self._vocabulary)
+            self._ending = EndFinder(self._compile, self._vocabulary)
         return self._ending.after(self._text)
 
     def _mask(self) -> int:

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from services.structure import ending, grammar
 from services.structure.compiler import limits_of
-from services.structure.ending import Ending
+from services.structure.ending import EndFinder
 from services.structure.errors import StructureError
 from tests.services.structure.test_matcher import GRAMMARS, matcher, tokens_of, vocabulary
 
@@ -107,5 +107,5 @@ def test_an_engine_that_reaches_a_limit_is_replaced() -> None:
         return made[-1] if len(made) < 3 else engine
 
     begun = matcher(text).after(())
-    assert Ending(compile_, vocabulary()).after(begun.forced) == begun.end
+    assert EndFinder(compile_, vocabulary()).after(begun.forced) == begun.end
     assert len(made) == 3
