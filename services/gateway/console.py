@@ -108,12 +108,12 @@ class ConsoleRoutes:
         administers = self._administers and "administer" in identity.scopes
         served, models = self._models.named(model), self._models.all
         watched = self._watch(served)
-        traffic, shards, accounts, keys, *statements = await asyncio.gather(
+        traffic, shards, accounts, keys, statements = await asyncio.gather(
             watched.traffic.get(),
             watched.shards.get(),
             watched.accounts.get() if administers else _none(),
             self._accounts.get() if administers else _none(),
-            *(self._watch(entry).statement.get() for entry in models),
+            asyncio.gather(*(self._watch(entry).statement.get() for entry in models)),
         )
         names = [entry.ensemble.name for entry in models]
         by_name = dict(zip(names, statements, strict=True))
