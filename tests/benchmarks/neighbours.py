@@ -112,11 +112,11 @@ def main(
     requests: Annotated[int, typer.Option(min=1, help="Ordinary requests of each side of a round.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of both sides.")] = 3,
     way: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(WAYS)}; repeatable. Default: all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="6 requests in one round.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="4 requests in one round.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what a key that misbehaves does to the requests of another."""
-    requests, rounds = (6, 1) if quick else (requests, rounds)
+    requests, rounds = (4, 1) if quick else (requests, rounds)
     if unknown := set(way or ()) - set(WAYS):
         raise typer.BadParameter(f"way: {', '.join(sorted(unknown))}; known are {', '.join(WAYS)}")
     with tempfile.TemporaryDirectory() as folder:
