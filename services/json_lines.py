@@ -132,7 +132,7 @@ def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int
     """
     name = f"{label} {path}".strip()
     try:
-        with path.open("rb", buffering=_BUFFER) as file:
+        with path.open("rb") as file:
             for number, line in lines(as_utf8(file)):
                 try:
                     yield number, parse(line)

@@ -38,13 +38,20 @@ SCHEMA: dict[str, Any] = {
         "both": {"allOf": [{"minLength": 1}, {"type": "string"}]},
     },
 }
-WHOLE = {
+WHOLE: dict[str, Any] = {
     "name": "Ann", "visits": 3, "share": 1, "urgent": True, "label": "routine", "grade": 1, "nullable": 4,
     "optional": "x", "union": "7", "numbers": 1, "tags": ["a"], "place": {"city": "Bern"}, "places": [{"city": "Ulm"}],
     "open": {"a": 1, "b": 2}, "tree": [[]], "anything": "x", "nothing": None, "both": "y",
 }  # fmt: skip
-NULLS = WHOLE | {"label": None, "nullable": None, "optional": None, "anything": None, "union": 7, "share": 0.5}
-FEW = {"name": "Bob", "numbers": 0.5, "tags": [], "places": [], "visits": 3.0}
+NULLS: dict[str, Any] = WHOLE | {
+    "label": None,
+    "nullable": None,
+    "optional": None,
+    "anything": None,
+    "union": 7,
+    "share": 0.5,
+}
+FEW: dict[str, Any] = {"name": "Bob", "numbers": 0.5, "tags": [], "places": [], "visits": 3.0}
 
 
 def write(directory: Path, records: list[dict[str, Any]]) -> str:
@@ -81,7 +88,10 @@ def test_several_jobs_are_one_data_set(tmp_path: Path) -> None:
 
 def test_values_that_a_column_cannot_hold_are_null(tmp_path: Path) -> None:
     """The job's JSON Lines keep them."""
-    records = [{"visits": 10**30, "share": 10**400, "name": "a\ud800b"}, {"visits": 2**63 - 1, "nullable": -(2**63)}]
+    records: list[dict[str, Any]] = [
+        {"visits": 10**30, "share": 10**400, "name": "a\ud800b"},
+        {"visits": 2**63 - 1, "nullable": -(2**63)},
+    ]
     rows = parquet.read_table(write(tmp_path / "job", records)).to_pylist()
     assert [(row["visits"], row["share"], row["name"], row["nullable"]) for row in rows] == [
         (None, None, "a\ufffdb", None),

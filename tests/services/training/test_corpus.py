@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from services.errors import CorpusError
-from services.training.corpus import LINE_LIMIT, Corpus, Document
+from services.json_lines import LINE_LIMIT
+from services.training.corpus import Corpus, Document
 
 SECRET = "heliotrope"
 GOOD = b'{"user": "ann", "text": "hello"}\n'
