@@ -55,7 +55,7 @@ def _plain(message: Message) -> TemplateMessage:
 
 def _in_format(messages: Sequence[Message], call_format: CallFormat) -> list[TemplateMessage]:
     calls: dict[str | None, TemplateMessage] = {}
-    written = []
+    written: list[TemplateMessage] = []
     for message in messages:
         plain = _plain(message)
         if message.tool_calls:

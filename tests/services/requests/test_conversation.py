@@ -35,11 +35,14 @@ def result(id_: str, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id_, "content": content}
 
 
-USER = {"role": "user", "content": "When is it open?"}
-ONE = [USER, {"role": "assistant", "content": None, "tool_calls": [call("hours", "call_a", day="Monday")]}]
-ONE_TURN = [*ONE, result("call_a", "at nine")]
+USER: dict[str, Any] = {"role": "user", "content": "When is it open?"}
+ONE: list[dict[str, Any]] = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [call("hours", "call_a", day="Monday")]},
+]
+ONE_TURN: list[dict[str, Any]] = [*ONE, result("call_a", "at nine")]
 TWO_CALLS = [call("hours", "a", day="Monday"), call("hours", "b", day="Friday")]
-TWO_TURN = [
+TWO_TURN: list[dict[str, Any]] = [
     USER,
     {"role": "assistant", "content": "Well.", "tool_calls": TWO_CALLS},
     result("b", "at ten"),
