@@ -25,7 +25,7 @@ from services.structure import patterns
 from services.structure.errors import StructureError
 from services.structure.numbers import DIGITS, Numbers, common_step, fraction_step, terminals
 from services.structure.schemas import Schemas
-from services.structure.shapes import Array, Contained, Node, Object, JsonShape, Text, canonical, joined
+from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
 
 MAX_RULES = 20_000
 MAX_UNIQUE = 64

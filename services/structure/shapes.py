@@ -1,7 +1,7 @@
 """Describes sets of JSON values, by type, in a form that a grammar can follow and that has intersections.
 
-A `JsonShape` has a part for each type of JSON; a schema is a list of alternative shapes (`schemas`). Where a part contains
-other values, it names them by a `Node`: a conjunction of schemas and complements of schemas.
+A `JsonShape` has a part for each type of JSON; a schema is a list of alternative shapes (`schemas`). Where a part
+contains other values, it names them by a `Node`: a conjunction of schemas and complements of schemas.
 """
 
 import json

@@ -11,8 +11,8 @@ and for `library`, llguidance's own reading of the same schemas:
 - `dead_ends`: texts after which no token is legal although they are not complete.
 - `unjudged`: texts of which the package cannot tell, for instance because Python lacks an expression.
 - `cut`: texts that were no longer followed after `--tokens` tokens.
-- `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the properties
-  in the order of the schema.
+- `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the
+  properties in the order of the schema.
 - `unnamed`: those of them that have properties which the schema names nowhere; privmix closes objects.
 - `compile_ms`: the median and the greatest time until a schema can be followed; `mask_us`: the median time of a mask.
 - `by_keyword`: the same counts, where one is not 0, for the schemas that use a keyword.
