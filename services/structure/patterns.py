@@ -10,7 +10,7 @@ complements), a character matches if all of them say so. Python's parser reads t
 import json
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -32,7 +32,7 @@ _CLASSES = {
     codes.CATEGORY_SPACE: (_SPACE, r"\s\x{FEFF}"),
     codes.CATEGORY_NOT_SPACE: (r"[\S--\x{FEFF}]", rf"[^{_SPACE}]"),
 }
-_MEMBERS = {
+_MEMBERS: dict[Any, Callable[[str], bool]] = {
     codes.CATEGORY_DIGIT: str.isdigit,
     codes.CATEGORY_NOT_DIGIT: lambda letter: not letter.isdigit(),
     codes.CATEGORY_WORD: lambda letter: letter.isalnum() or letter == "_",
@@ -210,10 +210,10 @@ def _letter(code: int) -> str:
 def _has(item: _Parsed, letter: str) -> bool:
     code, value = item
     if code is codes.LITERAL:
-        return ord(letter) == value
+        return bool(ord(letter) == value)
     if code is codes.RANGE:
         return bool(value[0] <= ord(letter) <= value[1])
-    return bool(_MEMBERS[value](letter))
+    return _MEMBERS[value](letter)
 
 
 def _joined(plain: list[str]) -> list[str]:

@@ -384,7 +384,8 @@ class Schemas:
                     [replace(ANYTHING, object_=Object(required=(name,)))], self._of(self._atom(needs))
                 )
                 present = [JsonShape(object_=shape.object_) for shape in present if shape.object_]
-            yield lambda absent=absent, present=present: [absent, *(JsonShape(object_=one.object_) for one in present)]
+            either = [absent, *(JsonShape(object_=one.object_) for one in present)]
+            yield partial(list, either)
 
     def _absent(self, name: str) -> Object:
         return Object((Properties(named=((name, self.nothing),), negative=True),))

@@ -248,7 +248,8 @@ def without(*names: str) -> JsonShape:
         else:
             part = {"null": "null", "boolean": "booleans", "number": "numbers", "string": "text"}.get(name, name)
             part = "object_" if part == "object" else part
-            kept = replace(kept, **{part: frozenset() if part == "booleans" else False if part == "null" else None})
+            none: dict[str, Any] = {part: getattr(JsonShape(), part)}
+            kept = replace(kept, **none)
     return kept
 
 

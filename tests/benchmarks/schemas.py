@@ -362,12 +362,12 @@ def _multiple_of(_: Any, step: Any, value: Any, __: Any) -> Iterator[jsonschema.
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
 
 
-@FORMATS.checks("date-time", raises=ValueError)
+@FORMATS.checks("date-time", raises=ValueError)  # type: ignore[untyped-decorator]
 def _date_time(value: object) -> bool:
     return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
 
 
-@FORMATS.checks("time", raises=ValueError)
+@FORMATS.checks("time", raises=ValueError)  # type: ignore[untyped-decorator]
 def _time(value: object) -> bool:
     return not isinstance(value, str) or datetime.fromisoformat(f"2024-01-01T{value}").tzinfo is not None
 

@@ -15,7 +15,7 @@ from services.structure.errors import StructureError
 from tests.benchmarks import schemas as benchmark
 from tests.services.structure.random_schemas import NAMES, random_schema
 
-SCALARS = [
+SCALARS: list[Any] = [
     None,
     True,
     False,
@@ -41,7 +41,8 @@ SCALARS = [
     'q"',
 ]
 VALUES: list[Any] = [*SCALARS, "2024-01-01", "1.2.3.4", [], {}, [{}], [1, "a"], [2, 3], [0, 1, 2]]
-VALUES += [[value] for value in SCALARS] + [{name: value} for name in NAMES for value in (*SCALARS, [], {})]
+INNER: list[Any] = [*SCALARS, [], {}]
+VALUES += [*([value] for value in INNER), *({name: value} for name in NAMES for value in INNER)]
 
 
 def sides(seeds: range) -> benchmark.Side:
