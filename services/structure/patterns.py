@@ -10,7 +10,7 @@ complements), a character matches if all of them say so. Python's parser reads t
 import json
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -32,7 +32,7 @@ _CLASSES = {
     codes.CATEGORY_SPACE: (_SPACE, r"\s\x{FEFF}"),
     codes.CATEGORY_NOT_SPACE: (r"[\S--\x{FEFF}]", rf"[^{_SPACE}]"),
 }
-_MEMBERS = {
+_MEMBERS: dict[Any, Callable[[str], bool]] = {
     codes.CATEGORY_DIGIT: str.isdigit,
     codes.CATEGORY_NOT_DIGIT: lambda letter: not letter.isdigit(),
     codes.CATEGORY_WORD: lambda letter: letter.isalnum() or letter == "_",
@@ -44,7 +44,7 @@ _SPECIAL = (codes.AT, codes.ASSERT, codes.ASSERT_NOT)
 _PROPERTY = re.compile(r"\\([pP])\{([A-Za-z0-9_=]{1,40})\}")
 _FIRST_PRIVATE = 0xF0000
 
-Node = tuple[Any, Any]
+_Parsed = tuple[Any, Any]
 
 
 def anything(least: int = 0, most: int | None = None) -> str:
@@ -94,7 +94,7 @@ class _Translation:
             raise StructureError("pattern: the regular expression is too large")
         return found
 
-    def _tail(self, nodes: Sequence[Node], flags: int, at_start: bool) -> str | None:
+    def _tail(self, nodes: Sequence[_Parsed], flags: int, at_start: bool) -> str | None:
         """Returns the expression of the ends of strings that begin with a match of the nodes; None if there is none."""
         plain: list[str] = []
         for index, (code, value) in enumerate(nodes):
@@ -107,7 +107,7 @@ class _Translation:
             return None if end is None else " ".join([*_joined(plain), end])
         return " ".join([*_joined(plain), anything()])
 
-    def _special_tail(self, code: Any, value: Any, rest: Sequence[Node], flags: int, at_start: bool) -> str | None:
+    def _special_tail(self, code: Any, value: Any, rest: Sequence[_Parsed], flags: int, at_start: bool) -> str | None:
         if code is codes.AT and value in (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING):
             return self._tail(rest, flags, True) if at_start else None
         if code is codes.AT and value in (codes.AT_END, codes.AT_END_STRING):
@@ -129,7 +129,7 @@ class _Translation:
             "in a repetition are not)"
         )
 
-    def _regex(self, node: Node, flags: int) -> str:
+    def _regex(self, node: _Parsed, flags: int) -> str:
         """Returns a regular expression of Rust, in a group, for a node without anchors and look-ahead."""
         code, value = node
         if code is codes.LITERAL:
@@ -153,10 +153,10 @@ class _Translation:
             "pattern: the regular expression is not supported (references to groups, and what ECMA-262 lacks, are not)"
         )
 
-    def _sequence(self, nodes: Iterable[Node], flags: int) -> str:
+    def _sequence(self, nodes: Iterable[_Parsed], flags: int) -> str:
         return "".join(self._regex(node, flags) for node in nodes)
 
-    def _set(self, items: Sequence[Node], flags: int) -> str:
+    def _set(self, items: Sequence[_Parsed], flags: int) -> str:
         """Returns the expression of a set of characters as JSON writes them."""
         complement = bool(items) and items[0][0] is codes.NEGATE
         items = items[1:] if complement else items
@@ -174,7 +174,7 @@ class _Translation:
         escaped = [letter for letter in _ESCAPED if any(_has(item, letter) for item in items) != complement]
         return "(?:" + "|".join([raw, *(_literal(json.dumps(letter)[1:-1]) for letter in escaped)]) + ")"
 
-    def _item(self, item: Node, complement: bool) -> str:
+    def _item(self, item: _Parsed, complement: bool) -> str:
         code, value = item
         ends = (value,) if code is codes.LITERAL else value if code is codes.RANGE else ()
         if any(0xD800 <= end <= 0xDFFF for end in ends):
@@ -198,7 +198,7 @@ def _literal(text: str) -> str:
     return "".join(_letter(ord(letter)) for letter in text)
 
 
-def _is_letter(items: Sequence[Node]) -> bool:
+def _is_letter(items: Sequence[_Parsed]) -> bool:
     return len(items) == 1 and items[0][0] is codes.LITERAL
 
 
@@ -207,13 +207,13 @@ def _letter(code: int) -> str:
     return letter if letter.isascii() and letter.isalnum() else rf"\x{{{code:X}}}"
 
 
-def _has(item: Node, letter: str) -> bool:
+def _has(item: _Parsed, letter: str) -> bool:
     code, value = item
     if code is codes.LITERAL:
-        return ord(letter) == value
+        return bool(ord(letter) == value)
     if code is codes.RANGE:
         return bool(value[0] <= ord(letter) <= value[1])
-    return bool(_MEMBERS[value](letter))
+    return _MEMBERS[value](letter)
 
 
 def _joined(plain: list[str]) -> list[str]:
@@ -225,7 +225,7 @@ def _either(options: Iterable[str | None]) -> str | None:
     return f"({' | '.join(found)})" if found else None
 
 
-def _special(node: Node) -> bool:
+def _special(node: _Parsed) -> bool:
     """Tells whether a node has an anchor or looks around."""
     code, value = node
     if code in _SPECIAL:
@@ -237,7 +237,7 @@ def _special(node: Node) -> bool:
     return code in (codes.MAX_REPEAT, codes.MIN_REPEAT) and any(_special(inner) for inner in value[2])
 
 
-def _nullable(node: Node) -> bool:
+def _nullable(node: _Parsed) -> bool:
     code, value = node
     if code is codes.AT:
         return value in (codes.AT_END, codes.AT_END_STRING)

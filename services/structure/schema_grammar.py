@@ -25,7 +25,7 @@ from services.structure import patterns
 from services.structure.errors import StructureError
 from services.structure.numbers import DIGITS, Numbers, common_step, fraction_step, terminals
 from services.structure.schemas import Schemas
-from services.structure.shapes import Array, Contained, Node, Object, Shape, Text, canonical, joined
+from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
 
 MAX_RULES = 20_000
 MAX_UNIQUE = 64
@@ -114,7 +114,7 @@ class _Writer:
                 continue
             if shape.values is not None:
                 values = [value for value in shape.values if value.startswith("{")]
-                found += self._alternatives([Shape(object_=shape.object_, values=tuple(values))])
+                found += self._alternatives([JsonShape(object_=shape.object_, values=tuple(values))])
             else:
                 found.append(self._object(shape.object_, opened=False))
         if not found:
@@ -135,7 +135,7 @@ class _Writer:
         self._rules.append(Rule(list(alternatives)))
         return len(self._rules) - 1
 
-    def _alternatives(self, shapes: Sequence[Shape]) -> list[tuple[Symbol, ...]]:
+    def _alternatives(self, shapes: Sequence[JsonShape]) -> list[tuple[Symbol, ...]]:
         found: dict[tuple[Symbol, ...], None] = {}
         values: dict[str, None] = {}
         for shape in shapes:
@@ -172,7 +172,7 @@ class _Writer:
         else:
             yield _quoted(canonical(value))
 
-    def _parts(self, shape: Shape) -> Iterator[tuple[Symbol, ...]]:
+    def _parts(self, shape: JsonShape) -> Iterator[tuple[Symbol, ...]]:
         words = (["null"] if shape.null else []) + [json.dumps(truth) for truth in sorted(shape.booleans)]
         yield from self._constants(words)
         if shape.numbers:

@@ -25,10 +25,10 @@ from services.structure.shapes import (
     Atom,
     Contained,
     Items,
+    JsonShape,
     Node,
     Object,
     Properties,
-    Shape,
     Text,
     canonical,
     joined,
@@ -109,8 +109,8 @@ class Schemas:
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._dynamic: list[str] = []
-        self._shapes: dict[Atom, list[Shape]] = {}
-        self._node_shapes: dict[Node, list[Shape]] = {}
+        self._shapes: dict[Atom, list[JsonShape]] = {}
+        self._node_shapes: dict[Node, list[JsonShape]] = {}
         self._possible: dict[Node, bool] = {}
         self._open: set[Atom] = set()
         self._expressions: dict[str, str | None] = {}
@@ -179,7 +179,7 @@ class Schemas:
         """Returns the error of a keyword, which names its place by a word of ours."""
         return StructureError(f"{keyword} in {self._places.get(id(schema), 'the root')}: {problem}")
 
-    def shapes(self, node: Node) -> list[Shape]:
+    def shapes(self, node: Node) -> list[JsonShape]:
         """Returns the alternatives of a node."""
         if not node:
             return [ANYTHING]
@@ -210,7 +210,7 @@ class Schemas:
         """Tells whether a node admits a value."""
         return not node or any(self.admits(shape, value) for shape in self.shapes(node))
 
-    def admits(self, shape: Shape, value: Any) -> bool:
+    def admits(self, shape: JsonShape, value: Any) -> bool:
         """Tells whether a shape admits a value."""
         if not shape.has_type_of(value) or (shape.values is not None and canonical(value) not in shape.values):
             return False
@@ -244,10 +244,10 @@ class Schemas:
             and (not array.unique or len(set(map(canonical, items))) == len(items))
         )
 
-    def _product(self, one: Sequence[Shape], other: Sequence[Shape]) -> list[Shape]:
+    def _product(self, one: Sequence[JsonShape], other: Sequence[JsonShape]) -> list[JsonShape]:
         if list(other) == [ANYTHING]:
             return list(one)
-        found: dict[Shape, None] = {}
+        found: dict[JsonShape, None] = {}
         for left, right in product(one, other):
             met = left.both(right)
             met = met and self._pruned(met)
@@ -257,7 +257,7 @@ class Schemas:
                 raise _TooManyError("it has too many combinations of alternatives; make it simpler")
         return list(found)
 
-    def _pruned(self, shape: Shape, depth: int = MAX_LOOK) -> Shape | None:
+    def _pruned(self, shape: JsonShape, depth: int = MAX_LOOK) -> JsonShape | None:
         """Returns a shape without the parts that have no value; None if none is left."""
         if shape.values is not None:
             shape = replace(
@@ -281,7 +281,7 @@ class Schemas:
             self._possible[node] = any(self._pruned(shape, depth - 1) for shape in self.shapes(node))
         return self._possible[node]
 
-    def _of(self, atom: Atom) -> list[Shape]:
+    def _of(self, atom: Atom) -> list[JsonShape]:
         if atom in self._shapes:
             return self._shapes[atom]
         if atom in self._open:
@@ -301,13 +301,13 @@ class Schemas:
 
     # What a schema admits.
 
-    def _positive(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _positive(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         found = [ANYTHING]
         for group in self._groups(schema):
             found = self._product(found, group())
         return self._closed(schema, found)
 
-    def _groups(self, schema: Mapping[str, Any]) -> Iterator[Callable[[], list[Shape]]]:
+    def _groups(self, schema: Mapping[str, Any]) -> Iterator[Callable[[], list[JsonShape]]]:
         """Yields the constraints of a schema in the order of its keywords, which is that of its properties."""
         own = False
         for keyword in schema:
@@ -329,12 +329,12 @@ class Schemas:
                 own = True
                 yield partial(self._own, schema)
 
-    def _any_of(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _any_of(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         return self._distinct(self._of(self._atom(inner)) for inner in self._list(schema, "anyOf"))
 
-    def _one_of(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _one_of(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         atoms = [self._atom(inner) for inner in self._list(schema, "oneOf")]
-        found: list[list[Shape]] = []
+        found: list[list[JsonShape]] = []
         for atom in atoms:
             kept = self._of(atom)
             for other in atoms:
@@ -343,7 +343,7 @@ class Schemas:
             found.append(kept)
         return self._distinct(found)
 
-    def _outside(self, shape: Shape, atom: Atom) -> list[Shape]:
+    def _outside(self, shape: JsonShape, atom: Atom) -> list[JsonShape]:
         """Returns the values of a shape that an atom does not admit."""
         met = (shape.both(other) for other in self._of(atom))
         if not any(one is not None and self._pruned(one) for one in met):
@@ -354,13 +354,13 @@ class Schemas:
             self.narrowed.add("oneOf")
             return []
 
-    def _distinct(self, lists: Iterable[list[Shape]]) -> list[Shape]:
+    def _distinct(self, lists: Iterable[list[JsonShape]]) -> list[JsonShape]:
         found = list(dict.fromkeys(shape for shapes in lists for shape in shapes))
         if len(found) > MAX_SHAPES:
             raise _TooManyError("it has too many alternatives; make it simpler")
         return found
 
-    def _if(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _if(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         if "then" not in schema and "else" not in schema:
             return [ANYTHING]
         then, otherwise = schema.get("then", True), schema.get("else", True)
@@ -371,7 +371,7 @@ class Schemas:
             ]
         )
 
-    def _dependencies(self, schema: Mapping[str, Any], keyword: str) -> Iterator[Callable[[], list[Shape]]]:
+    def _dependencies(self, schema: Mapping[str, Any], keyword: str) -> Iterator[Callable[[], list[JsonShape]]]:
         for name, needs in self._map(schema, keyword).items():
             absent = replace(ANYTHING, object_=self._absent(name))
             if isinstance(needs, list):
@@ -383,13 +383,14 @@ class Schemas:
                 present = self._product(
                     [replace(ANYTHING, object_=Object(required=(name,)))], self._of(self._atom(needs))
                 )
-                present = [Shape(object_=shape.object_) for shape in present if shape.object_]
-            yield lambda absent=absent, present=present: [absent, *(Shape(object_=one.object_) for one in present)]
+                present = [JsonShape(object_=shape.object_) for shape in present if shape.object_]
+            either = [absent, *(JsonShape(object_=one.object_) for one in present)]
+            yield partial(list, either)
 
     def _absent(self, name: str) -> Object:
         return Object((Properties(named=((name, self.nothing),), negative=True),))
 
-    def _closed(self, schema: Mapping[str, Any], shapes: list[Shape]) -> list[Shape]:
+    def _closed(self, schema: Mapping[str, Any], shapes: list[JsonShape]) -> list[JsonShape]:
         """Applies `unevaluatedProperties` and `unevaluatedItems` to what no other keyword of a schema evaluated."""
         if schema.get("unevaluatedProperties", True) is not True:
             rest = self._node(schema["unevaluatedProperties"])
@@ -401,7 +402,7 @@ class Schemas:
             shapes = [shape if shape.array is None else _rest_of_array(shape, shape.array, rest) for shape in shapes]
         return [shape for shape in map(self._pruned, shapes) if shape]
 
-    def _own(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _own(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         """Returns the shape of the keywords that say nothing of alternatives."""
         shape = self._typed(schema)
         values = self._values(schema)
@@ -417,12 +418,12 @@ class Schemas:
         pruned = self._pruned(shape)
         return [] if pruned is None else [pruned]
 
-    def _typed(self, schema: Mapping[str, Any]) -> Shape:
+    def _typed(self, schema: Mapping[str, Any]) -> JsonShape:
         if "type" not in schema:
             return ANYTHING
         names = self._types(schema)
         parts = [of_type(name) for name in names if name != "integer" or "number" not in names]
-        shape = Shape()
+        shape = JsonShape()
         for part in parts:
             given = {key: value for key, value in vars(part).items() if value and key != "values"}
             shape = replace(shape, **given)
@@ -548,10 +549,10 @@ class Schemas:
 
     # What a schema does not admit.
 
-    def _negative(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _negative(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         """Returns shapes of values that break a keyword of a schema."""
         self.narrowed |= {keyword for keyword in _NO_SHAPE if schema.get(keyword, True) not in (True, {}, [])}
-        found: list[list[Shape]] = [self._broken(schema)]
+        found: list[list[JsonShape]] = [self._broken(schema)]
         for keyword in schema:
             if keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
                 found.append(self._of(self._atom(self._target(schema, keyword), False)))
@@ -570,18 +571,18 @@ class Schemas:
             elif keyword == "dependentRequired":
                 for name, needs in self._map(schema, keyword).items():
                     found += [
-                        [Shape(object_=replace(self._absent(need), required=(name,)))]
+                        [JsonShape(object_=replace(self._absent(need), required=(name,)))]
                         for need in self._names(schema, keyword, needs)
                     ]
         return self._distinct(found)
 
-    def _none_of(self, schema: Mapping[str, Any], keyword: str) -> list[Shape]:
+    def _none_of(self, schema: Mapping[str, Any], keyword: str) -> list[JsonShape]:
         found = [ANYTHING]
         for inner in self._list(schema, keyword):
             found = self._product(found, self._of(self._atom(inner, False)))
         return found
 
-    def _not_if(self, schema: Mapping[str, Any]) -> list[Shape]:
+    def _not_if(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         found = []
         for keyword, holds in (("then", True), ("else", False)):
             if keyword in schema:
@@ -589,8 +590,8 @@ class Schemas:
                 found.append(self._product(condition, self._of(self._atom(schema[keyword], False))))
         return self._distinct(found)
 
-    def _broken(self, schema: Mapping[str, Any]) -> list[Shape]:
-        found: list[Shape] = []
+    def _broken(self, schema: Mapping[str, Any]) -> list[JsonShape]:
+        found: list[JsonShape] = []
         if "type" in schema:
             found.append(without(*self._types(schema)))
         values = self._values(schema)
@@ -598,18 +599,18 @@ class Schemas:
             found += _except(values)
         numbers = self._number(schema)
         if numbers.low is not None:
-            found.append(Shape(numbers=Numbers(high=numbers.low, high_open=not numbers.low_open)))
+            found.append(JsonShape(numbers=Numbers(high=numbers.low, high_open=not numbers.low_open)))
         if numbers.high is not None:
-            found.append(Shape(numbers=Numbers(low=numbers.high, low_open=not numbers.high_open)))
+            found.append(JsonShape(numbers=Numbers(low=numbers.high, low_open=not numbers.high_open)))
         if numbers.steps == frozenset([Fraction(1)]):
-            found.append(Shape(numbers=Numbers(integer=False)))
+            found.append(JsonShape(numbers=Numbers(integer=False)))
         least, most = self._count(schema, "minLength", 0), self._most(schema, "maxLength")
-        found += [Shape(text=Text(most=least - 1))] if least else []
-        found += [Shape(text=Text(least=most + 1))] if most is not None else []
+        found += [JsonShape(text=Text(most=least - 1))] if least else []
+        found += [JsonShape(text=Text(least=most + 1))] if most is not None else []
         if "pattern" in schema and self._text(schema):
-            found.append(Shape(text=Text(excluded_patterns=(schema["pattern"],))))
-        found += [Shape(array=array) for array in self._broken_arrays(schema)]
-        found += [Shape(object_=object_) for object_ in self._broken_objects(schema)]
+            found.append(JsonShape(text=Text(excluded_patterns=(schema["pattern"],))))
+        found += [JsonShape(array=array) for array in self._broken_arrays(schema)]
+        found += [JsonShape(object_=object_) for object_ in self._broken_objects(schema)]
         return [pruned for shape in found if (pruned := self._pruned(shape))]
 
     def _broken_arrays(self, schema: Mapping[str, Any]) -> Iterator[Array]:
@@ -697,7 +698,7 @@ class Schemas:
         return Decimal(str(value))
 
 
-def _rest_of_object(shape: Shape, object_: Object, rest: Node) -> Shape:
+def _rest_of_object(shape: JsonShape, object_: Object, rest: Node) -> JsonShape:
     layers = [layer for layer in object_.layers if not layer.negative]
     if any(layer.evaluates for layer in layers):
         return shape
@@ -707,7 +708,7 @@ def _rest_of_object(shape: Shape, object_: Object, rest: Node) -> Shape:
     return replace(shape, object_=replace(object_, layers=(*object_.layers, layer)))
 
 
-def _rest_of_array(shape: Shape, array: Array, rest: Node) -> Shape:
+def _rest_of_array(shape: JsonShape, array: Array, rest: Node) -> JsonShape:
     layers = [layer for layer in array.layers if not layer.negative]
     if any(layer.evaluates for layer in layers):
         return shape
@@ -716,7 +717,7 @@ def _rest_of_array(shape: Shape, array: Array, rest: Node) -> Shape:
     return replace(shape, array=replace(array, layers=(*array.layers, layer)))
 
 
-def _except(values: Sequence[str]) -> list[Shape]:
+def _except(values: Sequence[str]) -> list[JsonShape]:
     """Returns shapes of values that are none of these; without arrays or objects, if one is among these."""
     found = [json.loads(value) for value in values]
     texts = tuple(value for value in found if isinstance(value, str))
@@ -724,7 +725,7 @@ def _except(values: Sequence[str]) -> list[Shape]:
     numbers = sorted(
         Decimal(str(value)) for value in found if isinstance(value, int | float) and not isinstance(value, bool)
     )
-    rest = Shape(
+    rest = JsonShape(
         None not in found,
         truths,
         None if numbers else Numbers(),
@@ -736,7 +737,7 @@ def _except(values: Sequence[str]) -> list[Shape]:
         return [rest]
     ends = [None, *numbers, None]
     between = (Numbers(low=low, low_open=True, high=high, high_open=True) for low, high in pairwise(ends))
-    return [rest, *(Shape(numbers=one) for one in between if one.possible)]
+    return [rest, *(JsonShape(numbers=one) for one in between if one.possible)]
 
 
 def _found(pattern: str, text: str) -> bool:

@@ -1,7 +1,7 @@
 """Describes sets of JSON values, by type, in a form that a grammar can follow and that has intersections.
 
-A `Shape` has a part for each type of JSON; a schema is a list of alternative shapes (`schemas`). Where a part contains
-other values, it names them by a `Node`: a conjunction of schemas and complements of schemas.
+A `JsonShape` has a part for each type of JSON; a schema is a list of alternative shapes (`schemas`). Where a part
+contains other values, it names them by a `Node`: a conjunction of schemas and complements of schemas.
 """
 
 import json
@@ -152,7 +152,7 @@ class Object:
 
 
 @dataclass(frozen=True)
-class Shape:
+class JsonShape:
     """Describes JSON values: those of the parts that are not None, and, if there are `values`, only those.
 
     Attributes:
@@ -167,9 +167,9 @@ class Shape:
     object_: Object | None = None
     values: tuple[str, ...] | None = None
 
-    def both(self, other: "Shape") -> "Shape | None":
+    def both(self, other: "JsonShape") -> "JsonShape | None":
         """Returns the values of both shapes; None if there are none."""
-        met = Shape(
+        met = JsonShape(
             self.null and other.null,
             self.booleans & other.booleans,
             self.numbers and other.numbers and self.numbers.both(other.numbers),
@@ -184,7 +184,7 @@ class Shape:
             met = replace(met, values=tuple(value for value in values if met.has_type_of(json.loads(value))))
         return met if met.possible else None
 
-    def as_complement(self) -> "Shape":
+    def as_complement(self) -> "JsonShape":
         """Returns the same values, of which nothing counts as evaluated."""
         array, object_ = self.array, self.object_
         if array:
@@ -216,10 +216,10 @@ class Shape:
         return (self.array if isinstance(value, list) else self.object_) is not None
 
 
-ANYTHING = Shape(True, frozenset([True, False]), Numbers(), Text(), Array(), Object())
+ANYTHING = JsonShape(True, frozenset([True, False]), Numbers(), Text(), Array(), Object())
 
 
-def of_type(name: str) -> Shape:
+def of_type(name: str) -> JsonShape:
     """Returns the shape of a type of JSON Schema.
 
     Raises:
@@ -229,17 +229,17 @@ def of_type(name: str) -> Shape:
 
 
 _TYPES = {
-    "null": Shape(null=True),
-    "boolean": Shape(booleans=frozenset([True, False])),
-    "integer": Shape(numbers=Numbers(integer=True)),
-    "number": Shape(numbers=Numbers()),
-    "string": Shape(text=Text()),
-    "array": Shape(array=Array()),
-    "object": Shape(object_=Object()),
+    "null": JsonShape(null=True),
+    "boolean": JsonShape(booleans=frozenset([True, False])),
+    "integer": JsonShape(numbers=Numbers(integer=True)),
+    "number": JsonShape(numbers=Numbers()),
+    "string": JsonShape(text=Text()),
+    "array": JsonShape(array=Array()),
+    "object": JsonShape(object_=Object()),
 }
 
 
-def without(*names: str) -> Shape:
+def without(*names: str) -> JsonShape:
     """Returns the shape of all values that are of none of these types."""
     kept = ANYTHING
     for name in names:
@@ -248,7 +248,8 @@ def without(*names: str) -> Shape:
         else:
             part = {"null": "null", "boolean": "booleans", "number": "numbers", "string": "text"}.get(name, name)
             part = "object_" if part == "object" else part
-            kept = replace(kept, **{part: frozenset() if part == "booleans" else False if part == "null" else None})
+            none: dict[str, Any] = {part: getattr(JsonShape(), part)}
+            kept = replace(kept, **none)
     return kept
 
 

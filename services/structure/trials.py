@@ -65,7 +65,7 @@ class Tried:
 
     Attributes:
         grammar: see `services.structure.grammar`.
-        shortest: the number of tokens of a short text of the grammar (see `Ending`): an answer needs them.
+        shortest: the number of tokens of a short text of the grammar (see `EndFinder`): an answer needs them.
         cpu_s: how long a compilation takes.
         memory: the bytes that the compiled grammar holds.
     """

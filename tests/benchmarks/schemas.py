@@ -11,8 +11,8 @@ and for `library`, llguidance's own reading of the same schemas:
 - `dead_ends`: texts after which no token is legal although they are not complete.
 - `unjudged`: texts of which the package cannot tell, for instance because Python lacks an expression.
 - `cut`: texts that were no longer followed after `--tokens` tokens.
-- `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the properties
-  in the order of the schema.
+- `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the
+  properties in the order of the schema.
 - `unnamed`: those of them that have properties which the schema names nowhere; privmix closes objects.
 - `compile_ms`: the median and the greatest time until a schema can be followed; `mask_us`: the median time of a mask.
 - `by_keyword`: the same counts, where one is not 0, for the schemas that use a keyword.
@@ -65,12 +65,12 @@ COUNTS = (
 _ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
 
 
-Orders = list[dict[str, int]]
+PropertyOrders = list[dict[str, int]]
 """The places of the names that each object schema mentions."""
 
 
 @dataclass(frozen=True)
-class Case:
+class SchemaCase:
     """A schema with instances."""
 
     name: str
@@ -91,7 +91,7 @@ class Side:
     examples: list[str] = field(default_factory=list)
     grammar_bytes: list[int] = field(default_factory=list)
 
-    def count(self, case: Case, what: str, example: str = "") -> None:
+    def count(self, case: SchemaCase, what: str, example: str = "") -> None:
         self.counts[what] += 1
         for keyword in keywords(case.schema):
             self.keywords.setdefault(keyword, Counter())[what] += 1
@@ -162,7 +162,7 @@ def main(
     Console().print(table)
 
 
-def cases(source: Path) -> Iterator[Case]:
+def cases(source: Path) -> Iterator[SchemaCase]:
     """Yields the schemas of a file or of a folder."""
     files = sorted(source.rglob("*.json")) if source.is_dir() else [source]
     for file in files:
@@ -170,7 +170,7 @@ def cases(source: Path) -> Iterator[Case]:
         for index, group in enumerate(content if isinstance(content, list) else [content]):
             if isinstance(group, dict) and "schema" in group:
                 instances = [(test["data"], test["valid"]) for test in group.get("tests", []) if "data" in test]
-                yield Case(f"{file.relative_to(source.parent)}[{index}]", group["schema"], instances)
+                yield SchemaCase(f"{file.relative_to(source.parent)}[{index}]", group["schema"], instances)
 
 
 def of_library(schema: Any) -> str:
@@ -193,7 +193,9 @@ def vllm_accepts(schema: Any) -> bool:
     return True
 
 
-def measure(case: Case, make: Callable[[Any], str], side: Side, draws: int, tokens: int, chance: random.Random) -> None:
+def measure(
+    case: SchemaCase, make: Callable[[Any], str], side: Side, draws: int, tokens: int, chance: random.Random
+) -> None:
     """Counts what one reader makes of a schema."""
     side.count(case, "schemas")
     start = time.perf_counter()
@@ -242,7 +244,7 @@ def engine_of(text: str) -> LLMatcher:
     return LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
 
 
-def admits(engine: LLMatcher, value: Any, order: Orders) -> bool:
+def admits(engine: LLMatcher, value: Any, order: PropertyOrders) -> bool:
     """Tells whether the text of a value can be followed to its end."""
     tokens = vocabulary().tokenizer.tokenize_str(json.dumps(ordered(value, order), ensure_ascii=False))
     for begin in range(0, len(tokens), 32):
@@ -261,9 +263,9 @@ def unnamed(value: Any, names: Mapping[str, int]) -> bool:
     return isinstance(value, list) and any(unnamed(inner, names) for inner in value)
 
 
-def order_of(schema: Any) -> Orders:
+def order_of(schema: Any) -> PropertyOrders:
     """Returns the orders of the properties that a schema names, together and object by object."""
-    found: Orders = [{}]
+    found: PropertyOrders = [{}]
     waiting = [schema]
     while waiting:
         node = waiting.pop(0)
@@ -280,7 +282,7 @@ def order_of(schema: Any) -> Orders:
     return found
 
 
-def ordered(value: Any, orders: Orders) -> Any:
+def ordered(value: Any, orders: PropertyOrders) -> Any:
     """Returns a value whose properties are in the order of the schema that names most of them."""
     if isinstance(value, dict):
         best = max(orders[1:], key=lambda order: len(order.keys() & value.keys()), default={})
@@ -360,12 +362,12 @@ def _multiple_of(_: Any, step: Any, value: Any, __: Any) -> Iterator[jsonschema.
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
 
 
-@FORMATS.checks("date-time", raises=ValueError)
+@FORMATS.checks("date-time", raises=ValueError)  # type: ignore[untyped-decorator]
 def _date_time(value: object) -> bool:
     return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
 
 
-@FORMATS.checks("time", raises=ValueError)
+@FORMATS.checks("time", raises=ValueError)  # type: ignore[untyped-decorator]
 def _time(value: object) -> bool:
     return not isinstance(value, str) or datetime.fromisoformat(f"2024-01-01T{value}").tzinfo is not None
 

@@ -86,7 +86,8 @@ def _objects(chance: random.Random, depth: int, made: dict[str, Any]) -> None:
 
 
 def _values(chance: random.Random, _: int, made: dict[str, Any]) -> None:
-    values = chance.sample([*TEXTS, *NUMBERS, True, None, [], [1, "a"], {"a": 1}, {"b": [], "a": None}], 4)
+    known: list[Any] = [*TEXTS, *NUMBERS, True, None, [], [1, "a"], {"a": 1}, {"b": [], "a": None}]
+    values = chance.sample(known, 4)
     made.update({"enum": values} if chance.random() < 0.7 else {"const": values[0]})
 
 

@@ -15,7 +15,7 @@ from services.structure.errors import StructureError
 from tests.benchmarks import schemas as benchmark
 from tests.services.structure.random_schemas import NAMES, random_schema
 
-SCALARS = [
+SCALARS: list[Any] = [
     None,
     True,
     False,
@@ -41,7 +41,8 @@ SCALARS = [
     'q"',
 ]
 VALUES: list[Any] = [*SCALARS, "2024-01-01", "1.2.3.4", [], {}, [{}], [1, "a"], [2, 3], [0, 1, 2]]
-VALUES += [[value] for value in SCALARS] + [{name: value} for name in NAMES for value in (*SCALARS, [], {})]
+INNER: list[Any] = [*SCALARS, [], {}]
+VALUES += [*([value] for value in INNER), *({name: value} for name in NAMES for value in INNER)]
 
 
 def sides(seeds: range) -> benchmark.Side:
@@ -50,7 +51,7 @@ def sides(seeds: range) -> benchmark.Side:
     for seed in seeds:
         chance = random.Random(seed)
         schema = random_schema(chance)
-        benchmark.measure(benchmark.Case(str(seed), schema, []), grammar.of_json_schema, side, 1, 120, chance)
+        benchmark.measure(benchmark.SchemaCase(str(seed), schema, []), grammar.of_json_schema, side, 1, 120, chance)
         if refused_as_empty(schema):
             judge = benchmark.validator(schema)
             assert [value for value in VALUES if judge.is_valid(value)] == [], seed
@@ -93,14 +94,14 @@ def test_a_hundred_thousand_random_schemas() -> None:
 )
 def test_the_count_finds_invalid_texts(fault: Callable[[], str]) -> None:
     side = benchmark.Side()
-    case = benchmark.Case("planted", {"type": "number", "maximum": 1}, [(2, False)])
+    case = benchmark.SchemaCase("planted", {"type": "number", "maximum": 1}, [(2, False)])
     benchmark.measure(case, lambda _: fault(), side, 1, 10, random.Random(0))
     assert side.counts["invalid_texts"] >= 1
 
 
 def test_the_count_finds_dead_ends_and_lost_instances() -> None:
     side = benchmark.Side()
-    case = benchmark.Case("planted", {"type": "array"}, [([], True), ([1], True)])
+    case = benchmark.SchemaCase("planted", {"type": "array"}, [([], True), ([1], True)])
     benchmark.measure(case, lambda _: grammar.of_choice(["[]"]), side, 0, 10, random.Random(0))
     assert (side.counts["valid"], side.counts["not_admitted"]) == (2, 1)
 

@@ -312,7 +312,7 @@ def test_the_arguments_of_a_tool_are_an_object() -> None:
 
 
 def test_values_and_names_are_no_schemas() -> None:
-    values = {"enum": [{"properties": {"a": 1}}], "default": NAMED}
+    values: dict[str, Any] = {"enum": [{"properties": {"a": 1}}], "default": NAMED}
     assert admits(values, json.dumps(values["enum"][0]))
     names = {"type": "object", "properties": {"properties": {"type": "integer"}, "$ref": {"const": 1}}}
     assert admits(names, '{"properties": 1, "$ref": 1}')
