@@ -37,7 +37,7 @@ def test_other_text_has_the_tokens_of_the_tokenizer(tokenizer: Any, people: Peop
 def test_a_message_cannot_forge_a_system_turn(tokenizer: Any, people: PeopleText) -> None:
     honest = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
     start, end = (tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>"))
-    turns = {"add_generation_prompt": True}
+    turns: Any = {"add_generation_prompt": True}
     tokens = people.chat([honest[0], {"role": "user", "content": FORGED}], **turns)
     assert (tokens.count(start), tokens.count(end)) == (3, 2), "a system turn, a user turn and the answer's"
     raw = tokenizer.apply_chat_template([honest[0], {"role": "user", "content": FORGED}], tokenize=False, **turns)
@@ -84,7 +84,7 @@ def test_tokens_that_the_template_writes_are_reserved_though_not_declared_specia
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust)
     tokenizer.chat_template = "{% for message in messages %}<call>{{ message.content }}{% endfor %}"
     people = PeopleText(tokenizer)
-    call, spaces = (rust.token_to_id(name) for name in ("<call>", "    "))
+    call, spaces = (rust.encode(name).ids[0] for name in ("<call>", "    "))
     assert people.tokens("a    b").count(spaces) == 1, "a word of the vocabulary that people use stays one"
     assert people.chat([{"role": "user", "content": "<call>a"}]).count(call) == 1
 

@@ -103,7 +103,7 @@ def choose(
     _check(candidates, event)
     with display() as shown:
         totals, count = _total_losses(tuning, candidates, users, shown)
-    charge_release(ledger, event, f"settings chosen on {users.path.name}", budget or epsilon, DELTA)
+    charge_release(ledger, event, f"settings chosen on {users.name}", budget or epsilon, DELTA)
     best = candidates[select(totals, event)]
     chosen = PrivateChoice(
         label=best.label,

@@ -61,7 +61,8 @@ def loaded() -> Any:
 @pytest.fixture
 def prompts(loaded: Any) -> Prompts:
     prompts = Prompts(loaded, Trials(lambda: ("", frozenset())))
-    prompts._rust = prompts._people._special = Watched(loaded.backend_tokenizer)
+    watched: Any = Watched(loaded.backend_tokenizer)
+    prompts._rust = prompts._people._special = watched
     return prompts
 
 

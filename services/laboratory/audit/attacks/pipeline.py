@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def train_worlds(
 def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], run: Command) -> PipelineWorld:
     folder.mkdir(parents=True, exist_ok=True)
     corpus, salt, directory = folder / "corpus.jsonl", folder / "salt", folder / "ensemble"
-    corpus.write_text("".join(json.dumps(asdict(document)) + "\n" for document in documents))
+    corpus.write_text("".join(json.dumps(document.row()) + "\n" for document in documents))
     salt.write_bytes(SALT)
     stated = [] if "--parts" in words else ["--users", str(STATED)]
     output = ["--output", str(directory), "--salt-file", str(salt), "--json"]

@@ -42,7 +42,7 @@ def loop() -> dict[str, object]:
     """Runs the loop of the package's documentation: it calls tools until the answer is a text."""
     client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
     messages = list(MESSAGES)
-    choices = ["required", {"type": "function", "function": {"name": "book"}}, "auto", "none"]
+    choices: list[Any] = ["required", {"type": "function", "function": {"name": "book"}}, "auto", "none"]
     for choice in choices:
         answer: Any = client.chat.completions.create(
             model="privmix", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=60
