@@ -132,6 +132,7 @@ async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: Prompts, loaded
 
 @pytest.mark.anyio
 async def test_tools_are_described_in_a_thread(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    await prompts.chat_tokens([user("a")], LIMIT)  # what the template can do is found with the first chat
     threads: list[threading.Thread] = []
 
     def render(*_: object) -> str:
