@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -11,9 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from services.json_lines import read_lines
+from typing import BinaryIO
 
 
 def sha256(path: Path) -> str:
@@ -115,28 +112,6 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (directory / name).write_bytes(content)
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replaces a file by JSON Lines, with `write_atomically`."""
-    with replacing(path) as file:
-        file.writelines(line_of(row) for row in rows)
-
-
-def line_of(row: Mapping[str, Any]) -> bytes:
-    """Returns a row as a line of JSON Lines."""
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-
-
-def load_lines(path: Path) -> list[dict[str, Any]]:
-    """Loads JSON Lines that `write_lines` wrote.
-
-    Raises:
-        OSError: the file cannot be read.
-        InputError: a line is no object.
-    """
-    with path.open("rb"):
-        return [row for _, row in read_lines(path, "an object")]
 
 
 @contextmanager

@@ -9,12 +9,13 @@ Messages name the file and the line, and never quote the content, because it can
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.errors import InputError
+from services.files import replacing
 
 LINE_LIMIT = 2**20
 """The most bytes of a line."""
@@ -141,3 +142,25 @@ def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int
                     raise InputError(f"{name}: line {number}: {problem}") from None
     except (OSError, UnicodeError) as error:
         raise InputError(f"{name}: cannot be read: {type(error).__name__}") from None
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replaces a file by JSON Lines, with `write_atomically`."""
+    with replacing(path) as file:
+        file.writelines(line_of(row) for row in rows)
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """Returns a row as a line of JSON Lines."""
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def load_lines(path: Path) -> list[dict[str, Any]]:
+    """Loads JSON Lines that `write_lines` wrote.
+
+    Raises:
+        OSError: the file cannot be read.
+        InputError: a line is no object.
+    """
+    with path.open("rb"):
+        return [row for _, row in read_lines(path, "an object")]

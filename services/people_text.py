@@ -115,7 +115,7 @@ class PeopleText:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = False,
-    ) -> tuple[str, "Marks"]:
+    ) -> tuple[str, "TypedMarks"]:
         """Returns the text of a chat for `rendered`, in which marks hide what people typed.
 
         Raises:
@@ -130,18 +130,18 @@ class PeopleText:
         )
         return str(rendered) if add_generation_prompt else str(rendered).rstrip(), marks
 
-    def marks(self) -> "Marks":
+    def marks(self) -> "TypedMarks":
         """Returns an object that hides what people typed from a chat template."""
-        return Marks(self._typed)
+        return TypedMarks(self._typed)
 
-    def rendered(self, text: str, marks: "Marks") -> list[int]:
+    def rendered(self, text: str, marks: "TypedMarks") -> list[int]:
         """Returns the token ids of the text that a chat template has made of hidden messages."""
         encoding = _encoded(self._special, text)
         if not marks and not self._folds:
             return list(encoding.ids)
         return [token for segment in self._segments(encoding, text, marks) for token in segment]
 
-    def _segments(self, encoding: Any, rendered: str, marks: "Marks") -> Iterator[list[int]]:
+    def _segments(self, encoding: Any, rendered: str, marks: "TypedMarks") -> Iterator[list[int]]:
         """Yields the tokens of the template's special tokens and of the text between them, where people's is shown.
 
         People's special tokens are behind marks, so each one that is here by its name is the template's. One that the
@@ -158,7 +158,7 @@ class PeopleText:
                 folded |= token in self._reserved
         yield self._between(rendered[since:], ids, folded, marks)
 
-    def _between(self, text: str, ids: list[int], folded: bool, marks: "Marks") -> list[int]:
+    def _between(self, text: str, ids: list[int], folded: bool, marks: "TypedMarks") -> list[int]:
         shown = marks.show(text)
         return self.tokens(shown) if folded or shown != text else ids
 
@@ -184,7 +184,7 @@ class PeopleText:
                 waiting += [piece[typed.start() + 1 :], piece[: typed.start() + 1]]
 
 
-class Marks:
+class TypedMarks:
     """Hides typed special tokens behind marks that nobody can guess, and shows them again."""
 
     def __init__(self, typed: re.Pattern[str]) -> None:

@@ -22,8 +22,9 @@ from tests.distributions import closure
 ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
-    {"actors", "compiled", "cpus", "errors", "files", "metrics", "progress", "tokenizer", "tracing", "units"},
-    {"privacy", "engine", "structure"},
+    {"actors", "compiled", "cpus", "errors", "files", "metrics", "people_text", "progress", "tokenizer"}
+    | {"tracing", "turns", "units"},
+    {"json_lines", "privacy", "engine", "structure"},
     {"database", "fan_out", "options", "ray_session", "reduction"},
     {"budget", "keys", "shard", "training"},
     {"ensembles", "fleet", "generation"},
@@ -36,7 +37,7 @@ LAYERS: tuple[set[str], ...] = (
 
 INDEPENDENT = {"files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
 """The packages that import none but those of `NO_IMPORTS`. `privacy` is mathematics only."""
-NO_IMPORTS = {"compiled", "errors", "units"}
+NO_IMPORTS = {"compiled", "errors", "turns", "units"}
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
 """The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""

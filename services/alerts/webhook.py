@@ -52,7 +52,7 @@ def headers(id_: str, body: str, secret: SecretStr | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Failure:
+class DeliveryFailure:
     """Says why an alert was not accepted.
 
     Attributes:
@@ -66,17 +66,17 @@ class Failure:
 
 async def post(
     client: httpx.AsyncClient, url: SecretStr, id_: str, body: str, secret: SecretStr | None
-) -> Failure | None:
+) -> DeliveryFailure | None:
     """Posts one alert. Returns None if the receiver accepted it."""
     try:
         response = await client.post(
             url.get_secret_value(), content=body.encode(), headers=headers(id_, body, secret), timeout=TIMEOUT_S
         )
     except httpx.HTTPError as error:
-        return Failure(type(error).__name__)
+        return DeliveryFailure(type(error).__name__)
     if response.is_success:
         return None
-    return Failure(f"it answers {response.status_code}", response.status_code not in NOT_NOW)
+    return DeliveryFailure(f"it answers {response.status_code}", response.status_code not in NOT_NOW)
 
 
 class Webhook:
@@ -127,7 +127,7 @@ class Webhook:
             await asyncio.sleep(next(pauses))
         self._refused.discard(alert.number)
 
-    async def _post(self, client: httpx.AsyncClient, alert: Undelivered) -> Failure | None:
+    async def _post(self, client: httpx.AsyncClient, alert: Undelivered) -> DeliveryFailure | None:
         """Posts an alert, and removes it if it was delivered or is too old. Returns why it is still there."""
         failure = await post(client, self._url, alert.id, alert.body, self._secret)
         if failure is not None and (now() - alert.created).total_seconds() < GIVE_UP_S:

@@ -50,7 +50,7 @@ class Segment:
     start: int = 0
 
 
-class Source(Protocol):
+class ChainSource(Protocol):
     """What has the rows of a chain. A process may read it while another one does."""
 
     @property
@@ -96,7 +96,7 @@ def verify(
         LedgerUnsigned: `key` did not sign the whole chain.
         LedgerError: the ledger cannot be read. The subclass and the message say why.
     """
-    source: Source = _File(Path(place).expanduser()) if _is_exported(place) else _Database(str(place))
+    source: ChainSource = _File(Path(place).expanduser()) if _is_exported(place) else _Database(str(place))
     try:
         balance, matches = _verified(source, head, workers, display or Display())
         _check_end(balance, head, length, matches)
@@ -107,7 +107,9 @@ def verify(
     return balance
 
 
-def _verified(source: Source, head: str | None, workers: int | None, display: Display) -> tuple[Balance, list[int]]:
+def _verified(
+    source: ChainSource, head: str | None, workers: int | None, display: Display
+) -> tuple[Balance, list[int]]:
     """Returns the balance, and the rows with the hash `head`."""
     segments = source.segments()
     if workers is None:
@@ -132,7 +134,7 @@ def _check_end(balance: Balance, head: str | None, length: int | None, matches: 
         raise LedgerCorrupt(f"{problem}: rows were removed from its end, or it was rewritten")
 
 
-def _verify(source: Source, head: str | None, segment: Segment) -> Verified:
+def _verify(source: ChainSource, head: str | None, segment: Segment) -> Verified:
     matches: list[int] = []
     hashes: list[str] = []
 

@@ -15,7 +15,7 @@ from services.requests.keys import KeyService
 from services.requests.models import Models
 from services.requests.preparation import read_body
 from services.requests.schema import Body
-from services.requests.values import Count, Name, PositiveCount
+from services.requests.values import BoundedCount, Name, PositiveCount
 
 MAX_BODY_BYTES = 1 << 16
 MAX_DAYS = 36_500
@@ -26,8 +26,8 @@ Scopes = Annotated[tuple[Scope, ...], BeforeValidator(lambda value: tuple(value)
 class ShareBody(Body):
     """The limits of a share; null is no limit."""
 
-    tokens: Count | None = Field(None, description="Private tokens in total.")
-    tokens_per_day: Count | None = Field(None, description="Private tokens from midnight to midnight UTC.")
+    tokens: BoundedCount | None = Field(None, description="Private tokens in total.")
+    tokens_per_day: BoundedCount | None = Field(None, description="Private tokens from midnight to midnight UTC.")
     requests_per_minute: PositiveCount | None = None
     tokens_per_minute: PositiveCount | None = None
     live_streams: PositiveCount | None = Field(None, description="Concurrent answers, counting every choice.")

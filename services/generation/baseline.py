@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from services.errors import InputError
-from services.files import load_lines
 from services.generation.client import Sampling
 from services.generation.job import JobRequest
 from services.generation.template import Item
+from services.json_lines import load_lines
 from services.training.manifest import private_base
 from services.training.private_base import resolve_public
 from services.training.public_model import resolve, revision

@@ -26,7 +26,7 @@ _LARGEST = 2**63
 
 
 @dataclass(frozen=True)
-class Column:
+class RecordColumn:
     """Holds a type of Arrow, and the function that makes its values of JSON's."""
 
     type: pa.DataType
@@ -69,18 +69,18 @@ def _whole(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-STRING, BOOL = Column(pa.string(), _string), Column(pa.bool_(), _bool)
-INTEGER, NUMBER = Column(pa.int64(), _integer), Column(pa.float64(), _number)
-JSON = Column(pa.string(), _json)
+STRING, BOOL = RecordColumn(pa.string(), _string), RecordColumn(pa.bool_(), _bool)
+INTEGER, NUMBER = RecordColumn(pa.int64(), _integer), RecordColumn(pa.float64(), _number)
+JSON = RecordColumn(pa.string(), _json)
 _BY_NAME = {"string": STRING, "boolean": BOOL, "integer": INTEGER, "number": NUMBER}
 
 
-def columns(schema: Mapping[str, Any]) -> dict[str, Column]:
+def columns(schema: Mapping[str, Any]) -> dict[str, RecordColumn]:
     """Returns the columns of the records of a schema, by the names of its properties."""
     return {name: _column(each, schema, 0) or STRING for name, each in schema["properties"].items()}
 
 
-def _column(schema: Any, root: Mapping[str, Any], depth: int) -> Column | None:
+def _column(schema: Any, root: Mapping[str, Any], depth: int) -> RecordColumn | None:
     """Returns the column of a schema; None if it admits null alone."""
     if depth > _DEPTH or not isinstance(schema, Mapping):
         return JSON
@@ -108,7 +108,7 @@ def _without_all(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in schema.items() if key != "allOf"}
 
 
-def _of_type(name: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Column | None:
+def _of_type(name: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> RecordColumn | None:
     if name == "null":
         return None
     if name == "array":
@@ -118,7 +118,7 @@ def _of_type(name: Any, schema: Mapping[str, Any], root: Mapping[str, Any], dept
     return _BY_NAME.get(name, JSON)
 
 
-def _list(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Column:
+def _list(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> RecordColumn:
     if "prefixItems" in schema or not isinstance(schema.get("items"), Mapping):
         return JSON
     item = _column(schema["items"], root, depth + 1) or STRING
@@ -126,10 +126,10 @@ def _list(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Col
     def convert(value: Any) -> Any:
         return [item.value(each) for each in value] if isinstance(value, list) else None
 
-    return Column(pa.list_(item.type), convert)
+    return RecordColumn(pa.list_(item.type), convert)
 
 
-def _struct(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Column:
+def _struct(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> RecordColumn:
     properties = schema.get("properties")
     if not properties or schema.get("additionalProperties") is not False or "patternProperties" in schema:
         return JSON  # other properties would be lost
@@ -140,17 +140,17 @@ def _struct(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> C
             return None
         return {name: field.value(value.get(name)) for name, field in fields.items()}
 
-    return Column(pa.struct([(name, field.type) for name, field in fields.items()]), convert)
+    return RecordColumn(pa.struct([(name, field.type) for name, field in fields.items()]), convert)
 
 
-def _of_value(value: Any) -> Column | None:
+def _of_value(value: Any) -> RecordColumn | None:
     if value is None:
         return None
     kinds = {str: STRING, bool: BOOL, int: INTEGER, float: NUMBER}
     return kinds.get(type(value), JSON)
 
 
-def _same(alternatives: Sequence[Column | None]) -> Column | None:
+def _same(alternatives: Sequence[RecordColumn | None]) -> RecordColumn | None:
     """Returns the column that holds all alternatives: theirs if they have one type, doubles for numbers, else JSON."""
     found = [each for each in alternatives if each is not None]
     if not found:

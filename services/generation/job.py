@@ -23,9 +23,10 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 
 from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
-from services.files import load_lines, sync_directory, write_atomically, write_lines
+from services.files import sync_directory, write_atomically
 from services.generation.client import RecordSchema, Sampling, ServiceClient, StreamedPiece
 from services.generation.template import Item
+from services.json_lines import load_lines, write_lines
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
 _LOCK = ".generation.lock"

@@ -47,11 +47,11 @@ def write_records(directory: Path, schema: Mapping[str, Any], records: Iterable[
     import pyarrow as pa  # slow to import
     from pyarrow import parquet
 
-    from services.generation.columns import Column, columns
+    from services.generation.columns import RecordColumn, columns
 
     rows = list(records)
 
-    def array(name: str, column: Column) -> Any:
+    def array(name: str, column: RecordColumn) -> Any:
         return pa.array([column.value(row.get(name)) for row in rows], column.type)
 
     arrays = {name: array(name, column) for name, column in columns(schema).items()}

@@ -28,7 +28,7 @@ class CallFormat:
     no_content: str | None
 
 
-class Conversation:
+class ChatWriter:
     """Writes messages for one chat template.
 
     A template that shows calls and results gets them in its own format, which is found by rendering an example. Other

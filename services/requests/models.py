@@ -20,8 +20,8 @@ from services.coordinator.text import Detokenizer, partial_length
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
-from services.people_text import Marks, PeopleText
-from services.requests.conversation import Conversation, TemplateMessage
+from services.people_text import PeopleText, TypedMarks
+from services.requests.conversation import ChatWriter, TemplateMessage
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -135,10 +135,10 @@ class Prompts:
         return [await self._limited(shown, limit, "messages", client, lambda: self._people.rendered(text, marks))]
 
     @cached_property
-    def _conversation(self) -> Conversation:
-        return Conversation(lambda messages: self._apply_template(messages, (), self._people.marks()))
+    def _conversation(self) -> ChatWriter:
+        return ChatWriter(lambda messages: self._apply_template(messages, (), self._people.marks()))
 
-    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function], marks: Marks) -> str:
+    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function], marks: TypedMarks) -> str:
         described: list[dict[str, Any]] | None = [
             {
                 "type": "function",

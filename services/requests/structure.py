@@ -7,10 +7,10 @@ from typing import Any
 from services.requests.errors import invalid, unavailable
 from services.requests.schema import GenerationRequest, StructuredOutputs
 from services.structure.errors import StructureError
-from services.structure.grammar import ANY_OBJECT, Kind
+from services.structure.grammar import ANY_OBJECT, StructureKind
 from services.structure.trials import TrialError, Trials
 
-Wish = tuple[str, Kind, Any]
+Wish = tuple[str, StructureKind, Any]
 """The field that asks for a structure, its kind, and what it says (`of_kind`)."""
 
 _CUT_BY_STOP = ("structured_outputs.regex", "structured_outputs.grammar")
@@ -78,7 +78,7 @@ def _wishes(request: GenerationRequest) -> Iterator[Wish]:
 
 
 def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
-    described: dict[Kind, Any] = {"regex": wish.regex, "choice": wish.choice, "grammar": wish.grammar}
+    described: dict[StructureKind, Any] = {"regex": wish.regex, "choice": wish.choice, "grammar": wish.grammar}
     if wish.json_ is not None:
         yield "structured_outputs.json", "json", wish.json_
     for kind, value in described.items():

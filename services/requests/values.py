@@ -67,5 +67,5 @@ Name = Annotated[str, AfterValidator(_is_name)]
 """The name of a key, a group or an owner in a body."""
 Id = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9_-]{1,64}\z")]
 """The id of a file or a batch in a body."""
-Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+BoundedCount = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 PositiveCount = Annotated[int, Field(gt=0, le=MOST_COUNT)]

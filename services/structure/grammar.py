@@ -25,17 +25,17 @@ _EMBEDDED_SCHEMA = re.compile(r"%json\s*(?=\{)")
 Schema = Mapping[str, Any] | bool
 ANY_OBJECT: Schema = {"type": "object"}
 
-Kind = Literal["json", "regex", "choice", "grammar", "tools", "text_or_tools"]
+StructureKind = Literal["json", "regex", "choice", "grammar", "tools", "text_or_tools"]
 """The ways in which a client describes an answer."""
 
 
-def of_kind(kind: Kind, described: Any) -> str:
+def of_kind(kind: StructureKind, described: Any) -> str:
     """Returns the grammar of a description, which is what the function of its kind takes.
 
     Raises:
         StructureError: see that function.
     """
-    functions: Mapping[Kind, Callable[[Any], str]] = {
+    functions: Mapping[StructureKind, Callable[[Any], str]] = {
         "json": lambda schema: of_json_schema(_parsed(schema)),
         "regex": of_regex,
         "choice": of_choice,

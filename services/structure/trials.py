@@ -21,7 +21,7 @@ from hashlib import sha256
 from typing import Any
 
 from services.structure.errors import StructureError
-from services.structure.grammar import Kind
+from services.structure.grammar import StructureKind
 from services.structure.limits import MAX_BYTES
 from services.turns import Turns
 
@@ -94,7 +94,7 @@ class Trials:
         self._known: OrderedDict[bytes, Tried] = OrderedDict()
         self._known_bytes = 0
 
-    async def grammar(self, kind: Kind, described: Any, cache_salt: str = "") -> Tried:
+    async def grammar(self, kind: StructureKind, described: Any, cache_salt: str = "") -> Tried:
         """Returns the grammar of a description that compiles within the limits. The latest ones are not tried again.
 
         Args:
@@ -234,7 +234,7 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
 
 
-def _request(kind: Kind, described: Any) -> bytes:
+def _request(kind: StructureKind, described: Any) -> bytes:
     try:
         request = json.dumps([kind, described]).encode()
     except (ValueError, RecursionError):  # a number of thousands of digits

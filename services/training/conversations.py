@@ -11,7 +11,7 @@ from typing import Any
 
 from services.json_lines import BadRow
 
-Message = Mapping[str, Any]
+Turn = Mapping[str, Any]
 
 _SPEAKERS = {
     "human": "user",
@@ -36,7 +36,7 @@ _SPEAKERS = {
 class Conversation:
     """Holds the messages of one conversation, and the tools that it declares, for a chat template."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Conversation:
             kept.append(message)
         return Conversation(tuple(kept), self.tools) if kept else None
 
-    def for_template(self, template: str) -> tuple[list[Message], list[Mapping[str, Any]] | None]:
+    def for_template(self, template: str) -> tuple[list[Turn], list[Mapping[str, Any]] | None]:
         """Returns the messages and the tools for a chat template.
 
         One that does not know calls of tools gets them as text, and tools only if it shows them.
@@ -99,7 +99,7 @@ def instruction(values: Sequence[Any], fields: Sequence[str]) -> Conversation:
     return Conversation(({"role": "user", "content": asked}, {"role": "assistant", "content": values[-1]}))
 
 
-def _message(given: Any, field: str) -> Message:
+def _message(given: Any, field: str) -> Turn:
     if not isinstance(given, Mapping):
         raise BadRow("has a message that is no object", "give each one a role and a content", field)
     role = _SPEAKERS.get(str(given.get("role") or given.get("from")))
@@ -159,13 +159,13 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(tool for tool in tools if isinstance(tool, Mapping)) if isinstance(tools, Sequence) else ()
 
 
-def _said(message: Message) -> str:
+def _said(message: Turn) -> str:
     """Returns the content of a message with its calls of tools as JSON, one on each line."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return "\n".join([*([message["content"]] if message["content"] else []), *calls])
 
 
-def _without_calls(messages: Iterable[Message]) -> Iterator[Message]:
+def _without_calls(messages: Iterable[Turn]) -> Iterator[Turn]:
     """Yields the messages for a template that does not know calls of tools, as text."""
     names: dict[Any, str] = {}
     for message in messages:

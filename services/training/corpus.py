@@ -16,9 +16,9 @@ from jinja2 import TemplateError
 
 from services.errors import CorpusError, InputError
 from services.json_lines import LINE_LIMIT, BadRow, too_long
-from services.people_text import Marks, PeopleText
+from services.people_text import PeopleText, TypedMarks
 from services.training.conversations import Conversation, conversation, instruction
-from services.training.rows import Fields
+from services.training.rows import RowFields
 from services.training.sources import check, sources
 
 TOOLS = "tools"
@@ -117,7 +117,7 @@ class Corpus:
         found = sources(self._given, self._split)
         sizes = [source.size for source in found]
         total, before = max(1, sum(sizes)), 0
-        fields = Fields((self.user_field, *self._text_fields), (TOOLS,))
+        fields = RowFields((self.user_field, *self._text_fields), (TOOLS,))
         for source, size in zip(found, sizes, strict=True):
 
             def progress(done: int, before: int = before) -> None:
@@ -197,7 +197,7 @@ class Corpus:
         return _encodable(stripped, field)
 
 
-def rendered(told: Conversation, people: PeopleText) -> tuple[str, Marks]:
+def rendered(told: Conversation, people: PeopleText) -> tuple[str, TypedMarks]:
     """Returns what `PeopleText.rendered` makes the tokens of a conversation of.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 from faker import Faker
 
 from services.errors import InputError
-from services.files import write_lines
+from services.json_lines import write_lines
 from services.training.options import TrainingOptions
 
 TRAIN = "train.jsonl"

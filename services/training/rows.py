@@ -21,15 +21,15 @@ from services.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered, lines, pa
 
 
 @dataclass(frozen=True)
-class Fields:
+class RowFields:
     """Names the fields that rows are read for. Tables need the first ones, and are not read for others."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...] = ()
 
 
-Row = Mapping[str, Any] | BadRow
-Progress = Callable[[int], None]
+CorpusRow = Mapping[str, Any] | BadRow
+ReadingProgress = Callable[[int], None]
 """Takes the number of bytes of the file that are read."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
@@ -61,7 +61,7 @@ _BATCH_BYTES, _BATCH_ROWS = 2**22, 4096
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 
-def rows(file: BinaryIO, name: str, fields: Fields, progress: Progress) -> Iterator[tuple[str, Row]]:
+def rows(file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress) -> Iterator[tuple[str, CorpusRow]]:
     """Yields each row with its place, such as `line 3`. Blank lines are no rows.
 
     Args:
@@ -94,8 +94,8 @@ def _peek(file: BinaryIO) -> bytes:
 
 
 def _decompressed(
-    file: BinaryIO, compression: str, name: str, fields: Fields, progress: Progress
-) -> Iterator[tuple[str, Row]]:
+    file: BinaryIO, compression: str, name: str, fields: RowFields, progress: ReadingProgress
+) -> Iterator[tuple[str, CorpusRow]]:
     import pyarrow as pa  # slow to import
 
     content = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
@@ -123,7 +123,7 @@ def _copy(source: BinaryIO, target: BinaryIO, name: str) -> None:
         target.write(content)
 
 
-def _text(stream: io.BufferedReader, name: str, fields: Fields, progress: Callable[[], None]) -> Iterator[Any]:
+def _text(stream: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]) -> Iterator[Any]:
     _refuse_others(stream.peek(512), name)
     try:
         text = as_utf8(stream)
@@ -133,8 +133,8 @@ def _text(stream: io.BufferedReader, name: str, fields: Fields, progress: Callab
 
 
 def _text_rows(
-    text: io.BufferedReader, name: str, fields: Fields, progress: Callable[[], None]
-) -> Iterator[tuple[str, Row]]:
+    text: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]
+) -> Iterator[tuple[str, CorpusRow]]:
     head = text.peek(512).removeprefix(b"\xef\xbb\xbf")
     start = head.lstrip()
     if re.match(rb"<(!doctype|html|\?xml)", start, re.I):
@@ -169,7 +169,7 @@ def _refuse_others(head: bytes, name: str) -> None:
             raise CorpusError(f"{name}: is {kind}, not JSON Lines, CSV or Parquet; {fix}")
 
 
-def _json_rows(text: io.BufferedReader, progress: Callable[[], None]) -> Iterator[tuple[str, Row]]:
+def _json_rows(text: io.BufferedReader, progress: Callable[[], None]) -> Iterator[tuple[str, CorpusRow]]:
     for number, line in lines(text):
         if not number % 256:
             progress()
@@ -179,7 +179,7 @@ def _json_rows(text: io.BufferedReader, progress: Callable[[], None]) -> Iterato
             yield f"line {number}", bad
 
 
-def _delimiter(head: bytes, fields: Fields) -> str | None:
+def _delimiter(head: bytes, fields: RowFields) -> str | None:
     """Returns the delimiter with which the first line names the wanted columns; None if there is none."""
     first = head.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
     for delimiter in (",", ";", "\t", "|"):
@@ -190,7 +190,7 @@ def _delimiter(head: bytes, fields: Fields) -> str | None:
 
 def _csv_rows(
     text: io.BufferedReader, delimiter: str, name: str, progress: Callable[[], None]
-) -> Iterator[tuple[str, Row]]:
+) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of CSV.
 
     A quote that is not closed takes the rows of other users. So it is never skipped: whether one user's row is there
@@ -223,7 +223,7 @@ def _numbered(reader: Any) -> Iterator[tuple[int, int, list[str]]]:
         before = reader.line_num
 
 
-def _csv_row(row: tuple[int, int, list[str]], header: list[str], name: str) -> tuple[str, Row]:
+def _csv_row(row: tuple[int, int, list[str]], header: list[str], name: str) -> tuple[str, CorpusRow]:
     first, last, cells = row
     if len(cells) == len(header):
         return f"line {first}", dict(zip(header, cells, strict=True))
@@ -245,7 +245,9 @@ def _decoded(text: io.BufferedReader, name: str) -> Iterator[str]:
         yield line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
 
 
-def _parquet(file: BinaryIO, name: str, fields: Fields, progress: Progress) -> Iterator[tuple[str, Row]]:
+def _parquet(
+    file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress
+) -> Iterator[tuple[str, CorpusRow]]:
     import pyarrow as pa  # slow to import
     from pyarrow import parquet
 
@@ -267,7 +269,7 @@ def _parquet(file: BinaryIO, name: str, fields: Fields, progress: Progress) -> I
         raise CorpusError(f"{name}: is damaged or incomplete Parquet; copy it again") from None
 
 
-def table_rows(batch: Any, before: int) -> Iterator[tuple[str, Row]]:
+def table_rows(batch: Any, before: int) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of a batch of Arrow's, of which `before` rows precede."""
     columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
     names = batch.schema.names
@@ -275,7 +277,7 @@ def table_rows(batch: Any, before: int) -> Iterator[tuple[str, Row]]:
         yield f"row {number}", dict(zip(names, values, strict=True))
 
 
-def wanted(names: Sequence[str], fields: Fields, name: str) -> list[str]:
+def wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
     """Returns the columns to read.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import CorpusError
-from services.training.rows import Fields, Progress, Row, rows, table_rows, wanted
+from services.training.rows import CorpusRow, ReadingProgress, RowFields, rows, table_rows, wanted
 
 _SAVED = ("state.json", "dataset_dict.json")
 """The files of which `save_to_disk` writes one."""
@@ -33,7 +33,7 @@ class FileSource:
 
         return int(fsspec.core.url_to_fs(self.name)[0].size(self.name) or 0) if _is_url(self.name) else _size(self.name)
 
-    def rows(self, fields: Fields, progress: Progress) -> Iterator[tuple[str, Row]]:
+    def rows(self, fields: RowFields, progress: ReadingProgress) -> Iterator[tuple[str, CorpusRow]]:
         """Yields each row with its place. Raises CorpusError as `services.training.rows.rows`."""
         import fsspec
 
@@ -60,7 +60,7 @@ class SavedDataset:
         """The number of bytes of its files."""
         return sum(file.stat().st_size for file in self.path.rglob("*.arrow"))
 
-    def rows(self, fields: Fields, progress: Progress) -> Iterator[tuple[str, Row]]:
+    def rows(self, fields: RowFields, progress: ReadingProgress) -> Iterator[tuple[str, CorpusRow]]:
         """Yields each row with its place.
 
         Raises:

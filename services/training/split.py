@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.errors import InputError
-from services.files import line_of, replacing
-from services.json_lines import LINE_LIMIT
+from services.files import replacing
+from services.json_lines import LINE_LIMIT, line_of
 from services.training.corpus import Corpus, Document
 from services.training.partition import read_salt
 

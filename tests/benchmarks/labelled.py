@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from services.files import load_lines, write_lines
 from services.generation.template import DEFAULT
+from services.json_lines import load_lines, write_lines
 from services.laboratory.utility.labelled import read
 from services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
 from services.laboratory.utility.task import REAL, TaskOptions, measure

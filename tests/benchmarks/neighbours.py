@@ -51,7 +51,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 ASK = {"model": "privmix", "prompt": "The caller asks whether", "max_tokens": TOKENS, "ignore_eos": True}
 
-Way = Callable[[httpx.AsyncClient, int], Awaitable[int]]
+Misuse = Callable[[httpx.AsyncClient, int], Awaitable[int]]
 """Misbehaves once, as the `number`-th time, and returns the status of the answer."""
 
 
@@ -97,7 +97,7 @@ async def invalid(http: httpx.AsyncClient, number: int) -> int:
     return await _ask(http, COMPLETIONS, {**ASK, "n": -1})
 
 
-WAYS: dict[str, tuple[Way, int]] = {
+WAYS: dict[str, tuple[Misuse, int]] = {
     "grammars": (grammars, 8),
     "references": (references, 8),
     "prompts": (prompts, 4),
@@ -204,7 +204,7 @@ def _misbehave(url: str, key: str, name: str, begun: Any, stop: Any, told: "Queu
     told.put(asyncio.run(_repeat(url, key, *WAYS[name], begun, stop)))
 
 
-async def _repeat(url: str, key: str, way: Way, at_once: int, begun: Any, stop: Any) -> Counter[int]:
+async def _repeat(url: str, key: str, way: Misuse, at_once: int, begun: Any, stop: Any) -> Counter[int]:
     statuses: Counter[int] = Counter()
     numbers = count()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from services.files import load_lines, write_lines
+from services.json_lines import load_lines, write_lines
 from services.laboratory.evaluation.trial import WINDOWS
 from services.training.demo import TRAIN, write_demo_corpus
 from tests.benchmarks import gpu, labelled, private_base

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cluster.options import JsonOption
-from services.files import write_lines
+from services.json_lines import write_lines
 from services.training import demo
 from services.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
 from services.training.corpus import Corpus

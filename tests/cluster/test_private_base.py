@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.files import write_lines
+from services.json_lines import write_lines
 from services.training.manifest import Manifest
 from tests.running import configure, running, settled
 from tests.tiny import write_tiny_model

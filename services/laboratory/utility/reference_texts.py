@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.errors import InputError
-from services.files import write_atomically, write_lines
+from services.files import write_atomically
 from services.generation.card import JSON_FILE as CARD
 from services.generation.job import JOB, OUTPUT
+from services.json_lines import write_lines
 from services.laboratory.utility.labelled import Labelled
 from services.laboratory.utility.references import Amin, InvisibleInk
 

@@ -128,7 +128,7 @@ class Response(BaseModel):
     privmix: Privmix | None = Field(default=None, exclude_if=absent)
 
 
-class Event(BaseModel):
+class ResponseEvent(BaseModel):
     """One event of a stream. It has the fields that OpenAI's event of this type has."""
 
     type: str
@@ -151,7 +151,7 @@ class Event(BaseModel):
 class Events(BaseModel):
     """The events that a piece of an answer becomes."""
 
-    events: list[Event]
+    events: list[ResponseEvent]
 
 
 class ResponsesStyle(Style):
@@ -249,7 +249,7 @@ class ResponsesStyle(Style):
         status: ItemStatus = "completed" if reason == "stop" else "incomplete"
         self._item = self._item and self._item.model_copy(update={"status": status})
 
-    def _beginning(self) -> Iterator[Event]:
+    def _beginning(self) -> Iterator[ResponseEvent]:
         match self._item:
             case OutputMessage() as message:
                 yield self._event("response.output_item.added", output_index=0, item=_empty(message))
@@ -257,12 +257,12 @@ class ResponsesStyle(Style):
             case OutputCall() as call:
                 yield self._event("response.output_item.added", output_index=0, item=_empty(call))
 
-    def _delta(self, item: OutputMessage | OutputCall, delta: str) -> Event:
+    def _delta(self, item: OutputMessage | OutputCall, delta: str) -> ResponseEvent:
         if isinstance(item, OutputMessage):
             return self._part_event("response.output_text.delta", item, delta=delta, logprobs=[])
         return self._event("response.function_call_arguments.delta", output_index=0, item_id=item.id, delta=delta)
 
-    def _ending(self) -> Iterator[Event]:
+    def _ending(self) -> Iterator[ResponseEvent]:
         match self._item:
             case OutputMessage() as message:
                 (part,) = message.content
@@ -278,11 +278,11 @@ class ResponsesStyle(Style):
         if self._item is not None:
             yield self._event("response.output_item.done", output_index=0, item=self._item)
 
-    def _part_event(self, kind: str, message: OutputMessage, **fields: Any) -> Event:
+    def _part_event(self, kind: str, message: OutputMessage, **fields: Any) -> ResponseEvent:
         return self._event(kind, output_index=0, content_index=0, item_id=message.id, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        event = Event(type=kind, sequence_number=self._events, **fields)
+    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
+        event = ResponseEvent(type=kind, sequence_number=self._events, **fields)
         self._events += 1
         return event
 
@@ -329,5 +329,5 @@ def _empty(item: OutputMessage | OutputCall) -> OutputMessage | OutputCall:
     return item.model_copy(update={"content": []} if isinstance(item, OutputMessage) else {"arguments": ""})
 
 
-def _encoded(event: Event) -> bytes:
+def _encoded(event: ResponseEvent) -> bytes:
     return b"event: " + event.type.encode() + b"\ndata: " + event.model_dump_json().encode() + b"\n\n"

@@ -45,7 +45,7 @@ EARLIER = "responses are not stored; send their items again in input, and remove
 NO_REASONING = "separate reasoning is not supported; remove it"
 ONE_ANSWER = "a response has one answer; remove it"
 
-Status = Annotated[
+InputStatus = Annotated[
     Any, Neutral("give completed, incomplete or in_progress, or remove it", "completed", "incomplete", "in_progress")
 ]
 
@@ -57,7 +57,7 @@ class MessageItem(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     id: IgnoredText = None
-    status: Status = None
+    status: InputStatus = None
     phase: IgnoredText = None
 
 
@@ -69,7 +69,7 @@ class CallItem(Body):
     name: str = Field(pattern=TOOL_NAME)
     arguments: CallArguments
     id: IgnoredText = None
-    status: Status = None
+    status: InputStatus = None
 
 
 class ResultItem(Body):
@@ -79,7 +79,7 @@ class ResultItem(Body):
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID)
     output: Content
     id: IgnoredText = None
-    status: Status = None
+    status: InputStatus = None
     name: IgnoredText = None
 
 
@@ -92,7 +92,7 @@ def _tag(item: Any) -> str:
     return f"({kind})"
 
 
-Item = Annotated[
+InputItem = Annotated[
     Annotated[MessageItem, Tag("(message)")]
     | Annotated[CallItem, Tag("(function_call)")]
     | Annotated[ResultItem, Tag("(function_call_output)")],
@@ -140,9 +140,9 @@ def _check_items(items: list[Any]) -> list[Any]:
     return items
 
 
-Items = Annotated[
-    list[Item],
-    BeforeValidator(_items, json_schema_input_type=str | list[Item]),
+InputItems = Annotated[
+    list[InputItem],
+    BeforeValidator(_items, json_schema_input_type=str | list[InputItem]),
     AfterValidator(_check_items),
 ]
 
@@ -190,7 +190,7 @@ class ResponsesRequest(GenerationRequest):
 
     prompt_field = "input"
 
-    input: Items
+    input: InputItems
     instructions: str | None = Field(None, description="The system message, before all others.")
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from services.requests.conversation import Conversation
+from services.requests.conversation import ChatWriter
 from services.requests.errors import ApiError
 from services.requests.models import Prompts, prompts_of
 from services.requests.schema import ChatRequest, Message
@@ -63,7 +63,7 @@ def rendered(template: str, messages: list[dict[str, Any]]) -> str:
         return str(text)
 
     body = {"model": "privmix", "messages": messages}
-    return render(Conversation(render).messages(ChatRequest.parse(json.dumps(body).encode()).messages))
+    return render(ChatWriter(render).messages(ChatRequest.parse(json.dumps(body).encode()).messages))
 
 
 @pytest.mark.parametrize(

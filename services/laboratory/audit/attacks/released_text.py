@@ -14,10 +14,9 @@ from typing import get_args
 import numpy as np
 
 from services.errors import InputError
-from services.files import write_lines
 from services.generation.card import load_card
 from services.generation.job import load_output
-from services.json_lines import read_lines
+from services.json_lines import read_lines, write_lines
 from services.laboratory.audit.attacks.one_run import correct_guesses
 from services.laboratory.audit.report.bounds import one_run_epsilon
 from services.laboratory.audit.report.finding import CERTAIN, Finding

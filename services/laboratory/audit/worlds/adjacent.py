@@ -16,7 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
-from services.files import write_atomically, write_lines
+from services.files import write_atomically
+from services.json_lines import write_lines
 from services.laboratory.audit.worlds.sizes import AdjacentSize
 from services.laboratory.audit.worlds.testbed import SALT, claim_directory
 from services.laboratory.evaluation.ensembles import TrainedEnsemble

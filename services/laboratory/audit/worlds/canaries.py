@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.errors import InputError
-from services.files import load_lines, write_lines
+from services.json_lines import load_lines, write_lines
 from services.training import demo
 
 CORPUS = "planted.jsonl"

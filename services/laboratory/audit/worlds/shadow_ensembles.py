@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.errors import InputError
-from services.files import write_lines
+from services.json_lines import write_lines
 from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
 from services.laboratory.audit.worlds.sizes import ShadowSize
 from services.laboratory.audit.worlds.testbed import SALT, claim_directory

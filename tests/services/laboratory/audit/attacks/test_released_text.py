@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from services.errors import InputError
-from services.files import write_lines
 from services.generation.card import JSON_FILE
 from services.generation.job import OUTPUT
+from services.json_lines import write_lines
 from services.laboratory.audit.attacks.released_text import ReleasedTexts, find, read_released, score, train_on
 from services.laboratory.audit.report.sections import released_section
 from services.laboratory.audit.worlds.canaries import Canary
