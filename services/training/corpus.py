@@ -60,7 +60,6 @@ class Corpus:
         split: the split of datasets.
 
     Attributes:
-        name: the names of what is read, without their folders.
         skipped: how many rows were skipped so far, by the kind of their problem. It depends on private text.
         report: takes the finished fraction of the reading.
         people: the model that the text is for. With it, conversations that its template refuses are bad rows.
@@ -80,7 +79,6 @@ class Corpus:
         self._given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
         self._split = split
         check(self._given, split)
-        self.name = ", ".join(Path(given).name for given in self._given)
         self.user_field = user_field
         self.text_field = text_field
         self._text_fields = tuple(field.strip() for field in text_field.split(","))
