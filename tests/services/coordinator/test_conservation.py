@@ -33,7 +33,7 @@ WORLDS: dict[str, tuple[Protocol, PrivacyBudget]] = {
         PMixed(PARTS, 1.0, 0.4),
         PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user"),
     ),
-    "individual": (ACCOUNTED, PrivacyBudget.of("e", INDIVIDUAL, ACCOUNTED, partition="p")),
+    "individual": (ACCOUNTED, PrivacyBudget.of("e", INDIVIDUAL, ACCOUNTED)),
 }
 
 
