@@ -106,9 +106,12 @@ def compare(path: Path, rows: int, repeats: int) -> dict[str, Any]:
 def main(
     gigabytes: Annotated[float, typer.Option(help="The size of the text.")] = 2.0,
     repeats: Annotated[int, typer.Option(min=1, help="The number of readings with each reader.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="10 MB, read once.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the speed of reading a corpus of Parquet with pyarrow's own."""
+    if quick:
+        gigabytes, repeats = 0.01, 1
     with tempfile.TemporaryDirectory() as directory:
         path, started = Path(directory) / "corpus.parquet", time.monotonic()
         rows = write_corpus(path, int(gigabytes * 1000 * MEGABYTE))

@@ -98,6 +98,14 @@ def test_the_neighbours() -> None:
 
 
 @slow
+def test_reading_a_corpus() -> None:
+    measured = figures("corpus", "--json")
+    keys(measured, "rows", "ratio")
+    for reader in ("pyarrow", "corpus"):
+        keys(measured[reader], "seconds", "peak_mb")
+
+
+@slow
 def test_an_evaluation() -> None:
     keys(figures("evaluate", "--json"), "token_parts_per_s", "ratio", "ratio_stored")
 
