@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from scipy.special import logsumexp
 from torch import Tensor
 
-from services.privacy.accounting import leave_one_out, orders_for, planning
+from services.privacy.accounting import leave_one_out, planning
 from services.privacy.accounting.channel import worst_pair
 from services.privacy.arrays import Reals
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts, real_orders
@@ -324,7 +324,7 @@ class AdaPMixedSettings(Settings):
         return self.enforce or ("bound" if self.mollifier == "ratio" else "measured")
 
     def plan(self, parts: int, order: float | None = None) -> AdaPMixed:
-        radius = self._radius(parts, order) if self.mollifier == "ratio" else None
+        radius = self._radius(parts) if self.mollifier == "ratio" else None
         return AdaPMixed(
             parts=parts,
             mollifier=self.mollifier,
@@ -340,7 +340,7 @@ class AdaPMixedSettings(Settings):
             enforce=self.enforced,
         )
 
-    def _radius(self, parts: int, order: float | None) -> float:
+    def _radius(self, parts: int) -> float:
         if self.radius is not None:
             return self.radius
         if self.enforced == "measured":
@@ -351,7 +351,6 @@ class AdaPMixedSettings(Settings):
             self.budget,
             self.delta,
             radii(parts),
-            orders=orders_for(order),
             before=self.spent_before,
         )
 

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from services.privacy import reduction
-from services.privacy.accounting import orders_for, planning
+from services.privacy.accounting import planning
 from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.arrays import Reals
@@ -247,7 +247,6 @@ class ExponentialSettings(Settings):
             self.budget,
             self.delta,
             radii(sample),
-            orders=orders_for(order),
             before=self.spent_before,
         )
         return Exponential(parts, sample, radius)

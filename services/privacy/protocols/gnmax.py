@@ -17,7 +17,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
 from torch import Tensor
 
-from services.privacy.accounting import orders_for, planning
+from services.privacy.accounting import planning
 from services.privacy.arrays import Integers, Reals
 from services.privacy.events import (
     PLD_INTERVAL,
@@ -187,7 +187,6 @@ class GNMaxSettings(Settings):
             self.budget,
             self.delta,
             SCALES,
-            orders=orders_for(order),
             before=self.spent_before,
         )
         if self.order is not None and order not in (None, self.order):

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from services.privacy import accounting, reduction
+from services.privacy import reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
 from services.privacy.arrays import Reals
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
@@ -278,13 +278,8 @@ class IndividualSettings(Settings):
     def plan(self, parts: int, order: float | None = None) -> Individual:
         if parts < 2:
             raise ValueError(f"parts must be at least 2 for individual budgets, got {parts}; choose another protocol")
-        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()), order)
+        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()))
         lower = min(self._lower(parts, size), _largest_lower(parts, ratio))
-        if lower < _LEAST_LOWER:
-            raise ValueError(
-                f"epsilon {accounting.stated(self.epsilon)} at delta {self.delta:g} is too small for tilts of {parts} "
-                "parts; raise it, or train more parts"
-            )
         return Individual(parts, lower, _widest(parts, lower, ratio), self.cap, size, ratio, self.tokens)
 
     def _lower(self, parts: int, size: float) -> float:

@@ -25,7 +25,7 @@ from pydantic import Field
 from scipy.stats import binom
 from torch import Tensor
 
-from services.privacy.accounting import orders_for, planning, published
+from services.privacy.accounting import planning, published
 from services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.arrays import Reals
@@ -273,7 +273,6 @@ class PMixedSettings(Settings):
             self.budget,
             self.delta,
             radii(1),
-            orders=orders_for(order),
             before=self.spent_before,
         )
         return PMixed(parts, self.q, radius, projection=self.projection)

@@ -19,7 +19,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
 from torch import Tensor
 
-from services.privacy.accounting import orders_for, planning
+from services.privacy.accounting import planning
 from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
@@ -189,7 +189,6 @@ class SubsampleAggregateSettings(Settings):
             self.budget,
             self.delta,
             _SCALES,
-            orders=orders_for(order),
             before=self.spent_before,
         )
         return SubsampleAggregate(parts, scale, self.candidates)
