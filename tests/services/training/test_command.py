@@ -45,6 +45,7 @@ def test_the_command_trains_and_prints_one_json_object(ensemble: Ensemble, tmp_p
         "trained": 0,
         "kept": PARTS,
         "skipped": 1,
+        "skipped_by_kind": {"is not JSON": 1},
         "left_out": 0,
     }
 
@@ -206,7 +207,7 @@ def test_paths_in_a_file_of_options_are_relative_to_the_file(tmp_path: Path) -> 
     file.write_text("{output: out, earlier: [first, /second], model: model, base: auto, user-field: model}")
     command = load("train")
     context = command.make_context("train", ["corpus.jsonl", "--config", str(file)])
-    assert context.params["corpus"] == Path("corpus.jsonl")
+    assert context.params["corpus"] == [Path("corpus.jsonl")]
     assert context.params["output"] == tmp_path / "out"
     assert context.params["earlier"] == [tmp_path / "first", Path("/second")]
     names = {name: context.params[name] for name in ("model", "base", "user_field")}
