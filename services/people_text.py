@@ -121,7 +121,7 @@ class PeopleText:
         Raises:
             jinja2.TemplateError: the template refuses the messages.
         """
-        marks = self.marks()
+        marks = TypedMarks(self._typed)
         rendered = self._chat.apply_chat_template(
             marks.hide(messages),
             tools=marks.hide(tools) or None,
@@ -129,10 +129,6 @@ class PeopleText:
             add_generation_prompt=add_generation_prompt,
         )
         return str(rendered) if add_generation_prompt else str(rendered).rstrip(), marks
-
-    def marks(self) -> "TypedMarks":
-        """Returns an object that hides what people typed from a chat template."""
-        return TypedMarks(self._typed)
 
     def rendered(self, text: str, marks: "TypedMarks") -> list[int]:
         """Returns the token ids of the text that a chat template has made of hidden messages."""

@@ -120,14 +120,13 @@ class Prompts:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
-        marks = self._people.marks()
         written = self._conversation.messages(messages)
         size = sum(map(_size, written))
         self._check_size(size, limit, "messages")
         # Each message and each tool has text that is not written there.
         size += INLINE_CHARACTERS // 32 * len(written) + INLINE_CHARACTERS * len(tools)
         try:
-            text = await self._run(size, client, lambda: self._apply_template(written, tools, marks))
+            text, marks = await self._run(size, client, lambda: self._apply_template(written, tools))
         except TEMPLATE_ERRORS:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
@@ -136,9 +135,9 @@ class Prompts:
 
     @cached_property
     def _conversation(self) -> ChatWriter:
-        return ChatWriter(lambda messages: self._apply_template(messages, (), self._people.marks()))
+        return ChatWriter(lambda messages: self._apply_template(messages, ())[0])
 
-    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function], marks: TypedMarks) -> str:
+    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function]) -> tuple[str, TypedMarks]:
         described: list[dict[str, Any]] | None = [
             {
                 "type": "function",
@@ -148,10 +147,7 @@ class Prompts:
         ]
         if tools and "tools" not in self._tokenizer.chat_template:
             messages, described = with_instructions(messages, described or []), None
-        rendered = self._tokenizer.apply_chat_template(
-            marks.hide(messages), tools=marks.hide(described) or None, tokenize=False, add_generation_prompt=True
-        )
-        return str(rendered)
+        return self._people.render(messages, described, add_generation_prompt=True)
 
     async def pieces(self, tokens: Sequence[int], client: str = "") -> list[str]:
         """Returns the vocabulary entry of each token id."""

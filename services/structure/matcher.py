@@ -5,12 +5,9 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from services.structure.ending import EndFinder
+from services.structure.ending import PIECE, EndFinder
 from services.structure.errors import StructureError
 from services.structure.vocabulary import Vocabulary
-
-PIECE = 64
-"""The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
 
 
 @dataclass(frozen=True, slots=True)

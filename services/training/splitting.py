@@ -163,7 +163,7 @@ def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) 
         raise InputError("base-share: follows from --users, or from --parts; state one of them, or set the share")
     per_user = None if size is None else size.tokens_per_user
     wanted = Requirements(Population(users, users * (per_user or TOKENS_PER_USER)), budget, parts=parts)
-    # An assumed size is too rough to refuse what was asked for.
+    # An assumed size is not exact enough to refuse a base that the operator asks for.
     division = divide(wanted, propose(wanted), SHARES[1:-1] if per_user is None else SHARES)
     if division is None:
         raise InputError("epsilon: is too small for a private base; leave --base out")

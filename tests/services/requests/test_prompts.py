@@ -135,14 +135,16 @@ async def test_tools_are_described_in_a_thread(prompts: Prompts, monkeypatch: py
     await prompts.chat_tokens([user("a")], LIMIT)  # what the template can do is found with the first chat
     threads: list[threading.Thread] = []
 
-    def render(*_: object) -> str:
+    apply_template = prompts._apply_template
+
+    def render(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
-        return "text"
+        return apply_template(*arguments)
 
     assert prompts._conversation  # the first chat finds out what the template reads
     monkeypatch.setattr(prompts, "_apply_template", render)
     tools = [Function(name="f", description="long " * 1000)]
-    await prompts.chat_tokens([user("a")], LIMIT, "", tools)
+    await prompts.chat_tokens([user("a")], 10 * LIMIT, "", tools)
     await prompts.chat_tokens(ChatRequest.model_validate({"model": "a", "messages": [user("a")]}).messages, LIMIT)
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
 

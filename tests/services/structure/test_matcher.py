@@ -14,8 +14,8 @@ from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
 from services.structure import compiler, grammar
-from services.structure import matcher as matching
 from services.structure.compiler import Compiler, limits_of
+from services.structure.ending import PIECE
 from services.structure.errors import StructureError
 from services.structure.matcher import Matcher
 from services.structure.vocabulary import Vocabulary
@@ -269,4 +269,4 @@ def test_an_engine_never_reads_much_without_a_mask(schema: dict[str, Any]) -> No
     answer = long_text() if schema is LONG else ()
     assert follower.after(answer) == whole.after(answer)
     assert sum(pieces) >= 1000
-    assert max(pieces) <= matching.PIECE
+    assert max(pieces) <= PIECE
