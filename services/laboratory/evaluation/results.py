@@ -31,6 +31,11 @@ class EpsilonSpent:
     pld: float | None = None
     measured: float | None = None
 
+    @property
+    def bound(self) -> float | None:
+        """The smaller of the two that depend on no text; None if there is no bound."""
+        return min((epsilon for epsilon in (self.rdp, self.pld) if epsilon is not None), default=None)
+
 
 @dataclass(frozen=True)
 class Gain:
@@ -202,8 +207,8 @@ def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
 
 
 def _sentence(settings: Settings, protocol: Protocol, cost: EpsilonSpent, tokens: int) -> str:
-    if settings.enforced == "bound" and cost.rdp is not None:
-        return protocol.guarantee.sentence(accounting.shown(cost.rdp), settings.delta, tokens)
+    if settings.enforced == "bound" and cost.bound is not None:
+        return protocol.guarantee.sentence(accounting.shown(cost.bound), settings.delta, tokens)
     if settings.enforced == "bound":
         return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
     return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)

@@ -77,7 +77,7 @@ def test_a_ledger_charges_the_base_once_from_its_creation_on(tmp_path: Path) -> 
     assert stated.epsilon_spent == pytest.approx(both, abs=1e-4)
     sentence = statement(balance).guarantee
     assert "(8, 1e-05)-differential privacy for any one user's text" in sentence
-    assert "The base's training, epsilon 3.9998 alone, is part of it and is charged once." in sentence
+    assert "The base's training, epsilon 3.9999 alone, is part of it and is charged once." in sentence
 
 
 @pytest.mark.parametrize("forged", [terms(None), terms(OTHER), terms(BASE, apart=True)])
