@@ -25,16 +25,13 @@ class EpsilonSpent:
         pld: from the privacy loss distribution; None if no dominating pair is known.
         measured: from losses measured on the private text, the largest of all runs, if the budget limits them. Only the
             operator may see it.
+        bound: what a ledger counts, which depends on no text; None if there is no bound.
     """
 
     rdp: float | None = None
     pld: float | None = None
     measured: float | None = None
-
-    @property
-    def bound(self) -> float | None:
-        """The smaller of the two that depend on no text; None if there is no bound."""
-        return min((epsilon for epsilon in (self.rdp, self.pld) if epsilon is not None), default=None)
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Seque
     if not any(map(math.isfinite, protocol.event.rdp(orders))):
         return EpsilonSpent(measured=measured)
     cost = planning.cost(protocol.event, tokens, settings.delta, orders, before=settings.spent_before)
-    return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured)
+    return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured, cost.epsilon)
 
 
 def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
