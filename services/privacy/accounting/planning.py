@@ -200,10 +200,13 @@ def _largest_by_larger_orders(
     A small epsilon needs large orders, about log(1 / delta) / epsilon.
     """
     low, high = (bounds[0] if known is None else known), bounds[1]
-    if low >= high or (
-        known is not None and _by_order(event(low), tokens, delta, before, _EARLIER).order < _EARLIER[-1]
-    ):
+    if low >= high:
         return known
+    if known is not None:
+        cost = _by_order(event(low), tokens, delta, before, _EARLIER)
+        # Where an epsilon jumps to 0, because the divergences are tiny, the search ended far below the budget.
+        if cost.order < _EARLIER[-1] and cost.epsilon > epsilon * (1 - _CLOSE):
+            return known
 
     def excess(value: float) -> float:
         return _by_order(event(value), tokens, delta, before, _LARGER).epsilon - epsilon

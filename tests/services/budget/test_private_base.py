@@ -14,6 +14,7 @@ from services.budget.reader import read
 from services.budget.statement import recompute, statement
 from services.errors import LedgerMismatch
 from services.privacy import accounting
+from services.privacy.events import Accountant
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
@@ -37,7 +38,8 @@ def test_the_sum_is_that_of_dp_accounting(settings: Settings) -> None:
     """The reference knows the two events alone, and composes the steps of the base one by one."""
     base = DpSgdEvent("user", noise_multiplier(1.0, DELTA, 1.0, STEPS), 1.0, STEPS, "base")
     on_base = settings.on_base(base)
-    event, budget = on_base.plan(64).event, terms(base, settings=settings)
+    planned = on_base.plan(64, Accountant(8.0))  # by the filter alone
+    event, budget = planned.event, PrivacyBudget.of("e", on_base, planned, base=base)
     accountant = RdpAccountant([budget.order])
     accountant.compose(GaussianDpEvent(base.noise_multiplier), STEPS)
     total = np.asarray(accountant.rdp) + TOKENS * event.rdp([budget.order])

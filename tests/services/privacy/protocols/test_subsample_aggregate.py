@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.privacy.accounting import ORDERS, planning
+from services.privacy.accounting import EARLIER_ORDERS, ORDERS, planning
 from services.privacy.mollifiers.candidates import Candidates
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocols.subsample_aggregate import (
