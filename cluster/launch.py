@@ -522,7 +522,7 @@ def _start_fleet(
         namespace=configuration.namespace,
         plans=tuple(plans),
         protocol_settings=promised.settings,
-        order=promised.terms.order,
+        accountant=promised.terms.accountant,
         coordinators=coordinator_names(configuration),
         grow=configuration.shards.count == "auto",
         start_timeout_s=configuration.shards.start_timeout_s,

@@ -42,16 +42,16 @@ def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise
         LedgerError: the ledger exists but cannot be read.
     """
     kept = _kept(configuration.budget.ledger)
-    order = None if kept is None else kept.order
+    accountant = None if kept is None else kept.accountant
     try:
         base = None if manifest.private_base is None else manifest.private_base.training.event
         settings = configuration.privacy.for_training(manifest.dp_sgd).on_base(None if manifest.base_apart else base)
-        protocol = settings.plan(parts_served(configuration, manifest), order)
+        protocol = settings.plan(parts_served(configuration, manifest), accountant)
         terms = PrivacyBudget.of(
             manifest.ensemble,
             settings,
             protocol,
-            order,
+            accountant,
             base=base,
             base_apart=manifest.base_apart,
             partition=manifest.partition,
@@ -60,7 +60,7 @@ def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise
         _check_base(terms)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
             raise ValueError(f"protocol: {protocol.name} has no bound at order {terms.order:g}, that of the ledger")
-        terms = counted(terms, protocol.event) if kept is None else terms
+        terms = counted(terms, protocol.event, settings.planned) if kept is None else terms
         if terms.counter is not None:
             Filter(terms).affordable({}, protocol.event)  # raises if the ledger's counter has no price for this event
     except ValueError as error:

@@ -325,7 +325,7 @@ def plan_protocol(settings: Settings, parts: int, orders: Sequence[float] | None
 
 def _sentence(settings: Settings, protocol: Protocol, cost: planning.Cost | None) -> str:
     if settings.enforced == "bound" and cost is not None:
-        return protocol.guarantee.sentence(accounting.shown(cost.epsilon_rdp), settings.delta, settings.tokens)
+        return protocol.guarantee.sentence(accounting.shown(cost.epsilon), settings.delta, settings.tokens)
     if settings.enforced == "bound":
         return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
     return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)

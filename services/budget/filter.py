@@ -182,22 +182,29 @@ class Filter:
         return self.epsilon(spent, losses) <= self.terms.epsilon - SLACK * (1 + self.terms.epsilon)
 
 
-def counted(terms: PrivacyBudget, event: Event) -> PrivacyBudget:
+def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> PrivacyBudget:
     """Returns the budget with a counter of tokens of `event`, where that allows more of them than the filter does.
 
     Call it only for a ledger that does not exist yet: the number must be fixed before the first token.
+
+    Args:
+        planned: the number of tokens from which the event follows, which the filter may not allow; None if the
+            operator chose the event.
     """
-    fixed = not event.measured and not event.once and math.isfinite(cost(event, terms.order))
-    if terms.epsilon is None or terms.enforced != "bound" or not fixed:
+    if terms.epsilon is None or terms.enforced != "bound" or not math.isfinite(cost(event, terms.order)):
         return terms
     by_filter = Filter(terms).affordable({}, event)
     before = {} if terms.base_event is None or terms.base_apart else {terms.base_event: 1}
-    if not 0 < by_filter < UNLIMITED:
+    if by_filter == UNLIMITED:
         return terms
-    exact = counting.largest_count(event, terms.epsilon, terms.delta, before, by_filter)
-    if exact is None or exact == by_filter:
+    starts = [least for least in (planned or 0, by_filter) if least >= max(1, by_filter)]
+    counts = (counting.largest_count(event, terms.epsilon, terms.delta, before, least) for least in starts)
+    exact = next((count for count in counts if count is not None), by_filter)
+    if exact == by_filter:
         return terms
-    return terms.model_copy(update={"counter": TokenCounter(event=event.to_json(), tokens=exact)})
+    return terms.model_copy(
+        update={"counter": TokenCounter(event=event.to_json(), tokens=exact, planned=planned)},
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from services.budget.token_counter import TokenCounter
 from services.errors import LedgerMismatch
 from services.privacy import accounting
-from services.privacy.events import Event, from_json
+from services.privacy.events import Accountant, Event, from_json
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Enforced, Settings
 
@@ -90,6 +90,13 @@ class PrivacyBudget(BaseModel):
         return self
 
     @property
+    def accountant(self) -> Accountant:
+        """How a ledger with this budget composes tokens."""
+        if self.counter is None or self.counter.planned is None:
+            return Accountant(self.order)
+        return Accountant(self.order, self.counter.planned, self.counter.unit)
+
+    @property
     def base_event(self) -> Event | None:
         return None if self.base is None else from_json(self.base)
 
@@ -99,7 +106,7 @@ class PrivacyBudget(BaseModel):
         ensemble: str,
         settings: Settings,
         protocol: Protocol,
-        order: float | None = None,
+        kept: Accountant | None = None,
         base: Event | None = None,
         base_apart: bool = False,
         partition: str | None = None,
@@ -111,14 +118,14 @@ class PrivacyBudget(BaseModel):
             ensemble: the manifest's id.
             partition: the manifest's, which states the number of its parts; ignored where all parts are charged alike.
                 Without it, all parts are those of `protocol`.
-            order: the Rényi order of the existing ledger; None chooses the order at which the budget lasts longest.
+            kept: of the existing ledger; None chooses the Rényi order at which the budget lasts longest.
             base, base_apart, counter: see the attributes.
         """
         return cls(
             ensemble=ensemble,
             epsilon=settings.epsilon,
             delta=settings.delta,
-            order=order or protocol.order or _best_order(protocol.event, settings),
+            order=kept.order if kept is not None else protocol.order or _best_order(protocol.event, settings),
             adjacency=protocol.guarantee.adjacency,
             enforced=settings.enforced,
             stop_within=settings.stop_within,

@@ -23,12 +23,14 @@ class TokenCounter(BaseModel):
     Attributes:
         event: the event, as JSON, whose tokens are the unit.
         tokens: the largest number of these tokens.
+        planned: the number for which the event was planned; None in a ledger that was planned by Rényi divergences.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     event: str
     tokens: int = Field(gt=0)
+    planned: int | None = Field(None, gt=0)
 
     @property
     def unit(self) -> Event:

@@ -21,6 +21,7 @@ from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import START_TIMEOUT_S, ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.fleet.size import FleetSize
+from services.privacy.events import Accountant
 from services.privacy.settings import Settings
 from services.shard import ShardActor, ShardStatus
 
@@ -36,7 +37,7 @@ class FleetSettings:
     """Holds the settings of the fleet. They are plain data, so that Ray can restart the actor from them.
 
     Attributes:
-        order: the Rényi order of the ledger's filter, on which a protocol may depend.
+        accountant: of the ledger, on which a protocol may depend.
         coordinators: the Ray names of the coordinators that receive every new shard map.
         grow: start the next part group whenever the cluster has the resources.
         start_timeout_s: how long a shard may take to start.
@@ -46,7 +47,7 @@ class FleetSettings:
     namespace: str
     plans: tuple[ShardPlan, ...]
     protocol_settings: Settings
-    order: float | None
+    accountant: Accountant | None
     coordinators: tuple[str, ...]
     grow: bool = False
     start_timeout_s: float = START_TIMEOUT_S
@@ -161,7 +162,7 @@ class Fleet:
 
     def _shard_map_of(self, shards: int) -> ShardMap:
         plans = self._settings.plans[:shards]
-        protocol = self._settings.protocol_settings.plan(sum(plan.parts for plan in plans), self._settings.order)
+        protocol = self._settings.protocol_settings.plan(sum(plan.parts for plan in plans), self._settings.accountant)
         return ShardMap(
             time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
         )

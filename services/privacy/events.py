@@ -102,6 +102,22 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
+class Accountant:
+    """Describes how a ledger that exists composes tokens, which was fixed when it was made.
+
+    Attributes:
+        order: the Rényi order of its filter.
+        tokens: the number of tokens that its plan counted; None where it was planned by Rényi divergences alone, as
+            all were in earlier versions.
+        event: the event of each of them.
+    """
+
+    order: float
+    tokens: int | None = None
+    event: "Event | None" = None
+
+
+@dataclass(frozen=True)
 class Event(ABC):
     """Describes the cost of one released token. Subclasses are frozen dataclasses of numbers and strings.
 

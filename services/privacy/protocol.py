@@ -247,6 +247,14 @@ class Protocol(ABC):
         """
         return None
 
+    @property
+    def formula_error(self) -> float:
+        """The largest difference of a probability between `formula` and a release that rounding explains.
+
+        The default is several times the rounding to float32 and to integers.
+        """
+        return 3e-5
+
     def chance_bounds(self, answers: Answers, tokens: Tensor) -> Reals | None:
         """Returns upper bounds of the probabilities of int64 ``tokens`` [S], float64 [S]. Evaluation uses the bounds.
 

@@ -7,7 +7,7 @@ from typing import Protocol as Structure
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from services.privacy.events import Event
+from services.privacy.events import Accountant, Event
 from services.privacy.protocol import Protocol
 from services.units import DELTA, EPSILON, TOKENS
 
@@ -90,16 +90,21 @@ class Settings(BaseModel, ABC):
         return self.epsilon
 
     @abstractmethod
-    def plan(self, parts: int, order: float | None = None) -> Protocol:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Protocol:
         """Returns the protocol for an ensemble, with unset parameters derived from the budget.
 
         Args:
             parts: N, the number of parts.
-            order: the Rényi order of the existing ledger, if there is one, for protocols that depend on it.
+            kept: of the ledger, if it exists: what is planned fits its composition.
 
         Raises:
             ValueError: the budget is too small, or fields contradict each other. The message names the field.
         """
+
+    @property
+    def planned(self) -> int | None:
+        """The number of tokens from which the derived parameter follows; None if it is set, or there is none."""
+        return None if self.derived is None or getattr(self, self.derived) is not None else self.tokens
 
     @property
     def enforced(self) -> Enforced:

@@ -20,7 +20,7 @@ import numpy as np
 from services.engine import PartKind
 from services.errors import InputError
 from services.privacy import accounting
-from services.privacy.events import Event
+from services.privacy.events import Accountant, Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.individual import IndividualSettings
@@ -39,6 +39,8 @@ MEASURED = ("pmixed", "exponential", "individual")
 """The protocols whose gain was measured."""
 TOLERANCE = 0.01
 """The relative gain by which a proposal may be worse than the best one, if it has fewer parts or fewer rows."""
+# Rényi divergences alone plan in milliseconds, and their radius is at most a twentieth smaller: enough to choose by.
+_BY_ORDER = Accountant(float(accounting.ORDERS[-1]))
 
 LEAVES_OUT = (
     "other text and other models: the range covers the measured corpora, not yours",
@@ -249,7 +251,8 @@ def propose(wanted: Requirements) -> Proposal:
         InputError: no choice meets the requirements. The message names the field and the reason.
     """
     wanted.check()
-    return _cheapest([_propose(wanted, kind) for kind in wanted.kinds])
+    best = _cheapest([_propose(wanted, kind) for kind in wanted.kinds])
+    return _expect(best.part_kind, best.settings.protocol, best.protocol.parts, wanted, None) or best
 
 
 def _propose(wanted: Requirements, part_kind: PartKind) -> Proposal:
@@ -294,11 +297,13 @@ def _cheapest(choices: Sequence[Proposal]) -> Proposal:
 
 
 @lru_cache(maxsize=128)
-def _planned(protocol: str, parts: int, budget: TokenBudget, base: Event | None) -> tuple[Settings, Protocol] | None:
+def _planned(
+    protocol: str, parts: int, budget: TokenBudget, base: Event | None, kept: Accountant | None
+) -> tuple[Settings, Protocol] | None:
     """Returns a protocol's settings and plan, which are the same for adapters and texts; None if the budget ends."""
     settings = _settings(protocol, parts, budget.limits()).on_base(base)
     try:
-        return settings, settings.plan(parts)
+        return settings, settings.plan(parts, kept)
     except ValueError:
         return None
 
@@ -318,20 +323,26 @@ def _radius(protocol: Protocol) -> float:
     return float(getattr(protocol, "radius"))  # noqa: B009
 
 
-def _expect(part_kind: PartKind, protocol: str, parts: int, wanted: Requirements) -> Proposal | None:
+def _expect(
+    part_kind: PartKind,
+    protocol: str,
+    parts: int,
+    wanted: Requirements,
+    kept: Accountant | None = _BY_ORDER,
+) -> Proposal | None:
     """Returns the proposal for a number of parts; None if the budget does not last."""
-    chosen = _planned(protocol, parts, wanted.budget, wanted.base)
+    chosen = _planned(protocol, parts, wanted.budget, wanted.base, kept)
     if chosen is None:
         return None
     settings, planned = chosen
     measured = Measured.load(part_kind)
-    kept = measured.kept(protocol, _radius(planned))
+    shares = measured.kept(protocol, _radius(planned))
     tokens = wanted.population.tokens
     if tokens is None:
-        return Proposal(part_kind, settings, planned, Range.of(kept), None)
+        return Proposal(part_kind, settings, planned, Range.of(shares), None)
     # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
     # the share that a radius keeps.
     gains = measured.gain(tokens / parts)
-    kept_gains = [share * nats for share, nats in zip(kept, gains, strict=True)]
+    kept_gains = [share * nats for share, nats in zip(shares, gains, strict=True)]
     of_each = measured.by_corpus(kept_gains)
-    return Proposal(part_kind, settings, planned, Range.of(kept), Range.of(kept_gains), of_each)
+    return Proposal(part_kind, settings, planned, Range.of(shares), Range.of(kept_gains), of_each)

@@ -83,5 +83,5 @@ def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name
     path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "privacy": {"protocol": name, "tokens": 500}}))
     configuration = Configuration.load(path).choose()
     promised = promise(configuration, Manifest.load(ensemble))
-    assert promised.settings.plan(promised.protocol.parts, promised.terms.order) == promised.protocol
+    assert promised.settings.plan(promised.protocol.parts, promised.terms.accountant) == promised.protocol
     assert promised.sentence

@@ -283,7 +283,7 @@ def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]
 
 
 def _cost_line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
-    costs = [(point.value, point.result.reached.rdp) for point in points if point.result.reached.rdp is not None]
+    costs = [(point.value, point.result.reached.bound) for point in points if point.result.reached.bound is not None]
     colour, marker = style(palette, label)
     if costs:
         axes.plot(*zip(*costs, strict=True), marker=marker, markersize=4.5, linewidth=1.6, color=colour)

@@ -25,11 +25,13 @@ class EpsilonSpent:
         pld: from the privacy loss distribution; None if no dominating pair is known.
         measured: from losses measured on the private text, the largest of all runs, if the budget limits them. Only the
             operator may see it.
+        bound: what a ledger counts, which depends on no text; None if there is no bound.
     """
 
     rdp: float | None = None
     pld: float | None = None
     measured: float | None = None
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Seque
     if not any(map(math.isfinite, protocol.event.rdp(orders))):
         return EpsilonSpent(measured=measured)
     cost = planning.cost(protocol.event, tokens, settings.delta, orders, before=settings.spent_before)
-    return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured)
+    return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured, cost.epsilon)
 
 
 def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
@@ -202,8 +204,8 @@ def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
 
 
 def _sentence(settings: Settings, protocol: Protocol, cost: EpsilonSpent, tokens: int) -> str:
-    if settings.enforced == "bound" and cost.rdp is not None:
-        return protocol.guarantee.sentence(accounting.shown(cost.rdp), settings.delta, tokens)
+    if settings.enforced == "bound" and cost.bound is not None:
+        return protocol.guarantee.sentence(accounting.shown(cost.bound), settings.delta, tokens)
     if settings.enforced == "bound":
         return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
     return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)

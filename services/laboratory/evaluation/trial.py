@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.budget.filter import counted
 from services.budget.privacy_budget import PrivacyBudget
 from services.laboratory.evaluation.in_memory import InMemoryBudget
 from services.laboratory.evaluation.rows import RowReader
@@ -89,7 +90,8 @@ class Trial:
         self._protocol = protocol
         self._public = Public(protocol.parts)
         base = next(iter(settings.spent_before), None)
-        self._budget = InMemoryBudget(PrivacyBudget.of("evaluation", settings, protocol, base=base), protocol.event)
+        terms = counted(PrivacyBudget.of("evaluation", settings, protocol, base=base), protocol.event, settings.planned)
+        self._budget = InMemoryBudget(terms, protocol.event)
         self._repeats = max(1, (released or settings.tokens) // positions)
         self._answered = 0
         self._logs: list[Reals] = []

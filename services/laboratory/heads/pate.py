@@ -24,7 +24,6 @@ from services.laboratory.heads import sgd
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.sgd import SgdSettings
 from services.laboratory.heads.table import Table
-from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.arrays import Integers
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
@@ -32,8 +31,6 @@ from services.privacy.protocols.gnmax import SCALES, GNMaxEvent
 from services.privacy.sampling.noise import discrete_gaussian
 from services.units import Unit, check_unit
 
-# A small epsilon needs large orders.
-_ORDERS = np.union1d(accounting.ORDERS, np.geomspace(100, 1e6, 100))
 # The capacity of a part lies this many standard deviations above its average number of owners.
 _DEVIATIONS = 7.0
 
@@ -113,9 +110,7 @@ def event(table: Table, epsilon: float, delta: float, settings: PateSettings) ->
     Raises:
         ValueError: no noise suffices.
     """
-    sigma = planning.smallest(
-        lambda sigma: GNMaxEvent(settings.parts, sigma), settings.queries, epsilon, delta, SCALES, _ORDERS
-    )
+    sigma = planning.smallest(lambda sigma: GNMaxEvent(settings.parts, sigma), settings.queries, epsilon, delta, SCALES)
     return LabellingEvent(settings.parts, sigma, settings.queries, table.unit, uuid4().hex)
 
 

@@ -1,10 +1,12 @@
 """Computes the cost of events: composition, conversion to (epsilon, delta), and worst cases."""
 
 from services.privacy.accounting.composition import (
+    EARLIER_ORDERS,
     ORDERS,
     Epsilon,
     Spent,
     epsilon,
+    orders_for,
     paid,
     pld,
     pld_epsilon,
@@ -15,10 +17,12 @@ from services.privacy.accounting.composition import (
 )
 
 __all__ = [
+    "EARLIER_ORDERS",
     "ORDERS",
     "Epsilon",
     "Spent",
     "epsilon",
+    "orders_for",
     "paid",
     "pld",
     "pld_epsilon",

@@ -14,14 +14,33 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 
-from services.privacy.events import PLD_INTERVAL, Divergences, Event, Orders
+from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
 
 SomeEvent = TypeVar("SomeEvent", bound=Event)
 Spent = Mapping[SomeEvent, int]
 
-# The tracked Rényi orders: order - 1 is a geometric sequence with 16 values in an octave, from 1/16 to 256.
-ORDERS: NDArray[np.float64] = 1 + 2.0 ** (np.arange(-64, 129) / 16)
+# The tracked Rényi orders: order - 1 is a geometric sequence with 16 values in an octave, from 1/16 to 2^22. An epsilon
+# needs orders of about 2 log(1 / delta) / epsilon, and many times that for few tokens: the last are for 0.001 at 1e-12.
+ORDERS: NDArray[np.float64] = 1 + 2.0 ** (np.arange(-64, 353) / 16)
 ORDERS.setflags(write=False)
+
+_LARGEST_OF_EARLIER_LEDGERS = 257.0
+EARLIER_ORDERS = ORDERS[ORDERS <= _LARGEST_OF_EARLIER_LEDGERS]
+"""The orders that earlier versions tracked: a ledger of one of them cannot pay for a plan at a larger order."""
+
+# A grid of losses has at least this many intervals up to epsilon, or up to the least epsilon.
+_GRID, _LEAST_EPSILON = 1000, 1e-5
+# The size of the largest such grid: its arrays have some megabytes.
+_MOST_INTERVALS = 2**20
+
+
+def orders_for(kept: Accountant | None) -> NDArray[np.float64]:
+    """Returns the orders at which to plan tokens, so that the order of the ledger admits what is planned.
+
+    Args:
+        kept: of the ledger, if it exists; None for a new one, whose order follows from the plan.
+    """
+    return ORDERS if kept is None or kept.order > _LARGEST_OF_EARLIER_LEDGERS else EARLIER_ORDERS
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,21 @@ def pld_epsilon(spent: Spent[SomeEvent], delta: float, interval: float = PLD_INT
     if not any(spent.values()):
         return 0.0
     composed = pld(spent, interval)
-    return None if composed is None else float(composed.get_epsilon_for_delta(delta))
+    if composed is None:
+        return None
+    rounded = float(composed.get_epsilon_for_delta(delta))
+    # Losses are rounded up to the grid: too much for an epsilon of a few intervals.
+    finer = max(max(rounded, _LEAST_EPSILON) / _GRID, interval * _span(composed) / _MOST_INTERVALS)
+    if finer >= interval:
+        return rounded
+    composed = pld(spent, finer)
+    assert composed is not None
+    return min(rounded, float(composed.get_epsilon_for_delta(delta)))
+
+
+def _span(composed: PrivacyLossDistribution) -> int:
+    """Returns the number of intervals from the smallest to the largest loss."""
+    return max(len(pmf.to_dense_pmf()._probs) for pmf in (composed._pmf_remove, composed._pmf_add))
 
 
 def round_up(value: float, digits: int = 3) -> float:

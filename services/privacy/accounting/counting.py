@@ -38,31 +38,54 @@ def largest_count(event: Event, epsilon: float, delta: float, before: Mapping[Ev
         least: a number to start from.
     """
 
-    if epsilon > _LARGEST_EPSILON:
+    if not is_countable(event, epsilon):
         return None
 
-    def excess(count: int) -> float:
-        """Returns the log of the divergence over what is allowed, which is nearly linear in the count."""
-        composed, room = composition.pld({**before, event: count}), _room(delta, count)
-        if composed is None or room <= 0:
-            return math.inf
-        return math.log(max(float(composed.get_delta_for_epsilon(epsilon)), _ROUNDING) / room)
+    def excess_of(count: int) -> float:
+        return excess(event, count, epsilon, delta, before)
 
     fits, too_many = least, min(_LARGEST_COUNT, least + max(1, least // 4))
-    below, above = excess(fits), excess(too_many)
+    below = excess_of(fits)
     if below > 0:
         return None
+    above = excess_of(too_many)
     while above <= 0 and too_many < _LARGEST_COUNT:
         fits, below, too_many = too_many, above, min(_LARGEST_COUNT, 2 * too_many)
-        above = excess(too_many)
+        above = excess_of(too_many)
     while too_many - fits > 1:
         share = below / (below - above) if math.isfinite(above) else 0.5
         middle = min(too_many - 1, max(fits + 1, fits + int(share * (too_many - fits))))
-        if (between := excess(middle)) <= 0:
+        if (between := excess_of(middle)) <= 0:
             fits, below = middle, between
         else:
             too_many, above = middle, between
     return fits
+
+
+def is_countable(event: Event, epsilon: float) -> bool:
+    """Returns whether a ledger may count tokens of this event instead of adding up Rényi divergences.
+
+    Every token costs the same, whatever the private text, and its pair is known; the grid of losses has a bounded size.
+    """
+    return epsilon <= _LARGEST_EPSILON and not event.measured and not event.once and event.pld() is not None
+
+
+def excess(
+    event: Event,
+    count: int,
+    epsilon: float,
+    delta: float,
+    before: Mapping[Event, int],
+    interval: float = PLD_INTERVAL,
+) -> float:
+    """Returns the log of the divergence at `epsilon` over what is allowed: these tokens fit if it is at most 0.
+
+    It is nearly linear in the count; inf if the divergence is unknown or nothing of delta is left.
+    """
+    composed, room = composition.pld({**before, event: count}, interval), _room(delta, count)
+    if composed is None or room <= 0:
+        return math.inf
+    return math.log(max(float(composed.get_delta_for_epsilon(epsilon)), _ROUNDING) / room)
 
 
 def epsilon(event: Event, count: int, delta: float, before: Mapping[Event, int]) -> float:

@@ -2,12 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Context, Decimal
+from functools import cache
 
-from scipy.optimize import bisect
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import bisect, brentq
 
 from services.privacy import accounting
+from services.privacy.accounting import counting
 from services.privacy.accounting.composition import Spent
-from services.privacy.events import Event, Orders
+from services.privacy.events import PLD_INTERVAL, Accountant, Event, Orders
+
+# How closely exact composition is searched, relatively, and the digits of what it finds: a service that starts again on
+# another processor must find the same parameter to the last bit, or it would pay for tokens of another event.
+_CLOSE, _DIGITS = 3e-4, 5
+# Cells of a grid from 0 to the largest loss of a token, with which the search begins.
+_CELLS = 16
+# The first step beyond what Rényi divergences allow: exact composition allows some hundredths more.
+_STEP = 1.08
+
+
+# The shares by which a parameter is taken smaller, one after the other, until it fits.
+_MARGINS = (1e-11, 1e-9, 1e-7, 1e-5, 1e-3)
+
+_EARLIER = accounting.EARLIER_ORDERS
+_LARGER = accounting.ORDERS[len(_EARLIER) - 1 :]
 
 
 @dataclass(frozen=True)
@@ -26,6 +46,13 @@ class Cost:
     epsilon_rdp: float
     best_order: float
     epsilon_pld: float | None
+
+    @property
+    def epsilon(self) -> float:
+        """What a ledger counts for these tokens: the smaller of the two, where it may compose them exactly."""
+        if self.epsilon_pld is None or self.event.measured:
+            return self.epsilon_rdp
+        return min(self.epsilon_rdp, self.epsilon_pld)
 
 
 def cost(
@@ -59,40 +86,41 @@ def largest(
     epsilon: float,
     delta: float,
     bounds: tuple[float, float],
-    orders: Orders = accounting.ORDERS,
+    *,
+    kept: Accountant | None = None,
     before: Spent[Event] | None = None,
 ) -> float:
     """Returns the largest parameter within ``bounds`` for which ``tokens`` tokens stay within (epsilon, delta).
 
+    Where the ledger may count tokens (`counting.is_countable`), exact composition (README, Theorem 5) is tried beyond
+    what Rényi divergences allow.
+
     Args:
         event: maps a value of the parameter to the event of one token. The cost grows with the parameter.
         tokens: the number of tokens that the budget must last for.
-        epsilon: the budget's epsilon, compared with the conversion from Rényi divergences.
+        epsilon: the budget's epsilon.
         delta: the budget's delta.
         bounds: the smallest and the largest value to consider.
-        orders: the Rényi orders to convert from. A small epsilon needs large orders, about log(1 / delta) / epsilon.
+        kept: of the ledger, if it exists. The plan of an earlier ledger stays what it was.
         before: what is spent besides, such as on a private base.
 
     Raises:
         ValueError: even the smallest value costs more than the budget.
     """
-
-    earlier = accounting.rdp(before or {}, orders)
-
-    def excess(value: float) -> float:
-        divergences = earlier + accounting.rdp({event(value): tokens}, orders)
-        return accounting.epsilon(divergences, delta, orders).epsilon - epsilon
-
-    low, high = bounds
-    if excess(low) > 0:
+    before = before or {}
+    if (planned := _planned(event, tokens, kept)) is not None:
+        return planned
+    by_order = _largest_by_order(event, tokens, epsilon, delta, bounds, before)
+    if accounting.orders_for(kept) is accounting.ORDERS:
+        by_order = _largest_by_larger_orders(event, tokens, epsilon, delta, bounds, before, by_order)
+    if by_order is None:
         besides = " besides the private base" if before else ""
         raise ValueError(
             f"epsilon {accounting.stated(epsilon)} at delta {delta:g} does not last for {tokens} tokens{besides}"
         )
-    if excess(high) <= 0:
-        return high
-    width = 1e-12 * high
-    return max(low, float(bisect(excess, low, high, xtol=width)) - 2 * width)
+    if kept is not None and kept.tokens is None:
+        return by_order
+    return _largest_by_counting(event, tokens, epsilon, delta, (by_order, bounds[1]), before)
 
 
 def smallest(
@@ -101,14 +129,135 @@ def smallest(
     epsilon: float,
     delta: float,
     bounds: tuple[float, float],
-    orders: Orders = accounting.ORDERS,
+    *,
+    kept: Accountant | None = None,
     before: Spent[Event] | None = None,
 ) -> float:
     """Returns the smallest positive parameter within the budget, if the cost falls with it (such as a noise scale).
 
     See `largest` for the arguments.
     """
+    if (planned := _planned(event, tokens, kept)) is not None:
+        return planned
     least, most = bounds
+    inverse_bounds = (1 / most, 1 / least)
     return 1 / largest(
-        lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least), orders, before
+        lambda inverse: event(1 / inverse), tokens, epsilon, delta, inverse_bounds, kept=kept, before=before
     )
+
+
+def _planned(event: Callable[[float], Event], tokens: int, kept: Accountant | None) -> float | None:
+    """Returns the parameter with which the ledger was planned, if it was for these tokens and for such an event."""
+    if kept is None or kept.tokens != tokens or kept.event is None:
+        return None
+    values = (value for value in vars(kept.event).values() if isinstance(value, float))
+    return next((value for value in values if _same(event, value, kept.event)), None)
+
+
+def _same(event: Callable[[float], Event], value: float, planned: Event) -> bool:
+    try:
+        return event(value) == planned
+    except ValueError:  # it is another parameter
+        return False
+
+
+def _largest_by_order(
+    event: Callable[[float], Event],
+    tokens: int,
+    epsilon: float,
+    delta: float,
+    bounds: tuple[float, float],
+    before: Spent[Event],
+) -> float | None:
+    """Returns the largest parameter at the best of the earlier orders; None if even the smallest costs too much.
+
+    An earlier ledger, and one that a later version made at one of these orders, finds the same value to the last bit.
+    """
+
+    def excess(value: float) -> float:
+        return _by_order(event(value), tokens, delta, before, _EARLIER).epsilon - epsilon
+
+    low, high = bounds
+    if excess(low) > 0:
+        return None
+    if excess(high) <= 0:
+        return high
+    width = 1e-12 * high
+    return max(low, float(bisect(excess, low, high, xtol=width)) - 2 * width)
+
+
+def _largest_by_larger_orders(
+    event: Callable[[float], Event],
+    tokens: int,
+    epsilon: float,
+    delta: float,
+    bounds: tuple[float, float],
+    before: Spent[Event],
+    known: float | None,
+) -> float | None:
+    """Returns a larger parameter than is ``known``, where the best order is beyond the earlier ones.
+
+    A small epsilon needs large orders, about log(1 / delta) / epsilon.
+    """
+    low, high = (bounds[0] if known is None else known), bounds[1]
+    if low >= high:
+        return known
+    if known is not None:
+        cost = _by_order(event(low), tokens, delta, before, _EARLIER)
+        # Where an epsilon jumps to 0, because the divergences are tiny, the search ended far below the budget.
+        if cost.order < _EARLIER[-1] and cost.epsilon > epsilon * (1 - _CLOSE):
+            return known
+
+    def excess(value: float) -> float:
+        return _by_order(event(value), tokens, delta, before, _LARGER).epsilon - epsilon
+
+    if excess(low) > 0:
+        return known
+    if excess(high) <= 0:
+        return high
+    found = float(brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-12))
+    # Tiny divergences have fewer digits than the search asks for.
+    return next((value for margin in _MARGINS if excess(value := found * (1 - margin)) <= 0 and value > low), low)
+
+
+def _by_order(
+    event: Event, tokens: int, delta: float, before: Spent[Event], orders: NDArray[np.float64]
+) -> accounting.Epsilon:
+    divergences = accounting.rdp(before, orders) + accounting.rdp({event: tokens}, orders)
+    return accounting.epsilon(divergences, delta, orders)
+
+
+def _largest_by_counting(
+    event: Callable[[float], Event],
+    tokens: int,
+    epsilon: float,
+    delta: float,
+    bounds: tuple[float, float],
+    before: Spent[Event],
+) -> float:
+    """Returns the largest parameter by exact composition, or the lower bound, which fits, if that is not larger."""
+    least, most = bounds
+    if not counting.is_countable(event(least), epsilon):
+        return least
+
+    @cache
+    def excess(value: float, interval: float) -> float:
+        return counting.excess(event(value), tokens, epsilon, delta, before, interval)
+
+    # Losses are rounded up to a grid. One that is coarse beside a token's largest loss finds nearly the same parameter.
+    coarse = max(PLD_INTERVAL, float(event(least).rdp(accounting.ORDERS[-1:])[0]) / _CELLS)
+    interval = next((grid for grid in (coarse, PLD_INTERVAL) if excess(least, grid) <= 0), None)
+    if interval is None:
+        return least
+    fits = too_large = least
+    while excess(too_large, interval) <= 0:
+        if too_large == most:
+            return most
+        fits, too_large = too_large, min(most, _STEP * too_large)
+    found = float(brentq(lambda value: excess(value, interval), fits, too_large, xtol=_CLOSE * fits))
+    rounded = _rounded_down(found * (1 - _CLOSE))
+    return rounded if rounded > least and excess(rounded, PLD_INTERVAL) <= 0 else least
+
+
+def _rounded_down(value: float) -> float:
+    return float(Context(prec=_DIGITS, rounding=ROUND_FLOOR).create_decimal(Decimal(value)))

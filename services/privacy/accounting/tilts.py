@@ -15,13 +15,15 @@ from functools import lru_cache
 import numpy as np
 
 from services.privacy import accounting
-from services.privacy.events import Divergences, Event, Orders, real_orders
+from services.privacy.events import Accountant, Divergences, Event, Orders, real_orders
 
 Before = tuple[tuple[Event, int], ...]
 
 # More than the float64 error of `moment_factor` for every ratio that is accepted.
 _ROUNDING = 1e-6
-_LEAST_RATIO, _LARGEST_RATIO = 1e-3, 4.0
+_LEAST_RATIO, _LARGEST_RATIO = 1e-6, 4.0
+# The ratio at which the order is chosen: about 0 for every order up to 257, beyond which an order is chosen again.
+_SMALL_RATIO, _SMALL_ORDER = 1e-3, 257
 # The best order times the ratio: at least, and over the root of what a token may charge. A larger ratio costs more in
 # the bound than wider tilts gain, and tilts are the wider the more a token may charge (tests/benchmarks/README.md).
 _LEAST_BEND, _BEND = 0.75, 320
@@ -40,8 +42,9 @@ def moment_factor(orders: Orders, ratio: float) -> Divergences:
     divided by a - 1. At lower orders, the divergence is at most that of order 2. As B goes to 0, g goes to a / 2.
     """
     a = np.maximum(real_orders(orders), 2.0)
-    excess = np.expm1(a * np.log1p(ratio)) - a * ratio
-    return np.asarray(excess / ((a - 1) * ratio**2) * (1 + _ROUNDING))
+    with np.errstate(over="ignore"):  # infinity bounds what is beyond float64
+        excess = np.expm1(a * np.log1p(ratio)) - a * ratio
+        return np.asarray(excess / ((a - 1) * ratio**2) * (1 + _ROUNDING))
 
 
 def account_rdp(orders: Orders, size: float, ratio: float) -> Divergences:
@@ -55,7 +58,9 @@ def account_rdp(orders: Orders, size: float, ratio: float) -> Divergences:
 
 
 @lru_cache(maxsize=64)
-def largest_account(epsilon: float, delta: float, tokens: int, before: Before = ()) -> tuple[float, float]:
+def largest_account(
+    epsilon: float, delta: float, tokens: int, before: Before = (), kept: Accountant | None = None
+) -> tuple[float, float]:
     """Returns the size of the accounts that (epsilon, delta) allows, and the ratio that they assume.
 
     The conversion takes the best Rényi order: the account holds at every order at once. The ratio does not depend on
@@ -64,28 +69,37 @@ def largest_account(epsilon: float, delta: float, tokens: int, before: Before = 
     Args:
         tokens: the number of tokens over which accounts should last.
         before: what the budget pays besides, such as a private base: events and their counts.
+        kept: of the ledger, if it exists (`accounting.orders_for`).
 
     Raises:
         ValueError: epsilon is too small.
     """
-    size, order = _largest_size(epsilon, delta, _LEAST_RATIO, before)
+    orders = accounting.orders_for(kept)
+    size, best = _largest_size(epsilon, delta, _SMALL_RATIO, before, orders)
+    if best > _SMALL_ORDER:
+        size, best = _largest_size(epsilon, delta, _LEAST_RATIO, before, orders)
     bend = max(_LEAST_BEND, _BEND * math.sqrt(size / tokens))
-    ratio = float(np.clip(bend / order, _LEAST_RATIO, _LARGEST_RATIO))
-    return _largest_size(epsilon, delta, ratio, before)[0], ratio
+    ratio = float(np.clip(bend / best, _LEAST_RATIO, _LARGEST_RATIO))
+    return _largest_size(epsilon, delta, ratio, before, orders)[0], ratio
 
 
-def _largest_size(epsilon: float, delta: float, ratio: float, before: Before) -> tuple[float, float]:
-    """Returns the largest size and its order. At one order, epsilon is a constant plus the divergence."""
+def _largest_size(epsilon: float, delta: float, ratio: float, before: Before, orders: Orders) -> tuple[float, float]:
+    """Returns the largest size and its order. At one order, epsilon is a constant plus the divergence.
+
+    At large orders, the constant is that of a small divergence: beside a large one, float64 would lose it.
+    """
     reference = 1.0
-    divergences = account_rdp(accounting.ORDERS, reference, ratio)
+    divergences = account_rdp(orders, reference, ratio)
+    finite = np.isfinite(divergences)
+    orders, divergences = real_orders(orders)[finite], divergences[finite]
     constants = np.array(
         [
-            accounting.epsilon(np.array([loss]), delta, [order]).epsilon - loss
-            for order, loss in zip(accounting.ORDERS, divergences, strict=True)
+            accounting.epsilon(np.array([loss]), delta, [single]).epsilon - loss
+            for single, loss in zip(orders, np.where(orders <= _SMALL_ORDER, divergences, 1.0), strict=True)
         ]
     )
-    sizes = (epsilon - constants - accounting.rdp(dict(before))) / divergences
+    sizes = (epsilon - constants - accounting.rdp(dict(before), orders)) / divergences
     best = int(sizes.argmax())
     if not sizes[best] > 0:
         raise ValueError(f"epsilon {accounting.stated(epsilon)} at delta {delta:g} is too small for any account")
-    return float(sizes[best]) * (1 - 1e-9), float(accounting.ORDERS[best])
+    return float(sizes[best]) * (1 - 1e-9), float(orders[best])

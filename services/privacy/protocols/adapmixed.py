@@ -24,7 +24,16 @@ from torch import Tensor
 from services.privacy.accounting import leave_one_out, planning
 from services.privacy.accounting.channel import worst_pair
 from services.privacy.arrays import Reals
-from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts, real_orders
+from services.privacy.events import (
+    SEPARATE_PARTS,
+    Accountant,
+    Divergences,
+    Event,
+    Guarantee,
+    Orders,
+    check_parts,
+    real_orders,
+)
 from services.privacy.mollifiers import projection, renyi
 from services.privacy.mollifiers.blocks import rows_at_once, scratch
 from services.privacy.mollifiers.mixture import integer_weights, slack
@@ -218,6 +227,12 @@ class AdaPMixed(Protocol):
         moved = [projection.defined(public, row, radius, self.projection) for row in rows]
         return np.asarray(np.mean(moved, axis=0))
 
+    @property
+    def formula_error(self) -> float:
+        """A row at the bounds of its ball lacks as much of 1 as the ball is smaller; the projection spreads it."""
+        error = super().formula_error
+        return error if self.radius is None else max(error, slack(self.parts, self.radius))
+
     @cached_property
     def event(self) -> ScreenedRatioEvent | ScreenedRenyiEvent:
         if self.mollifier == "ratio":
@@ -323,15 +338,15 @@ class AdaPMixedSettings(Settings):
     def enforced(self) -> Enforced:
         return self.enforce or ("bound" if self.mollifier == "ratio" else "measured")
 
-    def plan(self, parts: int, order: float | None = None) -> AdaPMixed:
-        radius = self._radius(parts) if self.mollifier == "ratio" else None
+    def plan(self, parts: int, kept: Accountant | None = None) -> AdaPMixed:
+        radius = self._radius(parts, kept) if self.mollifier == "ratio" else None
         return AdaPMixed(
             parts=parts,
             mollifier=self.mollifier,
             projection=self.projection,
             radius=radius,
             beta=None if radius else self.beta,
-            order=self._order_of_losses(parts, radius, order),
+            order=self._order_of_losses(parts, radius, kept),
             screening_order=self.order,
             sigma=self.sigma,
             mix=self.mix,
@@ -340,7 +355,7 @@ class AdaPMixedSettings(Settings):
             enforce=self.enforced,
         )
 
-    def _radius(self, parts: int) -> float:
+    def _radius(self, parts: int, kept: Accountant | None) -> float:
         if self.radius is not None:
             return self.radius
         if self.enforced == "measured":
@@ -351,16 +366,17 @@ class AdaPMixedSettings(Settings):
             self.budget,
             self.delta,
             radii(parts),
+            kept=kept,
             before=self.spent_before,
         )
 
-    def _order_of_losses(self, parts: int, radius: float | None, order: float | None) -> float:
+    def _order_of_losses(self, parts: int, radius: float | None, kept: Accountant | None) -> float:
         """Returns the order of the ledger: the best order of the bound if the bound is enforced, else `order`."""
         if radius is not None and self.enforced == "bound":
             cost = planning.cost(self._ratio(parts, radius), self.tokens, self.delta, before=self.spent_before)
-            return order or cost.best_order
-        if order not in (None, self.order):
-            raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
+            return cost.best_order if kept is None else kept.order
+        if kept is not None and kept.order != self.order:
+            raise ValueError(f"order must be the ledger's, {kept.order:g}, got {self.order:g}")
         return self.order
 
     def _ratio(self, parts: int, radius: float) -> ScreenedRatioEvent:

@@ -6,10 +6,9 @@ post-processing: any number of tokens is charged once, for the training.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -22,17 +21,21 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from services.privacy import accounting
-from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
+from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.settings import Settings, Training
 from services.units import Unit, check_unit
 
-# The factor by which the noise grows until dp-accounting agrees, whose privacy losses are rounded up to a grid.
+# How closely a search finds the smallest noise with which dp-accounting agrees, as a factor.
 _STEP = 1.002
 _FULL_BATCH_STEP = 1.00005
+# An epsilon that counts as none.
+_NO_COST = 1e-12
 # The largest noise multiplier: with more noise a model learns nothing.
-_MOST_NOISE = 1000.0
+_MOST_NOISE = 1e6
+# The largest order at which the divergence of subsampled steps is computed. Larger ones take minutes.
+_LARGEST_SUBSAMPLED_ORDER = 257
 # The largest sensitivity, in standard deviations of the noise of all steps together, that a search considers.
 _LARGEST_MU = 100.0
 
@@ -76,9 +79,10 @@ class DpSgdEvent(Event):
         a = real_orders(orders)
         if self.sampling_rate == 1.0:
             return np.asarray(self.steps * a / (2 * self.noise_multiplier**2))
-        whole = np.arange(1, max(2, int(np.ceil(a.max(initial=2.0)))) + 1)
+        known = a <= _LARGEST_SUBSAMPLED_ORDER  # there is no other bound
+        whole = np.arange(1, max(2, int(np.ceil(a[known].max(initial=2.0)))) + 1)
         moments = (whole - 1) * _rdp(self.noise_multiplier, self.sampling_rate, len(whole))
-        return np.asarray(self.steps * np.interp(a, whole, moments) / (a - 1))
+        return np.where(known, self.steps * np.interp(a, whole, moments) / (a - 1), np.inf)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         """Returns the distribution of the whole training: composed subsampled Gaussians (Zhu, Dong, Wang 2022).
@@ -90,7 +94,7 @@ class DpSgdEvent(Event):
 
     def epsilon(self, delta: float) -> float:
         """Returns the epsilon of the whole training at ``delta``."""
-        return float(self.pld().get_epsilon_for_delta(delta))
+        return float(accounting.pld_epsilon({self: 1}, delta) or 0.0)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -161,7 +165,7 @@ class DpSgdSettings(Settings):
     steps: int = Field(1000, gt=0, description="of the training; served: as trained")
     run: str | None = Field(None, description="the training's name in the ledger; served: as trained")
 
-    def plan(self, parts: int, order: float | None = None) -> DpSgd:
+    def plan(self, parts: int, kept: Accountant | None = None) -> DpSgd:
         training = DpSgdEvent(self.unit, self.noise_multiplier, self.sampling_rate, self.steps, self.run)
         return DpSgd(parts, training)
 
@@ -197,24 +201,44 @@ class DpSgdSettings(Settings):
 def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """Returns the noise multiplier with which a training stays within (epsilon, delta).
 
-    With full batches it follows from the exact delta of the Gaussian mechanism (Balle & Wang 2018, Theorem 8).
-    Otherwise, Opacus computes it with its accountant (Gopi, Lee, Wutschitz 2021). Then it grows until dp-accounting
-    agrees, which ledgers use.
+    The search begins at the exact delta of the Gaussian mechanism (Balle & Wang 2018, Theorem 8), or near it for
+    subsampled batches, and asks dp-accounting, which ledgers use.
 
     Raises:
         ValueError: no noise suffices.
     """
+
+    @cache
+    def excess(log_noise: float) -> float:
+        """Returns the log of the cost over epsilon."""
+        cost = DpSgdEvent("record", math.exp(log_noise), sampling_rate, steps).epsilon(delta)
+        return math.log(max(cost, _NO_COST) / epsilon)
+
     least = DpSgdEvent("record", _MOST_NOISE, sampling_rate, steps)
-    if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon:
+    if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon and excess(math.log(_MOST_NOISE)) > 0:
         raise ValueError(
             f"epsilon {accounting.stated(epsilon)} at delta {delta:g} is too small for {steps} steps at rate "
             f"{sampling_rate:g}"
         )
-    full = sampling_rate == 1.0
-    noise = _gaussian_noise(epsilon, delta, steps) if full else _subsampled_noise(epsilon, delta, sampling_rate, steps)
-    while DpSgdEvent("record", noise, sampling_rate, steps).epsilon(delta) > epsilon:
-        noise *= _FULL_BATCH_STEP if full else _STEP
-    return noise
+    gaussian = _gaussian_noise(epsilon, delta, steps)
+    if sampling_rate == 1.0:
+        return _root(excess, gaussian, _FULL_BATCH_STEP)
+    # The central limit of many small steps (Bu, Dong, Long, Su 2020): mu is rate sqrt(steps (e^(1 / noise^2) - 1)).
+    return _root(excess, 1 / math.sqrt(math.log1p(1 / (gaussian * sampling_rate) ** 2)), _STEP)
+
+
+def _root(excess: Callable[[float], float], guess: float, step: float) -> float:
+    """Returns the smallest noise without excess, up to a factor of ``step``. The excess falls with the log of noise."""
+    start, width = math.log(guess), math.log(step)
+    if -width < excess(start) <= 0:
+        return guess
+    end, stride = start, math.copysign(max(abs(excess(start)), width), excess(start))
+    while excess(end) * excess(start) > 0:
+        end, stride = end + stride, 2 * stride
+    found = float(brentq(excess, *sorted((start, end)), xtol=width / 4))
+    while excess(found) > 0:
+        found += width / 2
+    return math.exp(found)
 
 
 def _gaussian_noise(epsilon: float, delta: float, steps: int) -> float:
@@ -224,17 +248,6 @@ def _gaussian_noise(epsilon: float, delta: float, steps: int) -> float:
         return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))) - delta
 
     return math.sqrt(steps) / float(brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12))
-
-
-def _subsampled_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    from opacus.accountants.utils import get_noise_multiplier  # takes seconds to import, and only training needs it
-
-    search: Callable[..., float] = get_noise_multiplier
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Optimal order is", UserWarning)  # concerns only a first guess
-        return search(
-            target_epsilon=epsilon, target_delta=delta, sample_rate=sampling_rate, steps=steps, accountant="prv"
-        )
 
 
 @lru_cache(maxsize=64)

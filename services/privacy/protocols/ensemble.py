@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from services.privacy.events import Divergences, Event, Guarantee, Orders, real_orders
+from services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.mollifiers.mixture import integer_weights
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.settings import Settings
@@ -54,7 +54,7 @@ class EnsembleSettings(Settings):
     protocol: Literal["ensemble"] = "ensemble"
     epsilon: None = Field(None, description="none: no budget is kept")
 
-    def plan(self, parts: int, order: float | None = None) -> Ensemble:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Ensemble:
         return Ensemble(parts)
 
 

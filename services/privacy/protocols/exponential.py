@@ -32,6 +32,7 @@ from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
+    Accountant,
     Divergences,
     Event,
     Guarantee,
@@ -237,7 +238,7 @@ class ExponentialSettings(Settings):
     )
     radius: float | None = Field(None, gt=0, description="c: where log-ratios to the public model are clipped, in nats")
 
-    def plan(self, parts: int, order: float | None = None) -> Exponential:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Exponential:
         sample = parts if self.sample is None else self.sample
         if self.radius is not None:
             return Exponential(parts, sample, self.radius)
@@ -247,6 +248,7 @@ class ExponentialSettings(Settings):
             self.budget,
             self.delta,
             radii(sample),
+            kept=kept,
             before=self.spent_before,
         )
         return Exponential(parts, sample, radius)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from services.privacy.events import Guarantee
+from services.privacy.events import Accountant, Guarantee
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, unprotected
 from services.privacy.settings import Settings
@@ -55,5 +55,5 @@ class FinetunedSettings(Settings):
     protocol: Literal["finetuned"] = "finetuned"
     epsilon: None = Field(None, description="none: no budget is kept")
 
-    def plan(self, parts: int, order: float | None = None) -> Finetuned:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Finetuned:
         return Finetuned(parts)

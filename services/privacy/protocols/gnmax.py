@@ -21,6 +21,7 @@ from services.privacy.accounting import planning
 from services.privacy.arrays import Integers, Reals
 from services.privacy.events import (
     PLD_INTERVAL,
+    Accountant,
     Divergences,
     Event,
     Guarantee,
@@ -180,19 +181,20 @@ class GNMaxSettings(Settings):
         None, ge=2, description="the Rényi order of the data-dependent losses; the best for the budget unless given"
     )
 
-    def plan(self, parts: int, order: float | None = None) -> GNMax:
+    def plan(self, parts: int, kept: Accountant | None = None) -> GNMax:
         sigma = self.sigma or planning.smallest(
             lambda sigma: GNMaxEvent(parts, sigma),
             self.tokens,
             self.budget,
             self.delta,
             SCALES,
+            kept=kept,
             before=self.spent_before,
         )
-        if self.order is not None and order not in (None, self.order):
-            raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")
+        if self.order is not None and kept is not None and kept.order != self.order:
+            raise ValueError(f"order must be the ledger's, {kept.order:g}, got {self.order}")
         best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta, before=self.spent_before).best_order
-        return GNMax(parts, sigma, self.candidates, self.order or order or best)
+        return GNMax(parts, sigma, self.candidates, self.order or (best if kept is None else kept.order))
 
 
 def votes(answers: Answers, candidates: Candidates) -> Integers:

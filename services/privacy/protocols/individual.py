@@ -23,10 +23,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from services.privacy import reduction
+from services.privacy import accounting, reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
 from services.privacy.arrays import Reals
-from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
+from services.privacy.events import SEPARATE_PARTS, Accountant, Divergences, Event, Guarantee, Orders
 from services.privacy.mollifiers.blocks import totals
 from services.privacy.mollifiers.rows import clipped_means, clipped_moments, clipped_sums
 from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
@@ -275,11 +275,16 @@ class IndividualSettings(Settings):
     )
     cap: float = Field(_CAP, ge=1, description="the largest ratio p_i / p0, less its mean, that counts")
 
-    def plan(self, parts: int, order: float | None = None) -> Individual:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Individual:
         if parts < 2:
             raise ValueError(f"parts must be at least 2 for individual budgets, got {parts}; choose another protocol")
-        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()))
+        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()), kept)
         lower = min(self._lower(parts, size), _largest_lower(parts, ratio))
+        if lower < _LEAST_LOWER:
+            raise ValueError(
+                f"epsilon {accounting.stated(self.epsilon)} at delta {self.delta:g} is too small for tilts of {parts} "
+                "parts; raise it, or train more parts"
+            )
         return Individual(parts, lower, _widest(parts, lower, ratio), self.cap, size, ratio, self.tokens)
 
     def _lower(self, parts: int, size: float) -> float:

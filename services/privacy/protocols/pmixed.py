@@ -32,6 +32,7 @@ from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
     SEPARATE_PARTS,
+    Accountant,
     Divergences,
     Event,
     Guarantee,
@@ -214,6 +215,12 @@ class PMixed(Protocol):
         return np.asarray(np.mean(moved, axis=0) if moved else public / public.sum())
 
     @property
+    def formula_error(self) -> float:
+        """A row at the bounds of its ball lacks as much of 1 as the ball is smaller; the projection spreads it."""
+        error = super().formula_error
+        return error if self.radius is None else max(error, slack(1, self.radius))
+
+    @property
     def _no_part(self) -> float:
         """The probability that no part is drawn."""
         return float((1 - self.q) ** self.parts)
@@ -261,7 +268,7 @@ class PMixedSettings(Settings):
     radius: float | None = Field(None, gt=0, description="ratio: c, of the ball around p0, in nats")
     order: int = Field(3, ge=2, description="renyi: the integer Rényi order of its ball and its accounting")
 
-    def plan(self, parts: int, order: float | None = None) -> PMixed:
+    def plan(self, parts: int, kept: Accountant | None = None) -> PMixed:
         if self.mollifier == "renyi":
             if self.radius is not None:
                 raise ValueError("radius: the renyi mollifier has a beta for each number of parts drawn instead")
@@ -273,6 +280,7 @@ class PMixedSettings(Settings):
             self.budget,
             self.delta,
             radii(1),
+            kept=kept,
             before=self.spent_before,
         )
         return PMixed(parts, self.q, radius, projection=self.projection)

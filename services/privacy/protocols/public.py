@@ -10,7 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from torch import Tensor
 
-from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
+from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.mollifiers.mixture import integer_weights
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.settings import Settings, Training
@@ -67,7 +67,7 @@ class PublicSettings(Settings):
 
     protocol: Literal["public"] = "public"
 
-    def plan(self, parts: int, order: float | None = None) -> Public:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Public:
         return Public(parts)
 
     def for_training(self, training: Training | None) -> Self:

@@ -22,7 +22,7 @@ from services.privacy import accounting
 from services.privacy.accounting import published
 from services.privacy.accounting.leave_one_out import symmetrised
 from services.privacy.accounting.published import removal_then_addition
-from services.privacy.events import Divergences, Event, Guarantee, Orders, check_parts, real_orders
+from services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, check_parts, real_orders
 from services.privacy.mollifiers.agreement import check_bound, largest_shares
 from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch
 from services.privacy.protocol import Answers, Protocol, Release
@@ -159,9 +159,9 @@ class SubMixSettings(Settings):
     def stop_within(self) -> int | None:
         return None if self.random_stopping is None else math.ceil(self.random_stopping * self.tokens)
 
-    def plan(self, parts: int, order: float | None = None) -> SubMix:
-        if order not in (None, self.order):
-            raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
+    def plan(self, parts: int, kept: Accountant | None = None) -> SubMix:
+        if kept is not None and kept.order != self.order:
+            raise ValueError(f"order must be the ledger's, {kept.order:g}, got {self.order:g}")
         return SubMix(parts, self.order, self.beta or self._part_budget * ROUNDING_MARGIN / self.tokens)
 
     def details(self, protocol: Protocol) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from services.privacy.accounting import planning
 from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
+    Accountant,
     Divergences,
     Event,
     Guarantee,
@@ -182,13 +183,14 @@ class SubsampleAggregateSettings(Settings):
         SubsampleAggregate.candidates, ge=1, description="the number of most likely public tokens that receive noise"
     )
 
-    def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
+    def plan(self, parts: int, kept: Accountant | None = None) -> SubsampleAggregate:
         scale = self.scale or planning.smallest(
             lambda scale: SubsampleAggregateEvent(parts, scale),
             self.tokens,
             self.budget,
             self.delta,
             _SCALES,
+            kept=kept,
             before=self.spent_before,
         )
         return SubsampleAggregate(parts, scale, self.candidates)

@@ -11,8 +11,9 @@ from mpmath import expm1, log, log1p, mp, mpf
 
 from services.budget.filter import UNLIMITED, Filter, cost
 from services.budget.privacy_budget import PrivacyBudget
+from services.privacy import accounting
 from services.privacy.accounting import planning
-from services.privacy.events import Event, Orders
+from services.privacy.events import Accountant, Event, Orders
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, EVENTS, FINE
 
@@ -68,9 +69,11 @@ def test_a_budget_that_differs_in_the_last_bit_is_not_exceeded(tokens: int, even
 @pytest.mark.parametrize(("epsilon", "tokens"), [(0.5, 1), (8.0, 1), (8.0, 1024), (2.0, 333)])
 def test_a_budget_lasts_for_the_planned_number_of_tokens(parts: int, q: float, epsilon: float, tokens: int) -> None:
     delta = 1e-5
-    radius = planning.largest(lambda radius: RatioEvent(parts, q, radius), tokens, epsilon, delta, (1e-6, 16.0))
+    radius = planning.largest(
+        lambda radius: RatioEvent(parts, q, radius), tokens, epsilon, delta, (1e-6, 16.0), kept=Accountant(4.0)
+    )
     event = RatioEvent(parts, q, radius)
-    order = planning.cost(event, tokens, delta).best_order
+    order = planning.cost(event, tokens, delta, accounting.EARLIER_ORDERS).best_order
     terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=delta, order=order, adjacency="parts")
     assert Filter(terms).affordable({}, event) == tokens
 

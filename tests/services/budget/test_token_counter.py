@@ -18,7 +18,7 @@ from services.budget.token_counter import TokenCounter
 from services.errors import LedgerMismatch
 from services.privacy.accounting import counting
 from services.privacy.accounting.channel import WorstCaseRatios
-from services.privacy.events import Event
+from services.privacy.events import Accountant, Event
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.gnmax import GNMaxSettings
@@ -28,12 +28,13 @@ from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSet
 from services.privacy.settings import Settings
 
 DELTA = 1e-5
-EVENT = PMixedSettings().plan(64).event
-SCALED = PMixedSettings().plan(48).event
+EARLIER = Accountant(4.0)  # of ledgers that were planned by Rényi divergences
+EVENT = PMixedSettings().plan(64, EARLIER).event
+SCALED = PMixedSettings().plan(48, EARLIER).event
 
 
 def budget(settings: Settings, parts: int = 64) -> PrivacyBudget:
-    protocol = settings.plan(parts)
+    protocol = settings.plan(parts, EARLIER)
     return counted(PrivacyBudget.of("ensemble", settings, protocol), protocol.event)
 
 
@@ -98,6 +99,33 @@ def test_neighbours_of_the_number(terms: PrivacyBudget, spent: int) -> None:
 def test_the_better_of_both(settings: Settings, tokens: int | None) -> None:
     counter = budget(settings).counter
     assert (counter and counter.tokens) == (None if tokens == 1 else tokens)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [PMixedSettings(), PMixedSettings(tokens=1), PMixedSettings(tokens=16384), SubsampleAggregateSettings(tokens=64)],
+    ids=repr,
+)
+def test_a_new_ledger_grants_what_was_planned_and_little_more(settings: Settings) -> None:
+    """A plan takes the better of both, so that no budget is left over for tokens that nobody asked for."""
+    protocol = settings.plan(64)
+    new = counted(PrivacyBudget.of("ensemble", settings, protocol), protocol.event, settings.planned)
+    assert settings.tokens <= Filter(new).affordable({}, protocol.event) <= settings.tokens * 1.002
+    assert Filter(new).epsilon({protocol.event: settings.tokens}) <= settings.budget
+    assert settings.plan(64, new.accountant) == protocol, "a service that starts again serves the same tokens"
+    assert settings.plan(64, EARLIER).event.rdp([2.0])[0] <= protocol.event.rdp([2.0])[0]
+
+
+def test_a_kept_ledger_plans_other_numbers_anew() -> None:
+    settings = PMixedSettings(tokens=64, epsilon=1.0)
+    protocol = settings.plan(8)
+    kept = counted(PrivacyBudget.of("ensemble", settings, protocol), protocol.event, settings.planned).accountant
+    longer = PMixedSettings(tokens=128, epsilon=1.0)
+    assert longer.plan(8, kept) == longer.plan(8)
+    assert settings.plan(9, kept) == settings.plan(9)
+    chosen = PMixedSettings(tokens=64, epsilon=1.0, radius=0.1)
+    by_hand = counted(PrivacyBudget.of("ensemble", chosen, chosen.plan(8)), chosen.plan(8).event, chosen.planned)
+    assert settings.plan(8, by_hand.accountant).radius != 0.1
 
 
 def test_a_private_base_counts_too() -> None:

@@ -17,9 +17,6 @@ from services.privacy.protocol import Protocol
 from services.privacy.worlds import World
 
 ATTACK = "releases"
-TOLERANCE = 3e-5
-"""The largest accepted difference of a probability: several times the rounding to float32 and to integers."""
-
 _WORLDS, _DRAWS, _VOCABULARY, _SPREAD = 8, 8, 24, 1.5
 _SEED = 0
 
@@ -37,13 +34,14 @@ def audit_releases(protocol: Protocol, subject: str | None = None) -> Finding | 
             return None
         differences.append(difference)
     largest = max(differences)
-    text = f"a token's probability differs from the formula by {largest:.2g}; rounding explains at most {TOLERANCE:g}"
+    explained = protocol.formula_error
+    text = f"a token's probability differs from the formula by {largest:.2g}; rounding explains at most {explained:.2g}"
     return Finding.of_description(
         ATTACK,
         protocol,
         subject,
         1.0,
-        (text,) if largest > TOLERANCE else (),
+        (text,) if largest > explained else (),
         {"inputs": len(differences), "largest difference": largest},
     )
 

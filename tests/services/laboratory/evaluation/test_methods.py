@@ -36,7 +36,7 @@ def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
         if protocol.guarantee.status in ("certified", "as published"):
             orders = [protocol.order] if protocol.order else None
             cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
-            assert 0.99 * epsilon < cost.epsilon_rdp <= epsilon * (1 + 1e-9)
+            assert 0.99 * epsilon < cost.epsilon <= epsilon * (1 + 1e-9)
     assert "SubMix" not in [label(settings) for settings in private(budget(epsilon), PARTS, halves=False)]
 
 

@@ -89,7 +89,7 @@ def test_unknown_costs_are_not_estimated() -> None:
 
 def test_orders_are_fixed() -> None:
     assert accounting.ORDERS[0] == 1.0625
-    assert accounting.ORDERS[-1] == 257
+    assert accounting.ORDERS[-1] == 2**22 + 1
     assert {2.0, 3.0, 5.0, 9.0} <= set(accounting.ORDERS)
     with pytest.raises(ValueError, match="read-only"):
         accounting.ORDERS[0] = 2

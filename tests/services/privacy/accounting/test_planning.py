@@ -4,6 +4,7 @@ import pytest
 
 from services.privacy import accounting
 from services.privacy.accounting import planning
+from services.privacy.events import Accountant
 from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 
 
@@ -13,14 +14,29 @@ from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 def test_a_planned_radius_spends_its_budget(parts: int, q: float, tokens: int, epsilon: float) -> None:
     radius = planning.largest(lambda c: RatioEvent(parts, q, c), tokens, epsilon, 1e-5, radii(1))
     spent = planning.cost(RatioEvent(parts, q, radius), tokens, 1e-5)
+    assert epsilon * (1 - 2e-3) <= spent.epsilon <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("parts", "q", "tokens", "epsilon"), [(80, 0.03, 1024, 8.0), (1, 1.0, 3, 0.5), (8, 0.25, 256, 2)]
+)
+def test_a_radius_for_an_earlier_ledger_spends_its_budget_at_one_order(
+    parts: int, q: float, tokens: int, epsilon: float
+) -> None:
+    bounds, kept = radii(1), Accountant(8.0)
+    radius = planning.largest(lambda c: RatioEvent(parts, q, c), tokens, epsilon, 1e-5, bounds, kept=kept)
+    orders = accounting.EARLIER_ORDERS
+    spent = planning.cost(RatioEvent(parts, q, radius), tokens, 1e-5, orders)
     assert spent.epsilon_rdp <= epsilon
     assert spent.epsilon_rdp == pytest.approx(epsilon, rel=1e-8)
-    assert planning.cost(RatioEvent(parts, q, radius * (1 + 1e-6)), tokens, 1e-5).epsilon_rdp > epsilon
+    assert planning.cost(RatioEvent(parts, q, radius * (1 + 1e-6)), tokens, 1e-5, orders).epsilon_rdp > epsilon
 
 
 def test_the_radius_of_the_published_defaults() -> None:
-    radius = planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, radii(1))
-    assert radius == pytest.approx(1.4295, abs=1e-4)
+    bounds = radii(1)
+    by_order = planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, bounds, kept=Accountant(8.0))
+    assert by_order == pytest.approx(1.4295, abs=1e-4)
+    assert planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, bounds) == pytest.approx(1.49, abs=1e-3)
 
 
 def test_a_large_budget_is_bounded_by_the_largest_radius() -> None:

@@ -49,8 +49,8 @@ def test_the_largest_account_reaches_the_budget_at_its_best_order(epsilon: float
 
 
 def test_an_epsilon_without_an_account_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"epsilon 1e-06 at delta 1e-05 is too small"):
-        largest_account(1e-6, 1e-5, 1024)
+    with pytest.raises(ValueError, match=r"epsilon 1e-06 at delta 1e-12 is too small"):
+        largest_account(1e-6, 1e-12, 1024)
 
 
 @pytest.mark.parametrize("epsilon", [2.0, 8.0])

@@ -111,7 +111,7 @@ def test_a_certified_plan_keeps_to_the_budget(chosen: type[Settings], parameters
     assert (losses[1:] >= losses[:-1] - 1e-12).all(), "a divergence does not decrease with its order"
     if protocol.guarantee.status == "certified" and chosen.derived is not None:
         cost = planning.cost(protocol.event, 64, 1e-5)
-        assert 0.99 * 8 < cost.epsilon_rdp <= 8 * (1 + 1e-9)
+        assert 0.99 * 8 < cost.epsilon <= 8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

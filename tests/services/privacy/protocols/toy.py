@@ -19,7 +19,7 @@ from pydantic import Field
 from services.privacy.accounting import planning
 from services.privacy.accounting.bounded_range import bounded_range_rdp
 from services.privacy.arrays import Reals
-from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, check_parts
+from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, check_parts
 from services.privacy.mollifiers.candidates import Candidates
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
@@ -112,7 +112,7 @@ class ToySettings(Settings):
     protocol: Literal["toy"] = "toy"
     keep: float | None = Field(None, gt=0, lt=1, description="the chance that the part's choice is kept")
 
-    def plan(self, parts: int, order: float | None = None) -> Toy:
+    def plan(self, parts: int, kept: Accountant | None = None) -> Toy:
         keep = self.keep or planning.largest(
             lambda keep: ToyEvent(parts, keep), self.tokens, self.budget, self.delta, (1e-6, 1 - 1e-6)
         )
