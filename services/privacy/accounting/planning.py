@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.optimize import bisect
+import scipy
 
 from services.privacy import accounting
 from services.privacy.accounting.composition import Spent
@@ -92,7 +92,7 @@ def largest(
     if excess(high) <= 0:
         return high
     width = 1e-12 * high
-    return max(low, float(bisect(excess, low, high, xtol=width)) - 2 * width)
+    return max(low, float(scipy.optimize.bisect(excess, low, high, xtol=width)) - 2 * width)
 
 
 def smallest(

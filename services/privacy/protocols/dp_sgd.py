@@ -5,21 +5,18 @@ gradient of each unit to an L2 norm, and adds Gaussian noise to the sum. Samplin
 post-processing: any number of tokens is charged once, for the training.
 """
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import RdpAccountant
+import scipy
 from pydantic import Field
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from services.privacy import accounting
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
@@ -27,6 +24,9 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.settings import Settings, Training
 from services.units import Unit, check_unit
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 # The factor by which the noise grows until dp-accounting agrees, whose privacy losses are rounded up to a grid.
 _STEP = 1.002
@@ -220,10 +220,15 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
 def _gaussian_noise(epsilon: float, delta: float, steps: int) -> float:
     """Returns the noise multiplier at which steps on full batches have exactly this delta at epsilon."""
 
-    def excess(mu: float) -> float:
-        return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))) - delta
+    normal = scipy.stats.norm
 
-    return math.sqrt(steps) / float(brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12))
+    def excess(mu: float) -> float:
+        return (
+            float(normal.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + normal.logcdf(-mu / 2 - epsilon / mu))) - delta
+        )
+
+    mu = scipy.optimize.brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12)
+    return math.sqrt(steps) / float(mu)
 
 
 def _subsampled_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
@@ -240,6 +245,9 @@ def _subsampled_noise(epsilon: float, delta: float, sampling_rate: float, steps:
 @lru_cache(maxsize=64)
 def _rdp(noise: float, rate: float, largest: int) -> Divergences:
     """Returns the divergence of one step at the orders 1, 2, ... ``largest``; 0 at order 1, where its factor is 0."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent  # slow to import
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(np.arange(2, largest + 1))
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
     return np.concatenate([[0.0], accountant.rdp])
@@ -247,6 +255,8 @@ def _rdp(noise: float, rate: float, largest: int) -> Divergences:
 
 @lru_cache(maxsize=16)
 def _pld(noise: float, rate: float, steps: int, interval: float) -> PrivacyLossDistribution:
+    from dp_accounting.pld import privacy_loss_distribution  # slow to import
+
     if rate == 1.0:
         return privacy_loss_distribution.from_gaussian_mechanism(
             noise / math.sqrt(steps), value_discretization_interval=interval
