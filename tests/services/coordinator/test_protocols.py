@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from services.budget import actor as budget
+from services.budget.actor import NAME
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
@@ -24,8 +24,9 @@ from services.privacy.settings import Settings
 from services.shard import ShardActor
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
+from tests.services.coordinator.actors import NAMESPACE, end, open_budget
+from tests.tiny import write_tiny_model
 
-NAMESPACE = "protocols"
 PARTS = 2
 TOKENS = 3
 SEQUENCES = 2
@@ -33,21 +34,25 @@ PROMPT = (504, 253, 260)
 
 
 @pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
-    folder = write_ensemble(tmp_path_factory.mktemp("halves"), PARTS, halves=True)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("protocols") / "model")
+
+
+@pytest.fixture(scope="module")
+def manifest(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    folder = write_ensemble(tmp_path_factory.mktemp("halves"), PARTS, halves=True, model=model)
     return folder, Manifest.load(folder)
 
 
 @pytest.fixture(scope="module")
-def shard(manifest: tuple[Path, Manifest], public_model: Path) -> Iterator[ActorHandle]:
+def shard(cluster: None, manifest: tuple[Path, Manifest], model: Path) -> Iterator[ActorHandle]:
     folder, described = manifest
     adapters = {adapter.name: described.adapter_path(folder, adapter) for adapter in described.adapters}
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     actor = ShardActor.options(name="shard").remote(
-        EngineSettings(public_model, "transformers", "float32", 128, adapters=adapters)
+        EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
     )
     yield actor
-    ray.shutdown()
+    end(actor)
 
 
 @pytest.fixture
@@ -67,17 +72,14 @@ async def coordinating(
 ) -> AsyncIterator[tuple[Coordinator, ActorHandle]]:
     models = models_of(manifest, settings)
     protocol = settings.plan(len(models) // (2 if settings.mechanism.halves else 1))
-    name = f"budget-{ledger.parent.name}"
-    keeper = budget.start(
-        str(ledger), PrivacyBudget.of(manifest.ensemble, settings, protocol), namespace=NAMESPACE, name=name
-    )
-    chosen = CoordinatorSettings(model, NAMESPACE, name, when_exhausted=settings.when_exhausted, lease_tokens=4)
+    keeper = open_budget(ledger, PrivacyBudget.of(manifest.ensemble, settings, protocol))
+    chosen = CoordinatorSettings(model, NAMESPACE, NAME, when_exhausted=settings.when_exhausted, lease_tokens=4)
     coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, ("shard",)),)))
     try:
         yield coordinator, keeper
     finally:
         await coordinator.close()
-        ray.kill(keeper)
+        ray.get(keeper.release.remote())
 
 
 async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
@@ -106,12 +108,12 @@ DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
     ],
 )
 def test_every_protocol_is_served_and_charged(
-    name: str, ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
+    name: str, ledger: Path, manifest: tuple[Path, Manifest], model: Path
 ) -> None:
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
 
     async def serve() -> list[Delta]:
-        async with coordinating(settings, ledger, manifest[1], public_model) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest[1], model) as (coordinator, _):
             return await generate(coordinator, [f"{name}-{index}" for index in range(SEQUENCES)])
 
     deltas = asyncio.run(serve())
@@ -132,13 +134,13 @@ def test_every_protocol_is_served_and_charged(
 
 @pytest.mark.slow
 def test_the_public_model_answers_after_submix_stops(
-    ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
+    ledger: Path, manifest: tuple[Path, Manifest], model: Path
 ) -> None:
     """With a beta far too large for the budget, the parts' budgets last for a few tokens."""
     settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 3.2})
 
     async def serve(id_: str) -> list[Delta]:
-        async with coordinating(settings, ledger, manifest[1], public_model) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest[1], model) as (coordinator, _):
             return await generate(coordinator, [id_], 24)
 
     deltas = asyncio.run(serve("first"))
