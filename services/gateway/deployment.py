@@ -57,6 +57,8 @@ class Gateway:
 
     async def _started(self) -> bool:
         """Returns whether the actor of the ensembles exists, which is started when all others are ready."""
+        if self._settings.ensembles_actor is None:
+            return True
         with suppress(ValueError):
             await find_actor(self._settings.ensembles_actor, self._settings.namespace)
             return True
