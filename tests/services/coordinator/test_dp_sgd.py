@@ -48,7 +48,7 @@ def trained(cluster: None, tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str) -> list[Delta]:
-    async with coordinating(settings, ledger, manifest, Path(manifest.base_model)) as (coordinator, _):
+    async with coordinating(settings, ledger, manifest) as (coordinator, _):
         return await generate(coordinator, [id_], TOKENS)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,30 +33,26 @@ SEQUENCES = 2
 PROMPT = (504, 253, 260)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("protocols") / "model")
-
-
-@pytest.fixture(scope="module")
-def manifest(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
-    folder = write_ensemble(tmp_path_factory.mktemp("halves"), PARTS, halves=True, model=model)
-    return folder, Manifest.load(folder)
-
-
-@pytest.fixture(scope="module")
-def shard(cluster: None, manifest: tuple[Path, Manifest], model: Path) -> Iterator[ActorHandle]:
-    folder, described = manifest
-    adapters = {adapter.name: described.adapter_path(folder, adapter) for adapter in described.adapters}
-    actor = ShardActor.options(name="shard").remote(
-        EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
-    )
-    yield actor
+@contextmanager
+def served(model: Path, folder: Path, shard: str) -> Iterator[Manifest]:
+    """Serves a random ensemble with halves from a shard of this name."""
+    manifest = Manifest.load(write_ensemble(folder, PARTS, halves=True, model=model))
+    adapters = {adapter.name: manifest.adapter_path(folder, adapter) for adapter in manifest.adapters}
+    settings = EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
+    actor = ShardActor.options(name=shard).remote(settings)
+    yield manifest
     end(actor)
 
 
+@pytest.fixture(scope="module")
+def manifest(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
+    folder = tmp_path_factory.mktemp("protocols")
+    with served(write_tiny_model(folder / "model"), folder / "ensemble", "shard") as described:
+        yield described
+
+
 @pytest.fixture
-def ledger(tmp_path: Path, shard: ActorHandle) -> Path:
+def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
@@ -68,13 +64,15 @@ def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
 
 @asynccontextmanager
 async def coordinating(
-    settings: Settings, ledger: Path, manifest: Manifest, model: Path
+    settings: Settings, ledger: Path, manifest: Manifest, shard: str = "shard"
 ) -> AsyncIterator[tuple[Coordinator, ActorHandle]]:
     models = models_of(manifest, settings)
     protocol = settings.plan(len(models) // (2 if settings.mechanism.halves else 1))
     keeper = open_budget(ledger, PrivacyBudget.of(manifest.ensemble, settings, protocol))
-    chosen = CoordinatorSettings(model, NAMESPACE, NAME, when_exhausted=settings.when_exhausted, lease_tokens=4)
-    coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, ("shard",)),)))
+    chosen = CoordinatorSettings(
+        Path(manifest.base_model), NAMESPACE, NAME, when_exhausted=settings.when_exhausted, lease_tokens=4
+    )
+    coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, (shard,)),)))
     try:
         yield coordinator, keeper
     finally:
@@ -107,13 +105,11 @@ DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
         *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in PROTOCOLS if name not in SERVED),
     ],
 )
-def test_every_protocol_is_served_and_charged(
-    name: str, ledger: Path, manifest: tuple[Path, Manifest], model: Path
-) -> None:
+def test_every_protocol_is_served_and_charged(name: str, ledger: Path, manifest: Manifest) -> None:
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
 
     async def serve() -> list[Delta]:
-        async with coordinating(settings, ledger, manifest[1], model) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest) as (coordinator, _):
             return await generate(coordinator, [f"{name}-{index}" for index in range(SEQUENCES)])
 
     deltas = asyncio.run(serve())
@@ -132,15 +128,20 @@ def test_every_protocol_is_served_and_charged(
         assert stated.epsilon_spent <= 8
 
 
+@pytest.fixture
+def of_smollm2(cluster: None, public_model: Path, tmp_path: Path) -> Iterator[Manifest]:
+    """Parts that are near the public model's, as trained ones are; those of a tiny random model are not."""
+    with served(public_model, tmp_path / "ensemble", "large") as described:
+        yield described
+
+
 @pytest.mark.slow
-def test_the_public_model_answers_after_submix_stops(
-    ledger: Path, manifest: tuple[Path, Manifest], model: Path
-) -> None:
+def test_the_public_model_answers_after_submix_stops(ledger: Path, of_smollm2: Manifest) -> None:
     """With a beta far too large for the budget, the parts' budgets last for a few tokens."""
     settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 3.2})
 
     async def serve(id_: str) -> list[Delta]:
-        async with coordinating(settings, ledger, manifest[1], model) as (coordinator, _):
+        async with coordinating(settings, ledger, of_smollm2, "large") as (coordinator, _):
             return await generate(coordinator, [id_], 24)
 
     deltas = asyncio.run(serve("first"))
