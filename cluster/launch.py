@@ -1,7 +1,10 @@
 """Starts the actors of a deployment and its HTTP route from a configuration, and stops them."""
 
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +14,7 @@ import ray
 from ray import serve
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
-from ray.serve import Application
+from ray.serve import Application, RunTarget
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from ray.util import list_named_actors
@@ -125,17 +128,23 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
             it. All started actors are stopped.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     check_files(configuration)
     check_cohorts(configuration)
     checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
     check_keys(configuration, report)
     url = _listen(configuration)  # before models are loaded, so that a used port fails at once
-    with _all_or_none(configuration.namespace):
-        actors = start_actors(configuration, checked, report)
+    route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
+    with _all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
+        early = APPLICATION not in serve.status().applications and _route_has_room(configuration, checked)
+        # A replica's imports take seconds. Then it waits for the actors (`Gateway`).
+        actors = start_actors(configuration, checked, report, meanwhile=lambda: deploy(route) if early else None)
         report("Opening the HTTP route")
-        if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
-            report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
-        serve.run(gateway(configuration, checked), name=APPLICATION, route_prefix="/")
+        if not early:
+            if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
+                report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
+            deploy(route)
+        _wait_for_route()
     return Service(url, configuration, [ensemble.served for ensemble in checked], actors)
 
 
@@ -274,36 +283,59 @@ def check_cohorts(configuration: Configuration) -> None:
 
 
 def start_actors(
-    configuration: Configuration, checked: Sequence[Checked], report: Report = lambda step: None, *, keep: bool = False
+    configuration: Configuration,
+    checked: Sequence[Checked],
+    report: Report = lambda step: None,
+    *,
+    keep: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, EnsembleActors]:
     """Starts all actors behind the HTTP route and waits until they are ready. Returns them by ensemble name.
 
     Args:
         keep: use running actors with these names, instead of raising an error.
+        meanwhile: is called once, while shards load, which takes longest.
 
     Raises:
         LedgerError, ConfigurationError: the message says what is wrong and how to fix it. All started actors are
             stopped.
     """
-    with _all_or_none(configuration.namespace):
-        database, namespace = keys_database(configuration), configuration.namespace
-        started = {ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep) for ensemble in checked}
-        settings = request_settings(configuration, checked)
-        keys.start(database, namespace=namespace, lifetime="detached", keep=keep)
+    database, namespace = keys_database(configuration), configuration.namespace
+    settings = request_settings(configuration, checked)
+    with _all_or_none(configuration.namespace), ThreadPoolExecutor() as beside:
+        others: list[Future[Any]] = []
+
+        def start_others() -> None:
+            if not others:
+                meanwhile()
+                others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
+                others.append(beside.submit(_start_batches, configuration, settings, keep))  # run when a gateway serves
+
+        started = {
+            ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep, meanwhile=start_others)
+            for ensemble in checked
+        }
+        for other in others:
+            other.result()
+        # The last one that gateways need: they wait for it.
         ensembles.start(database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep)
-        _start_batches(configuration, settings, keep)
         _start_alerts(configuration, keep)
     return started
 
 
 def start_ensemble(
-    checked: Checked, database: str, report: Report = lambda step: None, *, keep: bool = False
+    checked: Checked,
+    database: str,
+    report: Report = lambda step: None,
+    *,
+    keep: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> EnsembleActors:
     """Starts the actors of one ensemble and waits until they are ready.
 
     Args:
         database: the database of the service, which has the last number of shards that `privmix scale` set.
-        keep: see `start_actors`.
+        keep, meanwhile: see `start_actors`.
 
     Raises:
         LedgerError, ConfigurationError, KeysError: the message says what is wrong and how to fix it. All started actors
@@ -324,6 +356,7 @@ def start_ensemble(
         report(f"Loading {parts} parts into {serving} shard{'s' * (serving > 1)}")
         fleet_actor = _start_fleet(configuration, promised, plans, serving, size, keep)
         loaded = fleet_actor.start.remote()  # takes longest, so the other actors start meanwhile
+        meanwhile()
         # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
         kept = _kept_budget(configuration, promised) if keep else None
@@ -337,6 +370,45 @@ def start_ensemble(
         _wait_for(loaded)
         wait_until_healthy(coordinators)
     return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
+
+
+def _route_has_room(configuration: Configuration, checked: Sequence[Checked]) -> bool:
+    """Returns whether the cluster has the CPUs that the route reserves beside all shards and coordinators."""
+    cpus: float = configuration.http.replicas
+    for ensemble in checked:
+        coordinator, shards = ensemble.configuration.coordinator, ensemble.configuration.shards
+        groups = math.ceil(len(ensemble.manifest.parts) / shards.parts_per_shard)
+        cpus += coordinator.replicas * coordinator.num_cpus + groups * shards.copies * shards.num_cpus
+    return bool(cpus <= ray.available_resources().get("CPU", 0))
+
+
+@contextmanager
+def _deployed_or_deleted() -> Iterator[Callable[[RunTarget], None]]:
+    """Yields what deploys the route, and does not wait for it. Deletes what was deployed if the block fails."""
+    deployed = []
+
+    def deploy(route: RunTarget) -> None:
+        deployed.append(route.name)
+        serve.run_many([route], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    try:
+        yield deploy
+    except BaseException:
+        for name in deployed:
+            serve.delete(name, _blocking=False)
+        raise
+
+
+def _wait_for_route() -> None:
+    """Waits until the route serves.
+
+    Raises:
+        WorkError: it could not be deployed.
+    """
+    while (route := serve.status().applications[APPLICATION]).status != "RUNNING":
+        if route.status == "DEPLOY_FAILED":
+            raise WorkError(f"the HTTP route could not be opened: {route.message}")
+        time.sleep(0.1)
 
 
 def _has_room(plans: Sequence[ShardPlan], configuration: EnsembleConfiguration) -> bool:
@@ -594,7 +666,7 @@ def _options(
 
 
 def _listen(configuration: Configuration) -> str:
-    """Opens the port and returns the URL. Requests get 404 until the route exists.
+    """Opens the port and returns the URL. Requests get 404 until the route is deployed, then wait until it serves.
 
     Raises:
         ConfigurationError: the port cannot be opened.

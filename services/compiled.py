@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 
 FLAGS = {
@@ -39,10 +38,13 @@ def operators(source: Path) -> Any | None:
         reason = str(error).partition("\n")[0]
         _log.warning("%s is not used, so rows take longer: no C++ compiler works here (%s)", source.name, reason)
         return None
+    import torch
+
     return torch.ops.privmix
 
 
 def _load(source: Path) -> None:
+    import torch
     from torch.utils import cpp_extension  # imports setuptools
 
     flags = ["-O3", "-fopenmp", *FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]

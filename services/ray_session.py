@@ -39,7 +39,6 @@ def connected(address: str | None = None) -> Iterator[None]:
         return
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     address = address or os.environ.get("RAY_ADDRESS")
     secure(address)
     local = {} if address else {"include_dashboard": False}

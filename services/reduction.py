@@ -8,25 +8,28 @@ on the device until p0 arrives. A shard with the rows of all parts goes on to th
 makes a token of a point below their total (`pick`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Barrier
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch import set_num_threads as _set_num_threads  # vLLM, on a CPU, replaces torch's by one that does nothing
 
+from services.lazily import torch
 from services.privacy import reduction
 from services.privacy.mollifiers.blocks import on_device
 from services.privacy.mollifiers.rows import prepare
 from services.privacy.mollifiers.shaping import SamplingOptions, begin_public, check_usable
 from services.privacy.protocol import Partial, Protocol
 from services.privacy.sampling.categorical import accumulated, quantise, tokens_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -231,13 +234,13 @@ def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
     started = Barrier(threads)
     for waiting in [pool.submit(started.wait) for _ in range(threads)]:
         waiting.result()
-    _set_num_threads(before)
+    torch._C.set_num_threads(before)  # vLLM, on a CPU, replaces `torch.set_num_threads` by one that does nothing
     return pool
 
 
 def _use_one_thread() -> None:
     torch.get_num_threads()  # a thread's first use of PyTorch sets the process's number, also after another was set
-    _set_num_threads(1)
+    torch._C.set_num_threads(1)
 
 
 def _private(rows: Tensor, given: Reduction) -> Tensor:

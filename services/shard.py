@@ -1,22 +1,27 @@
 """Implements the Ray actor around one engine: it owns weights and caches, and returns the rows that callers use."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 import ray
 from numpy.typing import NDArray
-from torch import Tensor
 
 from services import tracing
 from services.actors import concurrent
 from services.engine.engine import EngineSettings, Request, create
 from services.reduction import Reduced, Reducer, Reduction, Weighed, on_host, pick
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""

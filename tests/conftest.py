@@ -86,7 +86,8 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """The real service: vLLM on the CPU, Ray actors, Serve, a SQLite ledger. Destructive tests start their own."""
     folder = tmp_path_factory.mktemp("service")
-    with running(configure(folder, own_ensemble(ensemble, folder))) as started:
+    # A second thread of the shard waits awake for the first, and takes the processor of the tests beside it.
+    with running(configure(folder, own_ensemble(ensemble, folder), shards={"threads": 1})) as started:
         yield started
 
 

@@ -4,6 +4,7 @@ Counts every import: also those in functions, those for types alone, and those o
 """
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from tests.distributions import closure
 ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
-    {"actors", "compiled", "cpus", "errors", "files", "metrics", "people_text", "progress", "tokenizer"}
+    {"actors", "compiled", "cpus", "errors", "files", "lazily", "metrics", "people_text", "progress", "tokenizer"}
     | {"tracing", "turns", "units"},
     {"json_lines", "privacy", "engine", "structure"},
     {"database", "fan_out", "options", "ray_session", "reduction"},
@@ -37,7 +38,7 @@ LAYERS: tuple[set[str], ...] = (
 
 INDEPENDENT = {"files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
 """The packages that import none but those of `NO_IMPORTS`. `privacy` is mathematics only."""
-NO_IMPORTS = {"compiled", "errors", "turns", "units"}
+NO_IMPORTS = {"compiled", "errors", "lazily", "turns", "units"}
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
 """The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""
@@ -150,6 +151,15 @@ def test_services_do_not_import_the_command_line() -> None:
         for name in names
         if name.startswith("cluster")
     ]
+
+
+def test_what_every_process_of_a_service_imports_computes_nothing() -> None:
+    """The driver imports the modules of all actors, and each actor many of the others' for types and settings."""
+    code = "import sys, cluster.launch; print(*sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = set(listed.stdout.split())
+    assert {"cluster.launch", "services.privacy.protocols.pmixed", "services.shard"} <= imported
+    assert not {"torch", "scipy.stats", "scipy.optimize", "dp_accounting", "transformers", "vllm"} & imported
 
 
 @cache

@@ -50,14 +50,16 @@ def quickstart(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
     """Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP."""
-    from cluster.commands.serve import stop, wait_for_signal
-    from cluster.launch import launch
+    from cluster.commands.serve import import_meanwhile, stop, wait_for_signal
     from services.ray_session import connected
 
     steps = Steps()
     configuration = prepare(directory, port, steps)
     steps("Starting Ray")
+    import_meanwhile()
     with connected():
+        from cluster.launch import launch
+
         service = launch(configuration, steps)
         try:
             steps("Requesting a completion over HTTP")

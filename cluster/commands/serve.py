@@ -1,8 +1,9 @@
 """Implements `privmix serve`, which runs the service in the foreground until a signal stops it."""
 
 import signal
-import threading
+from importlib import import_module
 from pathlib import Path
+from threading import Event, Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +21,15 @@ def serve(
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
     from cluster.configuration import Configuration
-    from cluster.launch import launch
     from services.ray_session import connected
 
     configuration = Configuration.load(config)
     steps = Steps()
     steps("Starting Ray")
+    import_meanwhile()
     with connected(address):
+        from cluster.launch import launch
+
         service = launch(configuration, steps)
         try:
             steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
@@ -35,9 +38,18 @@ def serve(
             stop(service, steps)
 
 
+def import_meanwhile() -> None:
+    """Imports in a thread what a launch needs, while Ray's processes start.
+
+    Nothing of Ray's: `ray.init` imports that itself, and two threads that import one package in two orders may see a
+    half of it.
+    """
+    Thread(target=lambda: [import_module(name) for name in ("dp_accounting", "fastapi")], daemon=True).start()
+
+
 def wait_for_signal() -> None:
     """Waits for Ctrl-C or SIGTERM."""
-    stopped = threading.Event()
+    stopped = Event()
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         stopped.set()

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -143,6 +144,7 @@ class Budget:
 
     def _watch(self) -> None:
         """Sends heartbeats to the ledger and checks it for the alerts, without end."""
+        import_module("dp_accounting")  # the first lease needs it, and a client would wait for its import
         while True:
             try:
                 self._metrics.checked(self.health())

@@ -16,6 +16,8 @@ A mechanism reproduced as published may draw the number of parts (`Protocol.rows
 can learn that number, and its distribution over the shards.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -28,7 +30,6 @@ from zlib import crc32
 
 import numpy as np
 import ray
-import torch
 from ray.actor import ActorHandle
 
 from services import tracing
@@ -37,6 +38,7 @@ from services.coordinator.draws import DrawQueue
 from services.engine.engine import PUBLIC, ZERO, Request
 from services.errors import CoordinatorUnavailable
 from services.fleet.shard_map import PartGroup, ShardMap
+from services.lazily import torch
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
 from services.privacy.sampling.categorical import draw
@@ -80,7 +82,7 @@ class Rows:
     computed: int
     received: int
 
-    def share(self, queries: slice) -> "Rows":
+    def share(self, queries: slice) -> Rows:
         """Returns the rows of consecutive queries."""
         firsts = list(accumulate(map(len, self.models), initial=0))
         return replace(
@@ -117,7 +119,7 @@ class PartialSums:
     computed: int
     received: int
 
-    def share(self, queries: slice) -> "PartialSums":
+    def share(self, queries: slice) -> PartialSums:
         """Returns the partials of consecutive queries."""
         before = sum(self.private[: queries.start])
         own = slice(before, before + sum(self.private[queries]))
@@ -150,7 +152,7 @@ class HeldWeights:
     private: tuple[bool, ...]
     computed: int
     received: int
-    held: "Sequence[_HeldBatch]"
+    held: Sequence[_HeldBatch]
 
     @property
     def losses(self) -> None:
@@ -296,7 +298,7 @@ class ShardedEnsemble:
         """Returns, for each group, the status of each copy or the error that explains its absence."""
         return await asyncio.gather(*(group.copies.status() for group in self._groups))
 
-    def _by_group(self, queries: Sequence[Query]) -> "list[list[_DrawnQuery]]":
+    def _by_group(self, queries: Sequence[Query]) -> list[list[_DrawnQuery]]:
         """Returns the queries of each group, private ones first. Only the first group gets public queries."""
         public = [_DrawnQuery(query, (), ()) for query in queries if not query.private]
         private = [
@@ -317,7 +319,7 @@ class ShardedEnsemble:
 
     def _terms(
         self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Sequence[int]]
-    ) -> "_Terms":
+    ) -> _Terms:
         private = [query.sequence for query in queries if query.private]
         return _Terms(
             self._protocol,
@@ -336,7 +338,7 @@ class ShardedEnsemble:
         self,
         queries: Sequence[Query],
         draws: Mapping[str, tuple[int, ...]],
-        answers: "Sequence[_Answer]",
+        answers: Sequence[_Answer],
     ) -> Rows:
         public: list[np.ndarray] = []
         drawn: list[np.ndarray] = []
@@ -450,12 +452,12 @@ class _Group:
         calls = (self._reduce_kept(batch, terms, StepKey(_caller(), step, at), public) for at, batch in batches)
         return _joined(await asyncio.gather(*calls))
 
-    async def weigh(self, queries: Sequence[_DrawnQuery], terms: _Terms, step: int) -> "list[_HeldBatch]":
+    async def weigh(self, queries: Sequence[_DrawnQuery], terms: _Terms, step: int) -> list[_HeldBatch]:
         """Lets copies compute the weights of each sequence, and hold them."""
         batches = enumerate(self._batches(queries))
         return await asyncio.gather(*(self._weigh(batch, terms, StepKey(_caller(), step, at)) for at, batch in batches))
 
-    async def pick(self, held: "_HeldBatch", points: Mapping[str, int]) -> dict[str, int]:
+    async def pick(self, held: _HeldBatch, points: Mapping[str, int]) -> dict[str, int]:
         """Returns the tokens of those sequences of a batch that have a point."""
         sequences = [drawn.query.sequence for drawn in held.batch.queries]
         own = np.array([points.get(sequence, NO_POINT) for sequence in sequences], dtype=np.int64)
@@ -513,7 +515,7 @@ class _Group:
         reduced = await self.copies.same(copy, lambda shard: shard.reduce_kept.remote(key, reduction, stacked, trace))
         return _by_sequence(batch, reduced)
 
-    async def _weigh(self, batch: _Batch, terms: _Terms, key: StepKey) -> "_HeldBatch":
+    async def _weigh(self, batch: _Batch, terms: _Terms, key: StepKey) -> _HeldBatch:
         reduction, trace = self._reduction(batch, terms), tracing.traceparent()
         copy, weighed = await self.copies.first(
             batch.order, lambda shard: shard.weigh.remote(key, batch.requests, reduction, batch.coming, trace)

@@ -1,17 +1,21 @@
 """Holds the output distributions of a step until the budget says which sequences are paid for."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from services.coordinator.ensemble import PartialSums, Rows
+from services.lazily import torch
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise, sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

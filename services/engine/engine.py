@@ -1,5 +1,7 @@
 """Defines the interface through which a base model and its adapters answer next-token queries."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,10 +9,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Literal
 
-import torch
-
 from services.engine import ENGINES, PartKind, known_engine
 from services.errors import ExtraMissing
+from services.lazily import torch
 
 PUBLIC = "public"
 """The name of the base model without an adapter."""

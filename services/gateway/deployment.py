@@ -1,6 +1,8 @@
 """Defines the gateway as a Ray Serve deployment."""
 
+import asyncio
 import logging
+from contextlib import suppress
 
 from fastapi import FastAPI
 from ray import serve
@@ -8,10 +10,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from services import tracing
+from services.actors import find_actor
 from services.batches.settings import BatchSettings
 from services.gateway.app import build_app
 from services.requests.models import Models
 from services.requests.settings import RequestSettings
+
+POLL_S = 0.1
 
 
 def _log_with_serve() -> None:
@@ -44,6 +49,17 @@ class Gateway:
         tracing.prepare()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Builds the app in the replica. Ray Serve calls it."""
+        """Builds the app in the replica once the service's last actor has been started. Ray Serve calls it."""
+        while not await self._started():
+            await asyncio.sleep(POLL_S)
         # Serve's proxy adds the request id to the response.
         return build_app(self._settings, Models(self._settings), self._batches, answer_request_id=False)
+
+    async def _started(self) -> bool:
+        """Returns whether the actor of the ensembles exists, which is started when all others are ready."""
+        if self._settings.ensembles_actor is None:
+            return True
+        with suppress(ValueError):
+            await find_actor(self._settings.ensembles_actor, self._settings.namespace)
+            return True
+        return False

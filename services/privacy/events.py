@@ -1,18 +1,22 @@
 """Defines privacy events: immutable data that describe the cost of a released token for any accountant."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike, NDArray
 
 from services.privacy.worlds import Pair
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Orders = ArrayLike
 Divergences = NDArray[np.float64]
@@ -20,7 +24,7 @@ Divergences = NDArray[np.float64]
 PLD_INTERVAL = 1e-4
 """The grid interval of privacy losses, dp-accounting's default."""
 
-_KINDS: dict[str, type["Event"]] = {}
+_KINDS: dict[str, type[Event]] = {}
 
 
 GuaranteeStatus = Literal["certified", "as published", "operational", "data-dependent", "none"]
@@ -114,7 +118,7 @@ class Accountant:
 
     order: float
     tokens: int | None = None
-    event: "Event | None" = None
+    event: Event | None = None
 
 
 @dataclass(frozen=True)

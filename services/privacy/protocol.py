@@ -1,19 +1,23 @@
 """Defines the interface of a protocol: which models it queries, what it releases, and what a token costs."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.arrays import Reals
 from services.privacy.events import Event, Guarantee
 from services.privacy.worlds import Pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,11 @@ class Answers:
         """Yields the first and the past-the-end row of `ratios` for each sequence."""
         return pairwise(accumulate(map(len, self.models), initial=0))
 
-    def first(self, count: int) -> "Answers":
+    def first(self, count: int) -> Answers:
         """Returns the answers for the first ``count`` sequences."""
         return self.between(0, count)
 
-    def between(self, start: int, end: int) -> "Answers":
+    def between(self, start: int, end: int) -> Answers:
         """Returns the answers for the sequences from ``start`` to before ``end``."""
         own = slice(start, end)
         first = sum(map(len, self.models[:start]))

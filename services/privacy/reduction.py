@@ -3,14 +3,18 @@
 A block's shape follows from the shape of the rows alone: it depends neither on a draw nor on what a row says.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from services.lazily import torch
 from services.privacy.mollifiers.blocks import rows_at_once, scratch
 from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, shape_parts, temperatures
 from services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def release(protocol: Protocol, answers: Answers, count: int) -> Release:

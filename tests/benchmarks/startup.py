@@ -1,7 +1,8 @@
 """Measures the seconds until a service is ready, by stage: `python -m tests.benchmarks.startup --json`.
 
 - `service`: what `privmix serve` does with the quickstart's settings, stage after stage, in a new process: its imports,
-  the steps that it prints, and a first token over HTTP.
+  the steps that it prints, and a first token over HTTP. `processor` has the seconds of a processor that each process
+  took until then: unlike the others, they hardly grow on a busy machine.
 - `shard`: what "Loading" consists of, in a new process like that of a shard: its imports, the engine, and the first
   rows, of the public model and of one part. `within_engine` has its longest steps: the weights, compilation with the
   profile of memory, warm-up with the capture of graphs (a CPU compiles and captures nothing), the adapters,
@@ -17,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import wraps
 from multiprocessing import get_context
 from pathlib import Path
@@ -53,26 +55,49 @@ class Stages:
         return {stage: round(end - begun, 2) for (stage, begun), end in zip(self._begun, ends, strict=True)}
 
 
-def serve(config: Path) -> dict[str, float]:
-    """Starts the service of a configuration, asks for one token, and stops it. Returns the seconds by stage."""
+def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Starts the service of a configuration as `privmix serve` does, asks for one token, and stops it.
+
+    Returns:
+        the seconds by stage; the seconds of a processor by process.
+    """
     stages = Stages()
     stages("imports")
     import httpx
 
+    from cluster.commands.serve import import_meanwhile
     from cluster.configuration import Configuration
-    from cluster.launch import launch
     from services.ray_session import connected
 
+    configuration = Configuration.load(config)
     stages("Starting Ray")
+    import_meanwhile()
     with connected():
-        service = launch(Configuration.load(config), stages.step)
+        from cluster.launch import launch
+
+        service = launch(configuration, stages.step)
         try:
             stages("first token")
             request = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 1}
             httpx.post(f"{service.url}/v1/completions", json=request, timeout=300).raise_for_status()
-            return stages.seconds()
+            return stages.seconds(), processor_seconds()
         finally:
             service.stop()
+
+
+def processor_seconds() -> dict[str, float]:
+    """Returns the seconds of a processor of this process, "command", and of its descendants, by actor or program."""
+    import psutil
+
+    command = psutil.Process()
+    seconds = defaultdict[str, float](float)
+    for process in (command, *command.children(recursive=True)):
+        with suppress(psutil.Error):
+            times, (title, *words) = process.cpu_times(), process.cmdline()
+            programs = [Path(word).name for word in words if word.endswith(".py")] or [Path(title).name]
+            name = title if title.startswith("ray::") else "command" if process == command else programs[0]
+            seconds[name.removeprefix("ray::").partition("#")[0]] += times.user + times.system
+    return {name: round(spent, 2) for name, spent in sorted(seconds.items(), key=lambda each: -each[1])}
 
 
 WITHIN_ENGINE = {
@@ -156,9 +181,16 @@ def main(
         folder = Path(name)
         ensemble = write_ensemble(folder / "ensemble", parts, layers=usual_layers(model))
         sections = {section: SETTINGS[section] for section in ("privacy", "engine", "budget")}
-        service = in_new_process(serve, configure(folder, ensemble, **sections))
+        service, processor = in_new_process(serve, configure(folder, ensemble, **sections))
         shard = in_new_process(load, model, {path.name: path for path in sorted((ensemble / "parts").iterdir())})
-    result = {"parts": parts, "service": service, "service_s": round(sum(service.values()), 2), "shard": shard}
+    result = {
+        "parts": parts,
+        "service": service,
+        "service_s": round(sum(service.values()), 2),
+        "processor": processor,
+        "processor_s": round(sum(processor.values()), 2),
+        "shard": shard,
+    }
     print(json.dumps(result) if as_json else json.dumps(result, indent=2))
 
 

@@ -311,7 +311,8 @@ def test_a_stage_that_fails_says_why_and_stops_no_other(tmp_path: Path) -> None:
 @slow
 def test_the_start_of_a_service() -> None:
     measured = figures("startup", "--json")
-    keys(measured, "service_s")
+    keys(measured, "service_s", "processor_s")
+    keys(measured["processor"], "command", "raylet")
     keys(measured["service"], "imports", "Starting Ray", "Loading 2 parts into 1 shard", "first token")
     keys(measured["shard"], "imports", "engine", "first rows")
     keys(measured["shard"]["within_engine"], "weights", "adapters")

@@ -2,15 +2,17 @@
 
 import shutil
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray import serve
 
 from cluster.configuration import Configuration
-from cluster.launch import check_cohorts, check_ensemble, launch, wait_until_healthy
+from cluster.launch import APPLICATION, check_cohorts, check_ensemble, launch, wait_until_healthy
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
@@ -161,6 +163,22 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path
     with socket.create_server(("127.0.0.1", port)), refusal:
         launch(configuration)
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route is deployed while the models load, and waits for them."""
+
+    def fail(*_: object, meanwhile: Callable[[], None]) -> None:
+        meanwhile()
+        assert serve.status().applications[APPLICATION].status == "DEPLOYING"
+        raise WorkError("no shard could be started")
+
+    monkeypatch.setattr("cluster.launch.start_actors", fail)
+    with pytest.raises(WorkError, match="no shard could be started"):
+        launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
+    while APPLICATION in serve.status().applications:
+        time.sleep(0.1)
 
 
 class Busy:

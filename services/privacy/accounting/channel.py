@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax
 
 from services.privacy.accounting.dominating_pair import DominatingPair
 from services.privacy.worlds import NEVER, Pair, replaced
@@ -44,7 +44,7 @@ class WorstCaseRatios:
         def value(others: float, own: float) -> float:
             return float(public + private * ((parts - 1) * others + own) / parts)
 
-        mass = float(expit(-radius))
+        mass = float(scipy.special.expit(-radius))
         return cls(mass, value(least, least), value(least, most), value(most, least), value(most, most))
 
     def hockey_stick(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -91,5 +91,5 @@ def worst_pair(parts: int, q: float, radius: float) -> Pair:
     masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
     outputs = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
     public, outputs = masses[masses > 0], outputs[:, masses > 0]
-    rows = log_softmax(np.where(outputs, np.log(public), NEVER), axis=1)
+    rows = scipy.special.log_softmax(np.where(outputs, np.log(public), NEVER), axis=1)
     return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)

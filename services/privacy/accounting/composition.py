@@ -3,18 +3,21 @@
 dp-accounting does every conversion to (epsilon, delta).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 
 from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 SomeEvent = TypeVar("SomeEvent", bound=Event)
 Spent = Mapping[SomeEvent, int]
@@ -84,6 +87,8 @@ def epsilon(divergences: Divergences, delta: float, orders: Orders = ORDERS) -> 
 
     If events may depend on earlier answers, pass a single order that was fixed in advance (privacy filter).
     """
+    from dp_accounting.rdp import compute_epsilon  # slow to import
+
     _check_delta(delta)
     if not np.any(divergences):
         return Epsilon(0.0, float(np.atleast_1d(orders)[-1]))

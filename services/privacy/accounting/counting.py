@@ -6,17 +6,22 @@ every input after seeing the earlier tokens. Tokens of other events are bought i
 of the first event as dominate it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import PLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from services.privacy.accounting import composition
 from services.privacy.arrays import Reals
 from services.privacy.events import PLD_INTERVAL, Event
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.pld_pmf import PLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 # The share of delta that all blocks together may add: a block is dominated up to this much.
 _MARGIN = 2.0**-8

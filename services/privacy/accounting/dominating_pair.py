@@ -1,17 +1,21 @@
 """Represents dominating pairs of distributions, as finite tables or by their hockey-stick divergences."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+import scipy
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from services.privacy.arrays import Reals
 from services.privacy.events import Divergences, Orders, real_orders
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 # Exponents below this do not overflow float64.
 _LARGEST_EXPONENT = 500.0
@@ -46,7 +50,7 @@ class DominatingPair:
         with np.errstate(over="ignore", invalid="ignore"):
             excess = (np.expm1(exponents) - b * np.expm1(self.log_ratio)) @ np.exp(self.log_q)
         overflows = exponents.max(axis=1) > _LARGEST_EXPONENT
-        large = logsumexp(self.log_q + exponents, axis=1)
+        large = scipy.special.logsumexp(self.log_q + exponents, axis=1)
         return np.asarray(np.where(overflows, large, np.log1p(np.where(overflows, 0.0, excess))))
 
 
@@ -63,6 +67,9 @@ def symmetric_pld(delta: Callable[[Reals], Reals], largest: float, interval: flo
         interval: the grid interval of losses. Chords between grid points overstate the divergence (Doroshenko, Ghazi,
             Kamath, Kumar, Manurangsi 2022).
     """
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap  # slow to import
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
     most = max(1, math.ceil(largest / interval))
     above = np.minimum.accumulate(np.clip(delta(np.arange(most + 1, dtype=np.float64) * interval), 0.0, 1.0))
     below = np.arange(-most, 0) * interval

@@ -6,11 +6,17 @@ it cancels to first order. If the other rows give a token less than about 2**-50
 known only by its magnitude or becomes 0: the loss is about 30 nats, or infinite.
 """
 
-import numpy as np
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from services.lazily import torch
 from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch, to_column
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def losses(rows: Tensor, public: Tensor, order: float) -> Column:

@@ -6,8 +6,8 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from functools import cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import bisect, brentq
 
 from services.privacy import accounting
 from services.privacy.accounting import counting
@@ -183,7 +183,7 @@ def _largest_by_order(
     if excess(high) <= 0:
         return high
     width = 1e-12 * high
-    return max(low, float(bisect(excess, low, high, xtol=width)) - 2 * width)
+    return max(low, float(scipy.optimize.bisect(excess, low, high, xtol=width)) - 2 * width)
 
 
 def _largest_by_larger_orders(
@@ -215,7 +215,7 @@ def _largest_by_larger_orders(
         return known
     if excess(high) <= 0:
         return high
-    found = float(brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-12))
+    found = float(scipy.optimize.brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-12))
     # Tiny divergences have fewer digits than the search asks for.
     return next((value for margin in _MARGINS if excess(value := found * (1 - margin)) <= 0 and value > low), low)
 
@@ -254,7 +254,7 @@ def _largest_by_counting(
         if too_large == most:
             return most
         fits, too_large = too_large, min(most, _STEP * too_large)
-    found = float(brentq(lambda value: excess(value, interval), fits, too_large, xtol=_CLOSE * fits))
+    found = float(scipy.optimize.brentq(lambda value: excess(value, interval), fits, too_large, xtol=_CLOSE * fits))
     rounded = _rounded_down(found * (1 - _CLOSE))
     return rounded if rounded > least and excess(rounded, PLD_INTERVAL) <= 0 else least
 

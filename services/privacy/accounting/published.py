@@ -9,10 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import logsumexp, xlog1py, xlogy
 
 from services.privacy.events import Divergences, Orders, real_orders
 
@@ -25,7 +23,7 @@ def query_loss(order: float, drawn: int, beta: float) -> float:
     if drawn <= 1:
         return beta * order
     exponent = (order - 1) * 4 * beta * order
-    return float(logsumexp([0.0, exponent], b=[drawn - 1, 1]) - math.log(drawn)) / (order - 1)
+    return float(scipy.special.logsumexp([0.0, exponent], b=[drawn - 1, 1]) - math.log(drawn)) / (order - 1)
 
 
 def subsampled_loss(order: int, q: float, drawn: int, beta: float) -> float:
@@ -34,7 +32,7 @@ def subsampled_loss(order: int, q: float, drawn: int, beta: float) -> float:
         raise ValueError(f"order must be an integer of at least 2, got {order}")
     weights = log_binomial(order, q)
     losses = [(k - 1) * query_loss(k, drawn, beta) for k in range(2, order + 1)]
-    return float(logsumexp(weights + np.array([0.0, 0.0, *losses]))) / (order - 1)
+    return float(scipy.special.logsumexp(weights + np.array([0.0, 0.0, *losses]))) / (order - 1)
 
 
 def total_loss(order: float, epsilon: float, delta: float) -> float:
@@ -43,6 +41,8 @@ def total_loss(order: float, epsilon: float, delta: float) -> float:
     Raises:
         ValueError: no loss is small enough.
     """
+    from dp_accounting.rdp import compute_epsilon  # slow to import
+
     # The conversion adds a constant to any loss that is not close to 0.
     probe = 64.0
     loss = epsilon - float(compute_epsilon([order], [probe], delta)[0] - probe)
@@ -73,7 +73,7 @@ def largest_beta(order: int, q: float, drawn: int, loss: float) -> float:
     above = 1.0
     while excess(above) < 0:
         above *= 2
-    return float(brentq(excess, 0.0, above, xtol=1e-15))
+    return float(scipy.optimize.brentq(excess, 0.0, above, xtol=1e-15))
 
 
 def log_binomial(trials: int, q: float) -> NDArray[np.float64]:
@@ -84,7 +84,7 @@ def log_binomial(trials: int, q: float) -> NDArray[np.float64]:
     m = np.arange(trials + 1, dtype=np.float64)
     quotients = np.log((trials + 1 - m[1:]) / m[1:])
     coefficients = np.concatenate([[0.0], np.cumsum(quotients)])
-    return np.asarray(coefficients + xlogy(m, q) + xlog1py(trials - m, -q))
+    return np.asarray(coefficients + scipy.special.xlogy(m, q) + scipy.special.xlog1py(trials - m, -q))
 
 
 def removal_then_addition(rdp: Callable[[Orders], Divergences], orders: Orders) -> Divergences:

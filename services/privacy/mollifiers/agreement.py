@@ -1,12 +1,17 @@
 """Measures how far a part's two models agree: lambda_i of SubMix (Ginart et al. 2022), for many parts at once."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The relative distance by which the solution stays below the bound, in addition to the float32 error. The terms are
 # squares of changes, and float32 knows the mean change, the root of the divergence, to 1e-7.

@@ -1,13 +1,18 @@
 """Processes vocabulary rows in blocks: block sizes, reusable scratch memory, and columns of numbers."""
 
+from __future__ import annotations
+
 import math
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from services.lazily import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # One number for each row of a block. NumPy is faster than PyTorch for such small arrays.
 Column = NDArray[np.float64]
@@ -92,7 +97,5 @@ def to_column(values: Tensor) -> Column:
 
 def column(values: NDArray[np.float64] | NDArray[np.bool_], like: Tensor) -> Tensor:
     """Converts a column to a tensor [C, 1] with the type and device of ``like`` [C, V]."""
-    return on_device(values.astype(_NUMPY[like.dtype])[:, None], like.device)
-
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+    kind = np.float64 if like.dtype == torch.float64 else np.float32
+    return on_device(values.astype(kind)[:, None], like.device)

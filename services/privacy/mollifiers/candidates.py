@@ -1,11 +1,15 @@
 """Chooses the tokens that receive noise: the most likely tokens of the public model, which depend on p0 alone."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from services.lazily import torch
 from services.privacy.protocol import Answers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Candidates:
     kept: Tensor
 
     @classmethod
-    def of(cls, public: Tensor, count: int) -> "Candidates":
+    def of(cls, public: Tensor, count: int) -> Candidates:
         """Returns the ``count`` most likely tokens under p0 [S, V]."""
         likeliest = public.topk(min(count, public.shape[1]), dim=1)
         return cls(likeliest.indices, likeliest.values > 0)

@@ -6,20 +6,25 @@ the contribution of part i. A mean must not be rounded in float32, because this 
 summed in float64, each divided by its own sum.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from scipy.optimize import brentq
-from torch import Tensor
+import scipy
 
+from services.lazily import torch
 from services.privacy.mollifiers.blocks import rows_at_once, scratch, totals
 from services.privacy.protocol import Answers
 from services.privacy.sampling.categorical import TOTAL
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # Maps (ratios [C, V], public [V] or [C, V], the number of drawn parts, out) to mollified distributions, float32 [C, V],
 # which may be written to `out`.
-Mollify = Callable[[Tensor, Tensor, int, Tensor], Tensor]
+Mollify: TypeAlias = "Callable[[Tensor, Tensor, int, Tensor], Tensor]"
 
 # A power of two, so that the public model's weights are exact: its probabilities are multiples of 2**-60.
 _SCALE = TOTAL / 2
@@ -57,7 +62,8 @@ def usable_radii(slack: Callable[[float], float], least: float, middle: float) -
 
     if left(middle) <= 0:
         raise ValueError(f"rounding takes more than a tenth of a radius of {middle:g}")
-    return brentq(left, least, middle, xtol=1e-12), brentq(left, middle, 32.0)
+    solve = scipy.optimize.brentq
+    return solve(left, least, middle, xtol=1e-12), solve(left, middle, 32.0)
 
 
 def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:

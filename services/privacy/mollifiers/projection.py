@@ -4,20 +4,23 @@ The released distribution must lie in the ball exactly. So callers pass a radius
 covers all rounding between the projection and the integer weights (`mixture`).
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-import torch
-from scipy.optimize import bisect
-from torch import Tensor
-from torch.nn.functional import pad
+import scipy
 
+from services.lazily import torch
 from services.privacy.arrays import Reals
 from services.privacy.mollifiers.blocks import scratch, totals
 from services.privacy.mollifiers.rows import clip_scales
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Projection = Literal["clip", "mix"]
 
@@ -32,8 +35,6 @@ _LEAST_BITS, _MOST_BITS = 3, 6
 # Replaces 0 as a divisor; the resulting step is always outside the bracket.
 _NOTHING = 1e-30
 _NEWTON_STEPS = 4
-# The derivative of clamp in one pass: keeps values that are not clamped and sets the others to 0.
-_pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 
 
 def _root(ratios: Tensor, public: Tensor, radius: float, projected: Tensor) -> Tensor:
@@ -45,7 +46,8 @@ def _root(ratios: Tensor, public: Tensor, radius: float, projected: Tensor) -> T
         torch.mul(ratios, scale, out=applied)
         torch.clamp(applied, low, high, out=projected).mul_(public)
         missing = 1 - totals(projected)
-        _pass_unclamped(projected, applied, low, high, grad_input=projected)
+        # The derivative of clamp in one pass: keeps values that are not clamped and sets the others to 0.
+        torch.ops.aten.hardtanh_backward.grad_input(projected, applied, low, high, grad_input=projected)
         newton = scale * (1 + missing / totals(projected).clamp_(min=_NOTHING))
         below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
         usable = (newton >= below) & (newton <= above)
@@ -92,8 +94,8 @@ def _bracket(ratios: Tensor, public: Tensor, radius: float) -> tuple[Tensor, Ten
     numbers = torch.bitwise_right_shift(ratios.view(torch.int32), buckets.shift).clamp_(max=len(buckets.means) - 1)
     masses = torch.zeros((*ratios.shape[:-1], len(buckets.means)), device=ratios.device)
     masses.scatter_add_(-1, numbers.long(), public.expand_as(ratios))
-    before = pad(masses.cumsum(dim=-1), (1, 0))
-    weighted = pad(masses.mul_(buckets.means).cumsum(dim=-1), (1, 0))
+    before = torch.nn.functional.pad(masses.cumsum(dim=-1), (1, 0))
+    weighted = torch.nn.functional.pad(masses.mul_(buckets.means).cumsum(dim=-1), (1, 0))
     sums = (weighted[..., buckets.ends] - weighted[..., :-1]) * buckets.scales
     sums += low * before[..., :-1] + high * (before[..., -1:] - before[..., buckets.ends])
     # Scales fall from bucket to bucket, and the sums with them: the root lies between two neighbours.
@@ -162,5 +164,7 @@ def defined(public: Reals, row: Reals, radius: float, by: Projection) -> Reals:
     if by == "mix":
         room = [(high - 1) / (ratios.max() - 1), (1 - low) / (1 - ratios.min())] if ratios.max() > 1 else [1.0]
         return np.asarray(public + min(1.0, *room) * (row - public))
-    scale = bisect(lambda log: float(public @ np.clip(np.exp(log) * ratios, low, high)) - 1, -100.0, 100.0, xtol=1e-13)
+    scale = scipy.optimize.bisect(
+        lambda log: float(public @ np.clip(np.exp(log) * ratios, low, high)) - 1, -100.0, 100.0, xtol=1e-13
+    )
     return np.asarray(public * np.clip(math.exp(scale) * ratios, low, high))

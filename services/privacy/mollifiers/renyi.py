@@ -1,12 +1,17 @@
 """Implements the mollifier of PMixED as published (Flemings et al. 2024, Algorithm 1): a Rényi ball at one order."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The float32 error of a moment's sum, and the relative distance by which the divergence stays below the bound.
 _SUM_ERROR = 5e-7

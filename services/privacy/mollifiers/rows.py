@@ -7,24 +7,25 @@ bit: neither on the rows beside it nor on the number of threads. So torch's `mat
 their kernels round a row in another order, and a token at a block's end otherwise.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from services import compiled
+from services.lazily import torch
 from services.privacy.mollifiers.blocks import powers_of_two, scratch, totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 _log = logging.getLogger(__name__)
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
@@ -42,10 +43,10 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
         scales: float32 [s].
         out: float32 [s, n, V], which may be ``log_p``.
     """
-    if kernels := _kernels(log_p, _FLOATS):
+    if kernels := _kernels(log_p, (torch.bfloat16, torch.float16)):
         return kernels.shape_parts(log_p, public, scales, out)  # type: ignore[no-any-return]
     bits = public.log2().nan_to_num_(neginf=math.inf)  # dropped tokens: minus infinity
-    if operators := _operators(log_p, (torch.float32, torch.bfloat16)):
+    if operators := _operators(log_p, (torch.bfloat16,)):
         operators.shape_parts(log_p, public.contiguous(), bits, scales, out)
         return out
     p0 = public[:, None]
@@ -133,7 +134,7 @@ def centred_steps(
         radius: where log-ratios are clipped for the steps to the centre, in nats.
         slope: the largest quotient of two steps that counts, below 1.
     """
-    kernels = _kernels(log_p, _FLOATS)
+    kernels = _kernels(log_p, (torch.bfloat16, torch.float16))
     return kernels.centred_steps(log_p, public, scales, drawn, radius, slope, per_nat, most) if kernels else None
 
 
@@ -159,9 +160,13 @@ def prepare(device: torch.device | None = None) -> None:
         kernels.prepare(device)
 
 
-def _kernels(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) -> Any | None:
-    """Returns `rows_triton` for rows on a GPU that it can read."""
-    return _triton() if rows.is_cuda and rows.dtype in types and rows.stride(2) == 1 else None
+def _kernels(rows: Tensor, types: Sequence[torch.dtype] = ()) -> Any | None:
+    """Returns `rows_triton` for rows on a GPU that it can read: float32, or one of `types`."""
+    return _triton() if rows.is_cuda and _fits(rows, types) else None
+
+
+def _fits(rows: Tensor, types: Sequence[torch.dtype]) -> bool:
+    return rows.dtype in (torch.float32, *types) and rows.stride(2) == 1
 
 
 @cache
@@ -174,9 +179,8 @@ def _triton() -> Any | None:
     return rows_triton
 
 
-def _operators(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) -> Any | None:
-    fits = rows.device.type == "cpu" and rows.dtype in types and rows.stride(2) == 1
-    return compiled.operators(SOURCE) if fits else None
+def _operators(rows: Tensor, types: Sequence[torch.dtype] = ()) -> Any | None:
+    return compiled.operators(SOURCE) if rows.device.type == "cpu" and _fits(rows, types) else None
 
 
 def _clipped(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:

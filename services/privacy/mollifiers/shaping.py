@@ -1,16 +1,21 @@
 """Applies sampling options to every distribution before projection. The kept tokens depend on p0 alone."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.mollifiers import rows
 from services.privacy.mollifiers.blocks import on_device, powers_of_two, rows_at_once, scratch, totals
 from services.privacy.protocol import Answers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
 # of 2**-60 in float32, which makes the public model's integer weights exact (`mixture`), and no ratio exceeds 2**36.
@@ -203,7 +208,7 @@ def _shape_public(
 
 def _drop_below(values: Tensor, least: Tensor | float, dropped: float) -> None:
     """Replaces smaller values. Does not wait for a number that is on a GPU."""
-    if isinstance(least, Tensor) and least.is_cuda:
+    if isinstance(least, torch.Tensor) and least.is_cuda:
         values.masked_fill_(values < least, dropped)
         return
     below = np.nextafter(np.float32(float(least)), np.float32(-np.inf))

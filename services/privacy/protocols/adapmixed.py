@@ -8,19 +8,20 @@ part out causes.
 That loss depends on the private text. The ``ratio`` mollifier also has a data-independent bound.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import numpy as np
-import torch
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.special import logsumexp
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.accounting import leave_one_out, planning
 from services.privacy.accounting.channel import worst_pair
 from services.privacy.arrays import Reals
@@ -43,6 +44,9 @@ from services.privacy.protocols.pmixed import Mollifier, RatioEvent, radii
 from services.privacy.sampling import noise
 from services.privacy.settings import Enforced, Settings
 from services.privacy.worlds import Pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The screening's noise is a multiple of this.
 _GRID = 2.0**-44
@@ -389,7 +393,7 @@ def screening_divergence(noisy: NDArray[np.float64], public: NDArray[np.float64]
     q, p = np.where(known, np.maximum(noisy, _FLOOR), 0.0), np.where(known, public, 0.0)
     p = p / p.sum(axis=1, keepdims=True)
     ratios = np.divide(q / q.sum(axis=1, keepdims=True), p, out=np.ones_like(p), where=known)
-    return np.asarray(logsumexp(order * np.log(ratios), axis=1, b=p) / (order - 1))
+    return np.asarray(scipy.special.logsumexp(order * np.log(ratios), axis=1, b=p) / (order - 1))
 
 
 def _unchanged(rows: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:

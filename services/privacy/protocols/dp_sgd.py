@@ -5,20 +5,17 @@ gradient of each unit to an L2 norm, and adds Gaussian noise to the sum. Samplin
 post-processing: any number of tokens is charged once, for the training.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, lru_cache
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import RdpAccountant
+import scipy
 from pydantic import Field
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from services.privacy import accounting
 from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
@@ -26,6 +23,9 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.settings import Settings, Training
 from services.units import Unit, check_unit
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 # How closely a search finds the smallest noise with which dp-accounting agrees, as a factor.
 _STEP = 1.002
@@ -235,7 +235,7 @@ def _root(excess: Callable[[float], float], guess: float, step: float) -> float:
     end, stride = start, math.copysign(max(abs(excess(start)), width), excess(start))
     while excess(end) * excess(start) > 0:
         end, stride = end + stride, 2 * stride
-    found = float(brentq(excess, *sorted((start, end)), xtol=width / 4))
+    found = float(scipy.optimize.brentq(excess, *sorted((start, end)), xtol=width / 4))
     while excess(found) > 0:
         found += width / 2
     return math.exp(found)
@@ -244,15 +244,23 @@ def _root(excess: Callable[[float], float], guess: float, step: float) -> float:
 def _gaussian_noise(epsilon: float, delta: float, steps: int) -> float:
     """Returns the noise multiplier at which steps on full batches have exactly this delta at epsilon."""
 
-    def excess(mu: float) -> float:
-        return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))) - delta
+    normal = scipy.stats.norm
 
-    return math.sqrt(steps) / float(brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12))
+    def excess(mu: float) -> float:
+        return (
+            float(normal.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + normal.logcdf(-mu / 2 - epsilon / mu))) - delta
+        )
+
+    mu = scipy.optimize.brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12)
+    return math.sqrt(steps) / float(mu)
 
 
 @lru_cache(maxsize=64)
 def _rdp(noise: float, rate: float, largest: int) -> Divergences:
     """Returns the divergence of one step at the orders 1, 2, ... ``largest``; 0 at order 1, where its factor is 0."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent  # slow to import
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(np.arange(2, largest + 1))
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
     return np.concatenate([[0.0], accountant.rdp])
@@ -260,6 +268,8 @@ def _rdp(noise: float, rate: float, largest: int) -> Divergences:
 
 @lru_cache(maxsize=16)
 def _pld(noise: float, rate: float, steps: int, interval: float) -> PrivacyLossDistribution:
+    from dp_accounting.pld import privacy_loss_distribution  # slow to import
+
     if rate == 1.0:
         return privacy_loss_distribution.from_gaussian_mechanism(
             noise / math.sqrt(steps), value_discretization_interval=interval

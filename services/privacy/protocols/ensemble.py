@@ -1,18 +1,22 @@
 """Implements a reference without privacy: the mean of all part models."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.mollifiers.mixture import integer_weights
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,19 @@ Replacing a drawn part multiplies p by e^x / z, where x has a range of width 4c/
 A part is drawn with probability m/N.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy import reduction
 from services.privacy.accounting import planning
 from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
@@ -46,6 +46,10 @@ from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, one_hot, replaced
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
 # How many probabilities of a token the search for the worst pair tries.
 _PAIRS = 16

@@ -4,19 +4,18 @@ Every part votes for its most likely token among the candidates, which depend on
 with the largest noisy count is released. The noise is discrete Gaussian and exact (`noise`).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.accounting import planning
 from services.privacy.arrays import Integers, Reals
 from services.privacy.events import (
@@ -35,6 +34,10 @@ from services.privacy.sampling.categorical import TOTAL
 from services.privacy.sampling.noise import discrete_gaussian
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, one_hot, replaced
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
 # The smallest and the largest noise scale to consider, in votes. At smaller scales, discrete noise is nearly always 0.
 SCALES = (0.25, 1e5)
@@ -70,6 +73,8 @@ class GNMaxEvent(Event):
         return np.asarray(real_orders(orders) / self.sigma**2)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        from dp_accounting.pld import privacy_loss_distribution  # slow to import
+
         return privacy_loss_distribution.from_discrete_gaussian_mechanism(
             self.sigma, sensitivity=1, value_discretization_interval=interval
         ).self_compose(2)

@@ -12,17 +12,18 @@ account is empty is silent, so no token is ever refused: the ensemble fades into
 parts are the idea of Feldman and Zrnic (2021); README, Theorem 4, has the proof.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy import accounting, reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
 from services.privacy.arrays import Reals
@@ -33,6 +34,9 @@ from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Rele
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, one_hot, replaced
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The smallest L that rounding (`ROUNDING_MARGIN`) leaves whole.
 _LEAST_LOWER = 1e-3

@@ -11,20 +11,20 @@ suffices to query one part, chosen uniformly, or none with probability w: the di
 needs only one row.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
-import torch
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+import scipy
 from pydantic import Field
-from scipy.stats import binom
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.accounting import planning, published
 from services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
 from services.privacy.accounting.dominating_pair import symmetric_pld
@@ -48,6 +48,10 @@ from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Rele
 from services.privacy.sampling.randomness import poisson_subsample, uniform_below
 from services.privacy.settings import ROUNDING_MARGIN, Settings
 from services.privacy.worlds import Pair
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
 Mollifier = Literal["ratio", "renyi"]
 
@@ -203,7 +207,9 @@ class PMixed(Protocol):
             shares = ((1 - self._no_part) * count / self.parts for count in kinds)
             return {(0,) * len(kinds): self._no_part, **dict(zip(single_draws, shares, strict=True))}
         return {
-            drawn: math.prod(float(binom.pmf(count, of, self.q)) for count, of in zip(drawn, kinds, strict=True))
+            drawn: math.prod(
+                float(scipy.stats.binom.pmf(count, of, self.q)) for count, of in zip(drawn, kinds, strict=True)
+            )
             for drawn in product(*(range(count + 1) for count in kinds))
         }
 

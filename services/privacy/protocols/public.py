@@ -1,19 +1,22 @@
 """Implements a reference that reads no private text: the public model alone."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from torch import Tensor
 
 from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.mollifiers.mixture import integer_weights
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.settings import Settings, Training
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class PublicEvent(Event):
         return np.zeros(real_orders(orders).shape)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        from dp_accounting.pld import privacy_loss_distribution  # slow to import
+
         return privacy_loss_distribution.identity(interval)
 
     @property

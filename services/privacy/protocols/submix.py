@@ -7,17 +7,18 @@ public model. Each part has its own budget, which is charged the divergence that
 part's budget would be exceeded, the public model answers all further queries.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy import accounting
 from services.privacy.accounting import published
 from services.privacy.accounting.leave_one_out import symmetrised
@@ -28,6 +29,9 @@ from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scr
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.settings import ROUNDING_MARGIN, Enforced, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The conversion to users needs an order above 2. At the default budget, this order has the most to spend relative to
 # the order; order 2 has nothing.

@@ -6,19 +6,17 @@ or from the public model if none is positive. If a part is replaced, the increas
 do the decreases.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.common import DifferentialPrivacyParameters
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.accounting import planning
 from services.privacy.arrays import Reals
 from services.privacy.events import (
@@ -37,6 +35,10 @@ from services.privacy.sampling.categorical import TOTAL
 from services.privacy.sampling.noise import discrete_laplace
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, one_hot, replaced
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
 # A probability of 1 in units of the grid for noise. The event depends on it, so it must never change.
 UNIT = 2**20
@@ -86,6 +88,9 @@ class SubsampleAggregateEvent(Event):
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         """Returns the distribution of pure DP for increases and decreases, which slightly overestimates the loss."""
+        from dp_accounting.pld import privacy_loss_distribution  # slow to import
+        from dp_accounting.pld.common import DifferentialPrivacyParameters
+
         pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
         return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
 

@@ -1,11 +1,15 @@
 """Samples exactly, with integer weights and integer arithmetic: the output distribution is known to the last bit."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from services.lazily import torch
 from services.privacy.sampling.randomness import uniform_below
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The largest total: two of them still add without overflow in int64.
 TOTAL = 2**62

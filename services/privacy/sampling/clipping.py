@@ -20,10 +20,15 @@ is released is rounded from the sum with noise on the real numbers, and its lowe
 real ones.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from services.lazily import torch
 from services.privacy.sampling.randomness import normal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRAINS = 2**32
 """A clip in grains."""

@@ -12,22 +12,26 @@ So the mechanism has bounded range epsilon (Durfee & Rogers 2019), which implies
 The selected candidate is a whole model, which answers any number of queries at no further cost.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike
-from torch import Tensor
 
+from services.lazily import torch
 from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.arrays import Integers
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.sampling.categorical import TOTAL, sample
 from services.units import Unit, check_unit
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
 Neighbours = Literal["replace", "add-remove"]
 """The adjacency of tables: one user's rows are replaced, or they are present in one table only."""

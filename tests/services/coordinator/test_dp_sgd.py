@@ -21,14 +21,15 @@ from services.training.dp_sgd import plan
 from services.training.manifest import Manifest
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions
 from services.training.plan import run_training
-from tests.services.coordinator.test_protocols import NAMESPACE, coordinating, generate
+from tests.services.coordinator.actors import end
+from tests.services.coordinator.test_protocols import coordinating, generate
 from tests.tiny import write_tiny_model
 
 TOKENS = 5
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
+def trained(cluster: None, tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     """An ensemble of one model with its public model, and a shard that serves both."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(
@@ -39,16 +40,15 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     options = DP_SGD_TRAINING.model_copy(update={"block": 16, "precision": "float32"})
     manifest = run_training(plan(Corpus(corpus), output, private=private, model=str(model), options=options)).manifest
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     settings = EngineSettings(model, "transformers", "float32", 64, part_kind="lora", adapters=adapters)
     shard = ShardActor.options(name="shard").remote(settings)
     ray.get(shard.status.remote())
     yield output, manifest
-    ray.shutdown()
+    end(shard)
 
 
 async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str) -> list[Delta]:
-    async with coordinating(settings, ledger, manifest, Path(manifest.base_model)) as (coordinator, _):
+    async with coordinating(settings, ledger, manifest) as (coordinator, _):
         return await generate(coordinator, [id_], TOKENS)
 
 

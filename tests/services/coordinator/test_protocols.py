@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 import ray
 from ray.actor import ActorHandle
 
-from services.budget import actor as budget
+from services.budget.actor import NAME
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
@@ -24,34 +24,35 @@ from services.privacy.settings import Settings
 from services.shard import ShardActor
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
+from tests.services.coordinator.actors import NAMESPACE, end, open_budget
+from tests.tiny import write_tiny_model
 
-NAMESPACE = "protocols"
 PARTS = 2
 TOKENS = 3
 SEQUENCES = 2
 PROMPT = (504, 253, 260)
 
 
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
-    folder = write_ensemble(tmp_path_factory.mktemp("halves"), PARTS, halves=True)
-    return folder, Manifest.load(folder)
+@contextmanager
+def served(model: Path, folder: Path, shard: str) -> Iterator[Manifest]:
+    """Serves a random ensemble with halves from a shard of this name."""
+    manifest = Manifest.load(write_ensemble(folder, PARTS, halves=True, model=model))
+    adapters = {adapter.name: manifest.adapter_path(folder, adapter) for adapter in manifest.adapters}
+    settings = EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
+    actor = ShardActor.options(name=shard).remote(settings)
+    yield manifest
+    end(actor)
 
 
 @pytest.fixture(scope="module")
-def shard(manifest: tuple[Path, Manifest], public_model: Path) -> Iterator[ActorHandle]:
-    folder, described = manifest
-    adapters = {adapter.name: described.adapter_path(folder, adapter) for adapter in described.adapters}
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    actor = ShardActor.options(name="shard").remote(
-        EngineSettings(public_model, "transformers", "float32", 128, adapters=adapters)
-    )
-    yield actor
-    ray.shutdown()
+def manifest(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
+    folder = tmp_path_factory.mktemp("protocols")
+    with served(write_tiny_model(folder / "model"), folder / "ensemble", "shard") as described:
+        yield described
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, shard: ActorHandle) -> Path:
+def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
@@ -63,21 +64,20 @@ def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
 
 @asynccontextmanager
 async def coordinating(
-    settings: Settings, ledger: Path, manifest: Manifest, model: Path
+    settings: Settings, ledger: Path, manifest: Manifest, shard: str = "shard"
 ) -> AsyncIterator[tuple[Coordinator, ActorHandle]]:
     models = models_of(manifest, settings)
     protocol = settings.plan(len(models) // (2 if settings.mechanism.halves else 1))
-    name = f"budget-{ledger.parent.name}"
-    keeper = budget.start(
-        str(ledger), PrivacyBudget.of(manifest.ensemble, settings, protocol), namespace=NAMESPACE, name=name
+    keeper = open_budget(ledger, PrivacyBudget.of(manifest.ensemble, settings, protocol))
+    chosen = CoordinatorSettings(
+        Path(manifest.base_model), NAMESPACE, NAME, when_exhausted=settings.when_exhausted, lease_tokens=4
     )
-    chosen = CoordinatorSettings(model, NAMESPACE, name, when_exhausted=settings.when_exhausted, lease_tokens=4)
-    coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, ("shard",)),)))
+    coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, (shard,)),)))
     try:
         yield coordinator, keeper
     finally:
         await coordinator.close()
-        ray.kill(keeper)
+        ray.get(keeper.release.remote())
 
 
 async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
@@ -105,13 +105,11 @@ DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
         *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in PROTOCOLS if name not in SERVED),
     ],
 )
-def test_every_protocol_is_served_and_charged(
-    name: str, ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
-) -> None:
+def test_every_protocol_is_served_and_charged(name: str, ledger: Path, manifest: Manifest) -> None:
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
 
     async def serve() -> list[Delta]:
-        async with coordinating(settings, ledger, manifest[1], public_model) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest) as (coordinator, _):
             return await generate(coordinator, [f"{name}-{index}" for index in range(SEQUENCES)])
 
     deltas = asyncio.run(serve())
@@ -130,15 +128,20 @@ def test_every_protocol_is_served_and_charged(
         assert stated.epsilon_spent <= 8
 
 
+@pytest.fixture
+def of_smollm2(cluster: None, public_model: Path, tmp_path: Path) -> Iterator[Manifest]:
+    """Parts that are near the public model's, as trained ones are; those of a tiny random model are not."""
+    with served(public_model, tmp_path / "ensemble", "large") as described:
+        yield described
+
+
 @pytest.mark.slow
-def test_the_public_model_answers_after_submix_stops(
-    ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
-) -> None:
+def test_the_public_model_answers_after_submix_stops(ledger: Path, of_smollm2: Manifest) -> None:
     """With a beta far too large for the budget, the parts' budgets last for a few tokens."""
     settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 3.2})
 
     async def serve(id_: str) -> list[Delta]:
-        async with coordinating(settings, ledger, manifest[1], public_model) as (coordinator, _):
+        async with coordinating(settings, ledger, of_smollm2, "large") as (coordinator, _):
             return await generate(coordinator, [id_], 24)
 
     deltas = asyncio.run(serve("first"))

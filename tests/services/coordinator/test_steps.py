@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from services.budget import actor as budget
+from services.budget.actor import NAME
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.coordinator.arithmetic import Arithmetic
@@ -33,9 +33,9 @@ from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduced, Reduction, Weighed
 from services.shard import LostStepError, Shard, ShardActor, StepKey
 from tests.ensembles import write_adapters
+from tests.services.coordinator.actors import NAMESPACE, end, open_budget
 from tests.tiny import write_tiny_model
 
-NAMESPACE = "steps"
 PARTS = 4
 PROMPTS = ((504, 253, 260), (504, 253), (27, 10, 99, 504, 253))
 TOKENS = 4
@@ -152,15 +152,15 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, .
 
 
 @pytest.fixture(scope="module")
-def shards(engines: tuple[EngineSettings, ...]) -> Iterator[list[ActorHandle]]:
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+def shards(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[list[ActorHandle]]:
     recording = ray.remote(concurrency_groups={"status": 1}, max_restarts=-1)(RecordingShard)
     started = [
         recording.options(name=f"shard-{index}", num_cpus=0).remote(engine) for index, engine in enumerate(engines)
     ]
     ray.get([shard.status.remote() for shard in started])
     yield started
-    ray.shutdown()
+    for shard in started:
+        end(shard)
 
 
 def shard_map(protocol: Protocol, names: Sequence[str] = ("shard-0", "shard-1")) -> ShardMap:
@@ -178,15 +178,14 @@ async def coordinating(
     engines: Sequence[EngineSettings], ledger: Path, serving: ShardMap, epsilon: float = 1000.0, **settings: Any
 ) -> AsyncIterator[Coordinator]:
     terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=1e-5, order=4.0, adjacency="part, add or remove")
-    name = f"budget-{ledger.parent.name}"
-    keeper = budget.start(str(ledger), terms, namespace=NAMESPACE, name=name)
-    chosen = CoordinatorSettings(engines[0].model, NAMESPACE, name, **settings)
+    keeper = open_budget(ledger, terms)
+    chosen = CoordinatorSettings(engines[0].model, NAMESPACE, NAME, **settings)
     coordinator = Coordinator(chosen, serving)
     try:
         yield coordinator
         await coordinator.close()
     finally:
-        ray.kill(keeper)
+        ray.get(keeper.release.remote())
 
 
 async def generate(

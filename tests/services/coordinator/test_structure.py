@@ -22,7 +22,8 @@ from services.privacy.protocols.pmixed import PMixed
 from services.structure import grammar
 from services.structure.errors import StructureError
 from tests.ensembles import write_adapters
-from tests.services.coordinator.test_steps import NAMESPACE, RecordingShard, coordinating, reasons, shard_map
+from tests.services.coordinator.actors import end
+from tests.services.coordinator.test_steps import RecordingShard, coordinating, reasons, shard_map
 from tests.services.coordinator.test_text import smollm
 from tests.services.structure.test_matcher import GRAMMARS, TICKET, matcher, vocabulary
 from tests.tiny import write_tiny_model
@@ -44,13 +45,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, .
 
 
 @pytest.fixture(scope="module")
-def shard(engines: tuple[EngineSettings, ...]) -> Iterator[ActorHandle]:
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+def shard(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[ActorHandle]:
     recording = ray.remote(concurrency_groups={"status": 1})(RecordingShard)
     started = recording.options(name="shard-0", num_cpus=0).remote(engines[0])
     ray.get(started.status.remote())
     yield started
-    ray.shutdown()
+    end(started)
 
 
 async def generate(coordinator: Coordinator, *generations: Generation) -> list[Delta]:

@@ -2,6 +2,7 @@
 
 This holds for readers of all layers, for late readers, which change the last `LATE` layers, in one pass with the public
 tokens and apart, as where vLLM compiles the model; and for texts that the public model reads before each sequence.
+By default the engine on transformers runs a tiny model: its code is the same, and a pass takes a hundredth of the time.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from services.engine.reader_attention import PublicCache
 from services.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
+from tests.tiny import write_tiny_model
 
 CONTEXT = 256
 TEXT = 128
@@ -30,47 +32,78 @@ EVERY = (PUBLIC, "first", "second", "third")
 
 
 KINDS = (
-    "transformers-float32-public",
-    "vllm-float32-public",
-    "vllm-bfloat16-public",
-    "vllm-float32-late",
-    "vllm-float32-late-apart",
-    pytest.param("vllm-bfloat16-late", marks=pytest.mark.slow),
+    "tiny-transformers-float32-public",
+    "smollm2-vllm-float32-public",
+    "smollm2-vllm-bfloat16-public",
+    "smollm2-vllm-float32-late",
+    "smollm2-vllm-float32-late-apart",
+    pytest.param("smollm2-vllm-bfloat16-late", marks=pytest.mark.slow),
+    pytest.param("smollm2-transformers-float32-public", marks=pytest.mark.slow),
     # Takes minutes on a busy processor without fast bfloat16.
-    pytest.param("transformers-bfloat16-public", marks=[pytest.mark.slow, pytest.mark.long]),
-    "transformers-float32-text",
-    "vllm-float32-text",
-    pytest.param("vllm-bfloat16-text", marks=pytest.mark.slow),
+    pytest.param("smollm2-transformers-bfloat16-public", marks=[pytest.mark.slow, pytest.mark.long]),
+    "tiny-transformers-float32-text",
+    "smollm2-vllm-float32-text",
+    pytest.param("smollm2-vllm-bfloat16-text", marks=pytest.mark.slow),
 )
+
+Parts = Callable[[str, str], dict[str, Path]]
+"""Returns the parts of a kind for a model, by name."""
+Rows = Callable[[str, str], dict[str, torch.Tensor]]
+"""Returns the rows of a model and of its parts of a kind after every position of the text, by name."""
+
+
+@pytest.fixture(scope="module")
+def models(public_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"smollm2": public_model, "tiny": write_tiny_model(tmp_path_factory.mktemp("tiny") / "model", CONTEXT)}
+
+
+@pytest.fixture(scope="module")
+def parts_of(
+    models: dict[str, Path],
+    adapters: dict[str, Path],
+    tokens: tuple[int, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Parts:
+    @cache
+    def write(model: str, parts: str) -> dict[str, Path]:
+        folder = tmp_path_factory.mktemp(f"{model}-{parts}")
+        match model, parts:
+            case _, "text":
+                paths = {name: folder / name for name in EVERY[1:]}
+                for number, path in enumerate(paths.values()):
+                    path.mkdir()
+                    text = np.array(tokens[30 * number : 30 * number + 40], np.int32)
+                    write_files(path, text_files(text, TEXT))
+                return paths
+            case "smollm2", "public":
+                return adapters
+            case _:
+                layers = LATE if parts == "late" else None
+                return write_adapters(folder, EVERY[1:], models[model], layers=layers)
+
+    return write
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def engine(
-    request: pytest.FixtureRequest,
-    public_model: Path,
-    adapters: dict[str, Path],
-    late: dict[str, Path],
-    texts: dict[str, Path],
-) -> Iterator[Engine]:
-    kind, dtype, parts, *apart = request.param.split("-")
-    paths = {"public": adapters, "late": late, "text": texts}[parts]
+def engine(request: pytest.FixtureRequest, models: dict[str, Path], parts_of: Parts) -> Iterator[Engine]:
+    model, kind, dtype, parts, *apart = request.param.split("-")
     part_kind: PartKind = "text" if parts == "text" else "reader"
     settings = EngineSettings(
-        model=public_model,
+        model=models[model],
         kind=kind,
         dtype=dtype,
         context_length=CONTEXT,
         cache_gib=1,
         part_kind=part_kind,
-        adapters=paths,
+        adapters=parts_of(model, parts),
     )
     with pytest.MonkeyPatch.context() as patch:
         if apart:
             patch.setattr("services.engine.reader_rows.ReaderRows._runs_together", False)
-        yield from _created(settings, dtype, parts)
+        yield from _created(settings, model, dtype, parts)
 
 
-def _created(settings: EngineSettings, dtype: str, parts: str) -> Iterator[Engine]:
+def _created(settings: EngineSettings, model: str, dtype: str, parts: str) -> Iterator[Engine]:
     if torch.cuda.is_available() and settings.kind == "vllm" and settings.dtype == "float32":
         pytest.skip("vLLM's adapters have no float32 on a GPU")
     built = create(settings)
@@ -78,51 +111,32 @@ def _created(settings: EngineSettings, dtype: str, parts: str) -> Iterator[Engin
     built.next_token = lambda requests: answer(requests).cpu()  # type: ignore[method-assign]
     built.dtype = dtype  # type: ignore[attr-defined]
     built.part_kind = settings.part_kind  # type: ignore[attr-defined]
-    built.parts = parts  # type: ignore[attr-defined]
+    built.rows_of = (model, parts)  # type: ignore[attr-defined]
     yield built
     built.close()
 
 
 @pytest.fixture(scope="module")
-def late(public_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_adapters(tmp_path_factory.mktemp("late"), EVERY[1:], public_model, layers=LATE)
-
-
-@pytest.fixture(scope="module")
-def texts(tokens: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    paths = {}
-    for number, name in enumerate(EVERY[1:]):
-        paths[name] = tmp_path_factory.mktemp(name)
-        write_files(paths[name], text_files(np.array(tokens[30 * number : 30 * number + 40], np.int32), TEXT))
-    return paths
-
-
-@pytest.fixture(scope="module")
-def references(
-    public_model: Path,
-    adapters: dict[str, Path],
-    late: dict[str, Path],
-    texts: dict[str, Path],
-    tokens: tuple[int, ...],
-) -> Callable[[str], dict[str, torch.Tensor]]:
+def references(models: dict[str, Path], parts_of: Parts, tokens: tuple[int, ...]) -> Rows:
     """Computes the rows of each kind of parts once, for all engines."""
 
     @cache
-    def compute(parts: str) -> dict[str, torch.Tensor]:
+    def compute(model: str, parts: str) -> dict[str, torch.Tensor]:
+        paths = parts_of(model, parts)
         if parts != "text":
-            return _of_readers(public_model, {"public": adapters, "late": late}[parts], tokens)
+            return _of_readers(models[model], paths, tokens)
         read = {PUBLIC: torch.empty(0, dtype=torch.long), ZERO: torch.zeros(TEXT, dtype=torch.long)}
-        read |= {name: read_text(path) for name, path in texts.items()}
-        model, sequence = _load(public_model), torch.tensor(tokens)
-        return {name: after_text(model, text, sequence).log_softmax(-1) for name, text in read.items()}
+        read |= {name: read_text(path) for name, path in paths.items()}
+        loaded, sequence = _load(models[model]), torch.tensor(tokens)
+        return {name: after_text(loaded, text, sequence).log_softmax(-1) for name, text in read.items()}
 
     return compute
 
 
 @pytest.fixture(scope="module")
-def reference(engine: Engine, references: Callable[[str], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def reference(engine: Engine, references: Rows) -> dict[str, torch.Tensor]:
     """Log-probabilities after every position of the text, float32 [positions, V] per model."""
-    return references(engine.parts)  # type: ignore[attr-defined]
+    return references(*engine.rows_of)  # type: ignore[attr-defined]
 
 
 @torch.inference_mode()
