@@ -8,6 +8,7 @@ from services.requests.errors import invalid, unavailable
 from services.requests.schema import GenerationRequest, StructuredOutputs
 from services.structure.errors import StructureError
 from services.structure.grammar import ANY_OBJECT, StructureKind
+from services.structure.matcher import Position
 from services.structure.trials import TrialError, Trials
 
 Wish = tuple[str, StructureKind, Any]
@@ -23,12 +24,17 @@ class Structure:
 
     Attributes:
         field: the field of the request that asks for it.
-        shortest: the number of tokens that an answer needs (`Tried`).
+        start: the position at the beginning of an answer (`Tried`).
     """
 
     field: str
     grammar: str
-    shortest: int
+    start: Position
+
+    @property
+    def shortest(self) -> int:
+        """The number of tokens that an answer needs."""
+        return self.start.shortest or 0
 
     @property
     def has_stops(self) -> bool:
@@ -63,7 +69,7 @@ async def structure_of(request: GenerationRequest, answers: int, trials: Trials,
         raise invalid(
             "n", f"{field} takes long to compile for each answer; request at most {most} answers, or simplify it"
         )
-    return Structure(field, tried.grammar, tried.shortest)
+    return Structure(field, tried.grammar, tried.start)
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
 from services.structure.errors import StructureError
 from services.structure.grammar import is_choice
-from services.structure.matcher import Matcher
+from services.structure.hints import hints_of
+from services.structure.matcher import Matcher, Position
 from services.structure.vocabulary import Vocabulary
 
 COMPILE_S = 10.0
@@ -19,8 +21,12 @@ CHECKED_TOKENS = 4096
 STATES = 20_000
 """The states of a lexer beside those of the grammar's own text."""
 
+ENGINES = 2
+"""The engines of an answer: one follows it, and one knows how it can end."""
 MAX_ROW = 10_000
 """The items of a parser's row: four for each optional property that may come next."""
+
+T = TypeVar("T")
 
 
 def limits_of(grammar: str) -> LLParserLimits:
@@ -42,7 +48,7 @@ def limits_of(grammar: str) -> LLParserLimits:
 
 
 class Compiler:
-    """Compiles grammars that passed their trial (`Trials`), one at a time, in a thread.
+    """Compiles grammars that passed their trial (`Trials`), one at a time, in threads.
 
     Args:
         read_vocabulary: returns the model's vocabulary. It is called for the first grammar, because it takes time and
@@ -51,42 +57,48 @@ class Compiler:
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = cache(read_vocabulary)
-        self._thread = ThreadPoolExecutor(1, "compile-grammar")
+        self._threads = ThreadPoolExecutor(ENGINES, "compile-grammar")
         self._turn = asyncio.Lock()
 
-    async def matcher(self, grammar: str) -> Matcher:
+    async def matcher(self, grammar: str, start: Position | None = None) -> Matcher:
         """Returns a matcher of one answer, at the beginning of its text. It shares nothing with other matchers.
+
+        Args:
+            start: the position at the beginning, as the trial found it (`Tried`). Without it, it is searched again.
 
         Raises:
             StructureError: the engine does not accept the grammar or this model's tokenizer, the grammar admits no text
                 of its tokens, no end of its texts is found, or its compilation exceeds a limit.
         """
         async with self._turn:
-            matcher, _ = await self._compiled(grammar)
-            return matcher
+            vocabulary = await self._done(self._vocabulary)
+            try:
+                async with asyncio.timeout(COMPILE_S):
+                    if start is None:
+                        matcher, _ = await self._done(begun, grammar, vocabulary)
+                        return matcher
+                    compile_ = partial(_compiled, grammar, vocabulary)
+                    engines = await asyncio.gather(*(self._done(compile_) for _ in range(ENGINES)))
+                    return Matcher(compile_, vocabulary, engines, start, partial(hints_of, grammar))
+            except TimeoutError:
+                raise StructureError("it takes too long to compile; make it simpler") from None
 
-    async def _compiled(self, grammar: str) -> tuple[Matcher, int]:
-        loop = asyncio.get_running_loop()
-        vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
-        compiling = loop.run_in_executor(self._thread, begun, grammar, vocabulary)
-        try:
-            async with asyncio.timeout(COMPILE_S):
-                return await asyncio.shield(compiling)
-        except TimeoutError:
-            raise StructureError("it takes too long to compile; make it simpler") from None
+    async def _done(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments))
 
 
-def begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, int]:
-    """Compiles a grammar, follows its forced beginning, and returns the number of tokens of a short text, too.
+def begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, Position]:
+    """Compiles a grammar, and returns the position at its beginning, too.
 
     Raises:
         StructureError: see `Compiler.matcher`.
     """
-    matcher = Matcher(partial(_compiled, grammar, vocabulary), vocabulary)
-    begun = matcher.after((), CHECKED_TOKENS)
-    if begun.end is None:
+    compile_ = partial(_compiled, grammar, vocabulary)
+    matcher = Matcher(compile_, vocabulary, [compile_()], hints=partial(hints_of, grammar))
+    start = matcher.after((), CHECKED_TOKENS)
+    if start.end is None:
         raise StructureError("no text of it was found that ends soon; make it simpler or shorter")
-    return matcher, len(begun.forced) + len(begun.end)
+    return matcher, start
 
 
 def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:

@@ -4,8 +4,9 @@ The search works on bytes, because a few bytes may follow where thousands of tok
 end may exist. But what it returns is true, because the grammar's engine has read each end and accepted it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 from string import ascii_lowercase, ascii_uppercase, digits
@@ -22,6 +23,10 @@ MAX_TOKENS = 4096
 """The maximum number of tokens of an end."""
 NEAR_STATES = 48
 """The states that a search visits in the order of their costs at first. Most values end within them."""
+HINTED_STATES = 128
+"""The states that it visits with hints."""
+UNHINTED = 16
+"""What another byte costs more than a hint, where one may follow."""
 MAX_RENEWALS = 4
 """How often an engine is replaced that has reached a limit, for one token."""
 MAX_STEPS = 2000
@@ -61,10 +66,17 @@ class EndFinder:
 
     Args:
         compile_: returns a new engine at the beginning of a text.
+        hints: returns strings that may lead out of free text (`hints`).
     """
 
-    def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        compile_: Callable[[], LLMatcher],
+        vocabulary: Vocabulary,
+        hints: Callable[[], Sequence[bytes]] = lambda: (),
+    ) -> None:
         self._compile = compile_
+        self._read_hints = hints
         self._tokenizer = vocabulary.tokenizer
         self._byte_tokens = vocabulary.byte_tokens
         self._bytes = tuple(vocabulary.byte_tokens)
@@ -72,9 +84,18 @@ class EndFinder:
         self._leading = frozenset(self._bytewise(_LEADING))
         self._reader = _Reader(compile_())
         self._renewals = 0
+        self._choices: dict[tuple[bytes, bool], _Moves] = {}
         self._text: tuple[int, ...] | None = None
         self._known: bytes | None = b""
         self._tokens: tuple[int, ...] = ()
+
+    def know(self, text: tuple[int, ...], end: tuple[int, ...]) -> None:
+        """Takes the end of a text that `after` returned where the same grammar was searched before."""
+        self._text, self._known, self._tokens = text, self._tokenizer.decode_bytes(list(end)), end
+        try:
+            self._read(text)
+        except _EngineError:
+            self._known = None
 
     def after(self, text: tuple[int, ...]) -> tuple[int, ...] | None:
         """Returns an end of a text that extends the text of the previous call. None if none was found, now or before.
@@ -97,14 +118,18 @@ class EndFinder:
 
     def _grown(self, known: bytes, new: tuple[int, ...]) -> bytes | None:
         """Returns an end after the new tokens, where `known` was an end before them."""
-        try:
-            self._reader.extend(new)
-        except _EngineError:
-            self._renew()
+        self._read(new)
         added = self._tokenizer.decode_bytes(list(new))
         if added and known.startswith(added):
             return known[len(added) :]
         return self._found(known)
+
+    def _read(self, new: tuple[int, ...]) -> None:
+        """Reads the last tokens of the text."""
+        try:
+            self._reader.extend(new)
+        except _EngineError:
+            self._renew()
 
     def _renew(self) -> None:
         """Replaces an engine that has reached a limit."""
@@ -118,30 +143,40 @@ class EndFinder:
         """Searches an end. Wherever the search comes, it tries the known end, which the new tokens seldom change."""
         goal = self._bytewise(known)
         path = self._near(goal, NEAR_STATES)
+        path = self._near(goal, HINTED_STATES, hints=self._hints) if path is None and self._hints else path
         path = self._ahead(goal) if path is None else path
         path = self._near(goal, FAR_STATES, every=True) if path is None else path
         return None if path is None else self._tokenizer.decode_bytes(list(path))
 
-    def _near(self, goal: Path, states: int, *, every: bool = False) -> Path | None:
+    @cached_property
+    def _hints(self) -> list[Path]:
+        return [hint for text in self._read_hints() if (hint := self._bytewise(text))]
+
+    def _near(self, goal: Path, states: int, *, every: bool = False, hints: Sequence[Path] = ()) -> Path | None:
         """Returns the end with the least cost, if no more than `states` states cost less.
 
         Args:
             every: try every byte in strings.
+            hints: try these in strings, too.
         """
-        order, seen = count(), set[tuple[int, int]]()
-        waiting: list[tuple[int, int, Path, int, int]] = [(0, next(order), (), 0, 0)]
+        order, seen = count(), set[tuple[int, int, Path]]()
+        waiting: list[tuple[int, int, Path, int, int, Path]] = [(0, next(order), (), 0, 0, ())]
         while waiting and states:
-            cost, _, path, before, alike = heappop(waiting)
+            cost, _, path, before, alike, hint = heappop(waiting)
             states -= 1
             end, moves = self._visit(path, goal, every=every)
             if end is not None:
                 return path + end
             # A string with a minimum length has many states after one another that admit the same bytes.
             alike = alike + 1 if moves.state == before else 0
-            if (moves.state, alike) not in seen:
-                seen.add((moves.state, alike))
+            if (moves.state, alike, hint) not in seen:
+                seen.add((moves.state, alike, hint))
+                hinted = [move for move in hints if moves.inside and self._reader.admits(move)]
+                further = UNHINTED if hinted else 0
                 for move in moves.paths if len(path) < MAX_TOKENS else ():
-                    heappush(waiting, (cost + len(move), next(order), path + move, moves.state, alike))
+                    heappush(waiting, (cost + further + len(move), next(order), path + move, moves.state, alike, hint))
+                for move in hinted:
+                    heappush(waiting, (cost + len(move), next(order), path + move, moves.state, alike, move))
         return None
 
     def _ahead(self, goal: Path) -> Path | None:
@@ -195,10 +230,12 @@ class EndFinder:
         if forced := self._reader.forced():
             return _Moves([self._tokenized(forced)], hash(forced), inside=False)
         mask = self._reader.legal()
-        legal = self._bytes_of(mask) if mask else []
-        inside = len(legal) > _MANY
-        legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
-        return _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
+        if (mask, every) not in self._choices:  # a text has many places, at which few masks are legal
+            legal = self._bytes_of(mask) if mask else []
+            inside = len(legal) > _MANY
+            legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
+            self._choices[mask, every] = _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
+        return self._choices[mask, every]
 
     def _bytes_of(self, mask: bytes) -> list[int]:
         """Returns the bytes whose tokens are legal."""

@@ -1,6 +1,6 @@
 """Follows one text through a grammar: which tokens may follow, and which must."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
@@ -12,7 +12,7 @@ from services.structure.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Describes what follows some tokens.
+    """Describes what follows some tokens. It is public: the grammar and the tokens decide it.
 
     Attributes:
         forced: the tokens that follow without an alternative, in order. Each is the only legal token at its place.
@@ -30,6 +30,11 @@ class Position:
     def complete(self) -> bool:
         return not self.legal
 
+    @property
+    def shortest(self) -> int | None:
+        """The number of tokens that complete the text, as far as they are known."""
+        return None if self.end is None else len(self.forced) + len(self.end)
+
 
 class Matcher:
     """Computes positions in texts of one grammar. A position depends on the grammar, the tokens and the limit alone.
@@ -44,11 +49,24 @@ class Matcher:
 
     Args:
         compile_: returns a new engine at the beginning of a text.
+        engines: such engines, which are used first.
+        start: the position at the beginning of the text, if it is known.
+        hints: see `EndFinder`.
     """
 
-    def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
-        self._compile = compile_
+    def __init__(
+        self,
+        compile_: Callable[[], LLMatcher],
+        vocabulary: Vocabulary,
+        engines: Iterable[LLMatcher] = (),
+        start: Position | None = None,
+        hints: Callable[[], Sequence[bytes]] = lambda: (),
+    ) -> None:
+        self._new = compile_
         self._vocabulary = vocabulary
+        self._engines = list(engines)
+        self._start = start
+        self._hints = hints
         self._restart()
 
     def after(self, tokens: Sequence[int], limit: int | None = None) -> Position:
@@ -62,6 +80,8 @@ class Matcher:
                 complete text, or a step exceeds a limit of the engine.
         """
         tokens = tuple(tokens)
+        if not tokens and self._start is not None and (limit is None or len(self._start.forced) <= limit):
+            return self._start
         if self._engine.is_error() or len(tokens) < self._chosen or not _agree(tokens, self._text):
             self._restart()
         while len(self._text) < len(tokens):
@@ -130,8 +150,13 @@ class Matcher:
         if not self._legal():
             return ()
         if self._ending is None:
-            self._ending = EndFinder(self._compile, self._vocabulary)
+            self._ending = EndFinder(self._compile, self._vocabulary, self._hints)
+            if self._start is not None and self._start.end is not None:
+                self._ending.know(self._start.forced, self._start.end)
         return self._ending.after(self._text)
+
+    def _compile(self) -> LLMatcher:
+        return self._engines.pop() if self._engines else self._new()
 
     def _mask(self) -> int:
         return 0 if self._engine.is_stopped() else int.from_bytes(self._engine.compute_bitmask(), "little")

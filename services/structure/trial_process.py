@@ -100,10 +100,11 @@ def _answer(make: "partial[str]", vocabulary: Vocabulary) -> dict[str, Any]:
     try:
         grammar = make()
         held, at = _held(), time.process_time()
-        matcher, shortest = begun(grammar, vocabulary)
+        matcher, start = begun(grammar, vocabulary)
         cpu_s, memory = time.process_time() - at, max(0, _held() - held)
         del matcher
-        return {"grammar": grammar, "shortest": shortest, "cpu_s": cpu_s, "memory": memory}
+        found = {"forced": start.forced, "legal": start.legal.hex(), "end": start.end}
+        return {"grammar": grammar, **found, "cpu_s": cpu_s, "memory": memory}
     except StructureError as error:
         return {"refused": str(error)}
     except (MemoryError, RecursionError):
