@@ -79,12 +79,19 @@ def _wishes(request: GenerationRequest) -> Iterator[Wish]:
     if (wanted := request.json_answer) is not None:
         field, schema = wanted
         yield field, "json", schema
+    if request.response_format is not None and (tag := request.response_format.structural_tag) is not None:
+        yield "response_format", "structural_tag", tag
     if request.structured_outputs is not None:
         yield from _structured_outputs(request.structured_outputs)
 
 
 def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
-    described: dict[StructureKind, Any] = {"regex": wish.regex, "choice": wish.choice, "grammar": wish.grammar}
+    described: dict[StructureKind, Any] = {
+        "regex": wish.regex,
+        "choice": wish.choice,
+        "grammar": wish.grammar,
+        "structural_tag": wish.structural_tag,
+    }
     if wish.json_ is not None:
         yield "structured_outputs.json", "json", wish.json_
     for kind, value in described.items():
