@@ -1,18 +1,21 @@
 """Compiles grammars against a model's vocabulary, within limits of time and memory."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
+from services.structure.ending import EndFinder
 from services.structure.errors import StructureError
 from services.structure.grammar import is_choice
 from services.structure.hints import hints_of
 from services.structure.matcher import Matcher, Position
-from services.structure.vocabulary import Vocabulary
+from services.structure.vocabulary import BYTES, Vocabulary
 
 COMPILE_S = 10.0
 """The limit of a compilation. The limits below end almost every one in less than 0.3 s."""
@@ -21,6 +24,8 @@ CHECKED_TOKENS = 4096
 STATES = 20_000
 """The states of a lexer beside those of the grammar's own text."""
 
+PROBES, PROBED = 3, 12
+"""The texts that a probe follows, and their sampled tokens."""
 ENGINES = 2
 """The engines of an answer: one follows it, and one knows how it can end."""
 MAX_ROW = 10_000
@@ -77,9 +82,10 @@ class Compiler:
                     if start is None:
                         matcher, _ = await self._done(begun, grammar, vocabulary)
                         return matcher
-                    compile_ = partial(_compiled, grammar, vocabulary)
-                    engines = await asyncio.gather(*(self._done(compile_) for _ in range(ENGINES)))
-                    return Matcher(compile_, vocabulary, engines, start, partial(hints_of, grammar))
+                    compile_ = partial(compiled, grammar, vocabulary)
+                    ending = partial(_ending, grammar, vocabulary, start)
+                    engine, finder = await asyncio.gather(self._done(compile_), self._done(ending))
+                    return Matcher(_first(engine, compile_), vocabulary, _first(finder, ending), start)
             except TimeoutError:
                 raise StructureError("it takes too long to compile; make it simpler") from None
 
@@ -93,15 +99,51 @@ def begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, Position]:
     Raises:
         StructureError: see `Compiler.matcher`.
     """
-    compile_ = partial(_compiled, grammar, vocabulary)
-    matcher = Matcher(compile_, vocabulary, [compile_()], hints=partial(hints_of, grammar))
+    compile_ = partial(compiled, grammar, vocabulary)
+    matcher = Matcher(compile_, vocabulary, partial(_ending, grammar, vocabulary, None))
     start = matcher.after((), CHECKED_TOKENS)
     if start.end is None:
         raise StructureError("no text of it was found that ends soon; make it simpler or shorter")
     return matcher, start
 
 
-def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+def probe(matcher: Matcher, vocabulary: Vocabulary) -> None:
+    """Follows some texts of a grammar, because the engine may reach its limits where the start does not tell.
+
+    Raises:
+        StructureError: a text cannot be continued.
+    """
+    chance = random.Random(PROBES)
+    for _ in range(PROBES):
+        tokens: tuple[int, ...] = ()
+        for _ in range(PROBED):
+            position = matcher.after(tokens, CHECKED_TOKENS)
+            if position.complete:
+                break
+            if position.end is None:
+                raise StructureError("it is too complex; make it simpler")
+            bits = np.unpackbits(np.frombuffer(position.legal, np.uint8), bitorder="little")
+            legal = np.flatnonzero(bits[: vocabulary.tokenizer.vocab_size])
+            tokens = (*tokens, *position.forced, int(chance.choice(legal)))
+
+
+def _first(ready: T, make: Callable[[], T]) -> Callable[[], T]:
+    """Returns a function that returns what is ready, and after that what it makes."""
+    left = [ready]
+    return lambda: left.pop() if left else make()
+
+
+def _ending(grammar: str, vocabulary: Vocabulary, start: Position | None) -> EndFinder:
+    letters = None if "<[" in grammar else BYTES  # a token by its number
+    finder = EndFinder(
+        partial(compiled, grammar, letters or vocabulary), vocabulary, letters, partial(hints_of, grammar)
+    )
+    if start is not None and start.end is not None:
+        finder.know(start.forced, start.end)
+    return finder
+
+
+def compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
     """Returns a new engine of a grammar. It takes some milliseconds.
 
     Raises:

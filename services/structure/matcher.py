@@ -1,7 +1,8 @@
 """Follows one text through a grammar: which tokens may follow, and which must."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from llguidance import LLMatcher
 
@@ -49,24 +50,21 @@ class Matcher:
 
     Args:
         compile_: returns a new engine at the beginning of a text.
-        engines: such engines, which are used first.
+        ending: returns a new finder of ends, which knows that of `start`; by default one with engines of `compile_`.
         start: the position at the beginning of the text, if it is known.
-        hints: see `EndFinder`.
     """
 
     def __init__(
         self,
         compile_: Callable[[], LLMatcher],
         vocabulary: Vocabulary,
-        engines: Iterable[LLMatcher] = (),
+        ending: Callable[[], EndFinder] | None = None,
         start: Position | None = None,
-        hints: Callable[[], Sequence[bytes]] = lambda: (),
     ) -> None:
-        self._new = compile_
+        self._compile = compile_
         self._vocabulary = vocabulary
-        self._engines = list(engines)
+        self._find_end = ending or partial(EndFinder, compile_, vocabulary)
         self._start = start
-        self._hints = hints
         self._restart()
 
     def after(self, tokens: Sequence[int], limit: int | None = None) -> Position:
@@ -150,13 +148,8 @@ class Matcher:
         if not self._legal():
             return ()
         if self._ending is None:
-            self._ending = EndFinder(self._compile, self._vocabulary, self._hints)
-            if self._start is not None and self._start.end is not None:
-                self._ending.know(self._start.forced, self._start.end)
+            self._ending = self._find_end()
         return self._ending.after(self._text)
-
-    def _compile(self) -> LLMatcher:
-        return self._engines.pop() if self._engines else self._new()
 
     def _mask(self) -> int:
         return 0 if self._engine.is_stopped() else int.from_bytes(self._engine.compute_bitmask(), "little")

@@ -15,17 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from services.structure import patterns
 from services.structure.errors import StructureError
 from services.structure.numbers import DIGITS, Numbers, common_step, fraction_step, terminals
 from services.structure.schemas import Schemas
 from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
+from services.structure.vocabulary import BYTES
 
 MAX_RULES = 20_000
 MAX_UNIQUE = 64
@@ -578,11 +578,6 @@ class _Counted:
         return (COMMA,) if count else ()
 
 
-@cache
-def _bytes() -> LLTokenizer:
-    return LLTokenizer("byte")
-
-
 def _possible(expression: str) -> bool:
     """Tells whether some text matches an expression.
 
@@ -590,7 +585,7 @@ def _possible(expression: str) -> bool:
         StructureError: the engine does not support it.
     """
     grammar = json.dumps({"grammars": [{"lark_grammar": f"start: T\nT: {expression}"}]}, ensure_ascii=False)
-    engine = LLMatcher(_bytes(), grammar, log_level=0)
+    engine = LLMatcher(BYTES.tokenizer, grammar, log_level=0)
     if engine.is_error():
         if "nsatisfiable" in engine.get_error():
             return False

@@ -113,6 +113,8 @@ def test_formats_are_followed_and_unknown_ones_are_annotations(name: str, admitt
         (r"^[^a]\W.$", r'"b-c"  "\"\\\""', '"a-c"  "bbb"'),
         (r"^\p{Lu}\u00e9$", '"Aé"', '"aé"'),
         ("^(?:a{2,3}){2}$", '"aaaa"  "aaaaaa"', '"aaa"  "aaaaaaa"'),
+        ("a.{0,99}b", '"ab"  "ccaxxbxx"  "aab"', '"ba"  "cc"'),
+        ("[^a]x{0,99}a", '"ba"  "aabxxab"', '"ab"  "aa"'),
     ],
 )
 def test_patterns_are_searched(pattern: str, admitted: str, refused: str) -> None:
