@@ -21,7 +21,7 @@ PIECE = 64
 """The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
 MAX_TOKENS = 4096
 """The maximum number of tokens of an end."""
-MAX_PATH = 4 * MAX_TOKENS
+MAX_PATH = 16 * MAX_TOKENS
 """The maximum number of bytes in which a search looks for it."""
 NEAR_STATES = 48
 """The states that a search visits in the order of their costs at first. Most values end within them."""
