@@ -27,7 +27,7 @@ from services.structure.schemas import Schemas
 from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
 from services.structure.vocabulary import BYTES
 
-MAX_RULES = 20_000
+MAX_RULES = 60_000
 MAX_UNIQUE = 64
 """The maximum number of values of which an array with different items is made: the bits of a rule's parameter."""
 MAX_STATES = 1000
