@@ -405,6 +405,8 @@ class _Writer:
         if not values:
             return self._new(*([('""',)] if not array.least else []))
         count = len(values)
+        if count < array.least:
+            return self._new()
         items = [" ".join(symbols) for value in values for symbols in [self._literals(value)]]
         first, more = self._new(), self._new()
         bits = f"[0:{count}]"
@@ -421,7 +423,7 @@ class _Writer:
         none = ['""'] if not array.least else []
         self._rules[first].text = "\n  | ".join([*none, *starts])
         self._rules[more].text = "\n  | ".join([f'"" %if {ends}', *follows])
-        self._rules[first].alternatives = [()] if count >= array.least else []
+        self._rules[first].alternatives = [()]
         self._rules[more].alternatives = [()]
         return self._new((self._parametric(first),))
 

@@ -70,6 +70,13 @@ def test_something_follows_each_text(kind: str) -> None:
     assert stuck(GRAMMARS[kind], 300, random.Random(1))[0] is None
 
 
+def test_an_array_of_different_items_is_begun_only_if_there_are_enough() -> None:
+    few = {"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2}
+    assert stuck(grammar.of_json_schema({"anyOf": [few, {"const": [2]}]}), 50, random.Random(0)) == (None, 4)
+    with pytest.raises(StructureError, match="no finite value"):
+        grammar.of_json_schema(few)
+
+
 def test_something_follows_each_text_of_some_schemas() -> None:
     check(random_grammars(range(20)), 100)
 

@@ -204,6 +204,11 @@ def test_objects(schema: Any, admitted: str, refused: str) -> None:
             "[]  [true]",
             "[true, false]",
         ),
+        (
+            {"anyOf": [{"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2}, {"const": [2]}]},
+            "[2]",
+            "[1]  [1, 1]",
+        ),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, '["a", "a"]', "[1]"),
         ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}}, "[1, 2]  [2]", "[]  [1]"),
         (
