@@ -8,8 +8,8 @@ turns of all three, to one client at a time:
 
 Then clients stream at once, all without a structure or all with one, in turns:
 
-- `step_over_none`: the median of the seconds between two sampled tokens with a structure, over that without. A step also
-  reads the tokens that were forced before it. `step_s` has the seconds.
+- `step_over_none`: the median of the seconds between two sampled tokens with a structure, over that without. A step
+  reads the tokens that were forced before it, too. `step_s` has the seconds.
 - `position_of_step`: the time of a processor to find what follows a token, over a step without a structure. The target
   is at most 0.05.
 
