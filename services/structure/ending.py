@@ -159,7 +159,7 @@ class EndFinder:
 
     def _far(self, goal: Path) -> Path | None:
         """Returns an end that is not near."""
-        searches = [
+        searches: list[Callable[[], Path | None]] = [
             lambda: self._ahead(goal),
             lambda: self._near(goal, HINTED_STATES, hints=self._hints) if self._hints else None,
             lambda: self._near(goal, FAR_STATES, every=True),

@@ -97,7 +97,7 @@ def _of_node(code: Any, value: Any) -> str:
     if code is codes.SUBPATTERN:
         return _example(value[3])
     if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
-        return _example(value[2]) * min(value[0], MAX_LENGTH)
+        return _example(value[2]) * int(min(value[0], MAX_LENGTH))
     return ""
 
 

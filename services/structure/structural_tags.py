@@ -282,8 +282,8 @@ def _object(given: Any, what: str) -> Mapping[str, Any]:
 def _field(given: Any, name: str, kind: type, what: str = "a part of a structural tag") -> Any:
     found = _object(given, what).get(name)
     if not isinstance(found, kind):
-        names = {str: "string", list: "list"}
-        raise StructureError(f"{name} is no {names[kind]}; structural tags of tokens are not supported")
+        name_of_kind = "string" if kind is str else "list"
+        raise StructureError(f"{name} is no {name_of_kind}; structural tags of tokens are not supported")
     return found
 
 
