@@ -291,6 +291,7 @@ def test_alternatives_conditions_and_references(schema: Any, admitted: str, refu
         ({"$defs": {"a": {"enum": 1}}, "$ref": "#/$defs/a"}, "enum in a definition"),
         ({"not": {"required": "Xyzzy"}}, "required in a condition"),
         ({"oneOf": [{}, {}]}, "no finite value"),
+        ({"type": "string", "not": {"format": "date", "maxLength": 6}, "maxLength": 3}, r"not supported \(of format\)"),
         (
             {"$dynamicRef": "#n", "$dynamicAnchor": "n", "$defs": {"a": {"$id": "a", "$dynamicAnchor": "n"}}},
             r"\$dynamicRef in the root",
