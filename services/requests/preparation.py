@@ -202,6 +202,7 @@ class Preparation:
                 trace,
                 request.ignore_eos,
                 grammar=None if structure is None else structure.grammar,
+                start=None if structure is None else structure.start,
             )
             for prompt in prompts
             for _ in range(request.n)

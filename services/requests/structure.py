@@ -8,6 +8,7 @@ from services.requests.errors import invalid, unavailable
 from services.requests.schema import GenerationRequest, StructuredOutputs
 from services.structure.errors import StructureError
 from services.structure.grammar import ANY_OBJECT, StructureKind
+from services.structure.matcher import Position
 from services.structure.trials import TrialError, Trials
 
 Wish = tuple[str, StructureKind, Any]
@@ -23,12 +24,17 @@ class Structure:
 
     Attributes:
         field: the field of the request that asks for it.
-        shortest: the number of tokens that an answer needs (`Tried`).
+        start: the position at the beginning of an answer (`Tried`).
     """
 
     field: str
     grammar: str
-    shortest: int
+    start: Position
+
+    @property
+    def shortest(self) -> int:
+        """The number of tokens that an answer needs."""
+        return self.start.shortest or 0
 
     @property
     def has_stops(self) -> bool:
@@ -63,7 +69,7 @@ async def structure_of(request: GenerationRequest, answers: int, trials: Trials,
         raise invalid(
             "n", f"{field} takes long to compile for each answer; request at most {most} answers, or simplify it"
         )
-    return Structure(field, tried.grammar, tried.shortest)
+    return Structure(field, tried.grammar, tried.start)
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:
@@ -73,12 +79,19 @@ def _wishes(request: GenerationRequest) -> Iterator[Wish]:
     if (wanted := request.json_answer) is not None:
         field, schema = wanted
         yield field, "json", schema
+    if request.response_format is not None and (tag := request.response_format.structural_tag) is not None:
+        yield "response_format", "structural_tag", tag
     if request.structured_outputs is not None:
         yield from _structured_outputs(request.structured_outputs)
 
 
 def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
-    described: dict[StructureKind, Any] = {"regex": wish.regex, "choice": wish.choice, "grammar": wish.grammar}
+    described: dict[StructureKind, Any] = {
+        "regex": wish.regex,
+        "choice": wish.choice,
+        "grammar": wish.grammar,
+        "structural_tag": wish.structural_tag,
+    }
     if wish.json_ is not None:
         yield "structured_outputs.json", "json", wish.json_
     for kind, value in described.items():

@@ -1,16 +1,21 @@
 """Compiles grammars against a model's vocabulary, within limits of time and memory."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import Any, TypeVar
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
+from services.structure.ending import EndFinder
 from services.structure.errors import StructureError
 from services.structure.grammar import is_choice
-from services.structure.matcher import Matcher
-from services.structure.vocabulary import Vocabulary
+from services.structure.hints import hints_of
+from services.structure.matcher import Matcher, Position
+from services.structure.vocabulary import BYTES, Vocabulary
 
 COMPILE_S = 10.0
 """The limit of a compilation. The limits below end almost every one in less than 0.3 s."""
@@ -19,8 +24,14 @@ CHECKED_TOKENS = 4096
 STATES = 20_000
 """The states of a lexer beside those of the grammar's own text."""
 
+PROBES, PROBED = 3, 12
+"""The texts that a probe follows, and their sampled tokens."""
+ENGINES = 2
+"""The engines of an answer: one follows it, and one knows how it can end."""
 MAX_ROW = 10_000
 """The items of a parser's row: four for each optional property that may come next."""
+
+T = TypeVar("T")
 
 
 def limits_of(grammar: str) -> LLParserLimits:
@@ -42,7 +53,7 @@ def limits_of(grammar: str) -> LLParserLimits:
 
 
 class Compiler:
-    """Compiles grammars that passed their trial (`Trials`), one at a time, in a thread.
+    """Compiles grammars that passed their trial (`Trials`), one at a time, in threads.
 
     Args:
         read_vocabulary: returns the model's vocabulary. It is called for the first grammar, because it takes time and
@@ -51,45 +62,88 @@ class Compiler:
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = cache(read_vocabulary)
-        self._thread = ThreadPoolExecutor(1, "compile-grammar")
+        self._threads = ThreadPoolExecutor(ENGINES, "compile-grammar")
         self._turn = asyncio.Lock()
 
-    async def matcher(self, grammar: str) -> Matcher:
+    async def matcher(self, grammar: str, start: Position | None = None) -> Matcher:
         """Returns a matcher of one answer, at the beginning of its text. It shares nothing with other matchers.
+
+        Args:
+            start: the position at the beginning, as the trial found it (`Tried`). Without it, it is searched again.
 
         Raises:
             StructureError: the engine does not accept the grammar or this model's tokenizer, the grammar admits no text
                 of its tokens, no end of its texts is found, or its compilation exceeds a limit.
         """
         async with self._turn:
-            matcher, _ = await self._compiled(grammar)
-            return matcher
+            vocabulary = await self._done(self._vocabulary)
+            try:
+                async with asyncio.timeout(COMPILE_S):
+                    if start is None:
+                        matcher, _ = await self._done(begun, grammar, vocabulary)
+                        return matcher
+                    compile_ = partial(compiled, grammar, vocabulary)
+                    ending = partial(_ending, grammar, vocabulary, start)
+                    engine, finder = await asyncio.gather(self._done(compile_), self._done(ending))
+                    return Matcher(_first(engine, compile_), vocabulary, _first(finder, ending), start)
+            except TimeoutError:
+                raise StructureError("it takes too long to compile; make it simpler") from None
 
-    async def _compiled(self, grammar: str) -> tuple[Matcher, int]:
-        loop = asyncio.get_running_loop()
-        vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
-        compiling = loop.run_in_executor(self._thread, begun, grammar, vocabulary)
-        try:
-            async with asyncio.timeout(COMPILE_S):
-                return await asyncio.shield(compiling)
-        except TimeoutError:
-            raise StructureError("it takes too long to compile; make it simpler") from None
+    async def _done(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments))
 
 
-def begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, int]:
-    """Compiles a grammar, follows its forced beginning, and returns the number of tokens of a short text, too.
+def begun(grammar: str, vocabulary: Vocabulary) -> tuple[Matcher, Position]:
+    """Compiles a grammar, and returns the position at its beginning, too.
 
     Raises:
         StructureError: see `Compiler.matcher`.
     """
-    matcher = Matcher(partial(_compiled, grammar, vocabulary), vocabulary)
-    begun = matcher.after((), CHECKED_TOKENS)
-    if begun.end is None:
+    compile_ = partial(compiled, grammar, vocabulary)
+    matcher = Matcher(compile_, vocabulary, partial(_ending, grammar, vocabulary, None))
+    start = matcher.after((), CHECKED_TOKENS)
+    if start.end is None:
         raise StructureError("no text of it was found that ends soon; make it simpler or shorter")
-    return matcher, len(begun.forced) + len(begun.end)
+    return matcher, start
 
 
-def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+def probe(matcher: Matcher, vocabulary: Vocabulary) -> None:
+    """Follows some texts of a grammar, because the engine may reach its limits where the start does not tell.
+
+    Raises:
+        StructureError: a text cannot be continued.
+    """
+    chance = random.Random(PROBES)
+    for _ in range(PROBES):
+        tokens: tuple[int, ...] = ()
+        for _ in range(PROBED):
+            position = matcher.after(tokens, CHECKED_TOKENS)
+            if position.complete:
+                break
+            if position.end is None:
+                raise StructureError("it is too complex; make it simpler")
+            bits = np.unpackbits(np.frombuffer(position.legal, np.uint8), bitorder="little")
+            legal = np.flatnonzero(bits[: vocabulary.tokenizer.vocab_size])
+            tokens = (*tokens, *position.forced, int(chance.choice(legal)))
+
+
+def _first(ready: T, make: Callable[[], T]) -> Callable[[], T]:
+    """Returns a function that returns what is ready, and after that what it makes."""
+    left = [ready]
+    return lambda: left.pop() if left else make()
+
+
+def _ending(grammar: str, vocabulary: Vocabulary, start: Position | None) -> EndFinder:
+    letters = None if "<[" in grammar else BYTES  # a token by its number
+    finder = EndFinder(
+        partial(compiled, grammar, letters or vocabulary), vocabulary, letters, partial(hints_of, grammar)
+    )
+    if start is not None and start.end is not None:
+        finder.know(start.forced, start.end)
+    return finder
+
+
+def compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
     """Returns a new engine of a grammar. It takes some milliseconds.
 
     Raises:

@@ -4,8 +4,9 @@ The search works on bytes, because a few bytes may follow where thousands of tok
 end may exist. But what it returns is true, because the grammar's engine has read each end and accepted it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 from string import ascii_lowercase, ascii_uppercase, digits
@@ -20,8 +21,14 @@ PIECE = 64
 """The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
 MAX_TOKENS = 4096
 """The maximum number of tokens of an end."""
+MAX_PATH = 16 * MAX_TOKENS
+"""The maximum number of bytes in which a search looks for it."""
 NEAR_STATES = 48
 """The states that a search visits in the order of their costs at first. Most values end within them."""
+HINTED_STATES = 128
+"""The states that it visits with hints."""
+UNHINTED = 16
+"""What another byte costs more than a hint, where one may follow."""
 MAX_RENEWALS = 4
 """How often an engine is replaced that has reached a limit, for one token."""
 MAX_STEPS = 2000
@@ -50,7 +57,7 @@ FILLINGS = (4, 16, 64)
 
 T = TypeVar("T")
 Path = tuple[int, ...]
-"""The tokens that a search has read after the text. Those that were chosen have one byte each."""
+"""What a search has read after the text: bytes, or tokens, of which those that were chosen have one byte each."""
 
 
 class EndFinder:
@@ -61,20 +68,40 @@ class EndFinder:
 
     Args:
         compile_: returns a new engine at the beginning of a text.
+        vocabulary: that of the texts and of their ends.
+        letters: that of the engine, which may be `BYTES`.
+        hints: returns strings that may lead out of free text (`hints`).
     """
 
-    def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        compile_: Callable[[], LLMatcher],
+        vocabulary: Vocabulary,
+        letters: Vocabulary | None = None,
+        hints: Callable[[], Sequence[bytes]] = lambda: (),
+    ) -> None:
         self._compile = compile_
+        self._read_hints = hints
         self._tokenizer = vocabulary.tokenizer
-        self._byte_tokens = vocabulary.byte_tokens
-        self._bytes = tuple(vocabulary.byte_tokens)
-        self._places = np.array(tuple(vocabulary.byte_tokens.values()), dtype=np.int64)
+        self._letters = letters
+        self._byte_tokens = {byte: (letters or vocabulary).byte_tokens[byte] for byte in vocabulary.byte_tokens}
+        self._bytes = tuple(self._byte_tokens)
+        self._places = np.array(tuple(self._byte_tokens.values()), dtype=np.int64)
         self._leading = frozenset(self._bytewise(_LEADING))
         self._reader = _Reader(compile_())
         self._renewals = 0
+        self._choices: dict[tuple[bytes, bool], _Moves] = {}
         self._text: tuple[int, ...] | None = None
         self._known: bytes | None = b""
         self._tokens: tuple[int, ...] = ()
+
+    def know(self, text: tuple[int, ...], end: tuple[int, ...]) -> None:
+        """Takes the end of a text that `after` returned where the same grammar was searched before."""
+        self._text, self._known, self._tokens = text, self._tokenizer.decode_bytes(list(end)), end
+        try:
+            self._read(text)
+        except _EngineError:
+            self._known = None
 
     def after(self, text: tuple[int, ...]) -> tuple[int, ...] | None:
         """Returns an end of a text that extends the text of the previous call. None if none was found, now or before.
@@ -97,14 +124,18 @@ class EndFinder:
 
     def _grown(self, known: bytes, new: tuple[int, ...]) -> bytes | None:
         """Returns an end after the new tokens, where `known` was an end before them."""
-        try:
-            self._reader.extend(new)
-        except _EngineError:
-            self._renew()
+        self._read(new)
         added = self._tokenizer.decode_bytes(list(new))
         if added and known.startswith(added):
             return known[len(added) :]
         return self._found(known)
+
+    def _read(self, new: tuple[int, ...]) -> None:
+        """Reads the last tokens of the text."""
+        try:
+            self._reader.extend(self._spelled(new))
+        except _EngineError:
+            self._renew()
 
     def _renew(self) -> None:
         """Replaces an engine that has reached a limit."""
@@ -112,36 +143,65 @@ class EndFinder:
             raise _EngineError
         self._renewals += 1
         self._reader = _Reader(self._compile())
-        self._reader.extend(self._text or ())
+        self._reader.extend(self._spelled(self._text or ()))
+
+    def _spelled(self, text: tuple[int, ...]) -> Path:
+        """Returns a text as the engine reads it."""
+        return text if self._letters is None else tuple(self._tokenizer.decode_bytes(list(text)))
 
     def _found(self, known: bytes) -> bytes | None:
         """Searches an end. Wherever the search comes, it tries the known end, which the new tokens seldom change."""
         goal = self._bytewise(known)
         path = self._near(goal, NEAR_STATES)
-        path = self._ahead(goal) if path is None else path
-        path = self._near(goal, FAR_STATES, every=True) if path is None else path
-        return None if path is None else self._tokenizer.decode_bytes(list(path))
+        if path is None:
+            path = self._far(goal)
+        return None if path is None else self._text_of(path)
 
-    def _near(self, goal: Path, states: int, *, every: bool = False) -> Path | None:
+    def _far(self, goal: Path) -> Path | None:
+        """Returns an end that is not near."""
+        searches: list[Callable[[], Path | None]] = [
+            lambda: self._ahead(goal),
+            lambda: self._near(goal, HINTED_STATES, hints=self._hints) if self._hints else None,
+            lambda: self._near(goal, FAR_STATES, every=True),
+        ]
+        if self._visit((), goal)[1].inside:  # free text, which goes on straight ahead
+            searches[:2] = reversed(searches[:2])
+        return next((path for search in searches if (path := search()) is not None), None)
+
+    def _text_of(self, path: Path) -> bytes:
+        return self._tokenizer.decode_bytes(list(path)) if self._letters is None else bytes(path)
+
+    @cached_property
+    def _hints(self) -> list[Path]:
+        return [hint for text in self._read_hints() if (hint := self._bytewise(text))]
+
+    def _near(self, goal: Path, states: int, *, every: bool = False, hints: Sequence[Path] = ()) -> Path | None:
         """Returns the end with the least cost, if no more than `states` states cost less.
 
         Args:
             every: try every byte in strings.
+            hints: try these in strings, too.
         """
-        order, seen = count(), set[tuple[int, int]]()
-        waiting: list[tuple[int, int, Path, int, int]] = [(0, next(order), (), 0, 0)]
+        order, seen = count(), set[tuple[int, int, Path]]()
+        waiting: list[tuple[int, int, Path, int, int, Path]] = [(0, next(order), (), 0, 0, ())]
         while waiting and states:
-            cost, _, path, before, alike = heappop(waiting)
+            cost, _, path, before, alike, hint = heappop(waiting)
             states -= 1
             end, moves = self._visit(path, goal, every=every)
             if end is not None:
                 return path + end
             # A string with a minimum length has many states after one another that admit the same bytes.
             alike = alike + 1 if moves.state == before else 0
-            if (moves.state, alike) not in seen:
-                seen.add((moves.state, alike))
-                for move in moves.paths if len(path) < MAX_TOKENS else ():
-                    heappush(waiting, (cost + len(move), next(order), path + move, moves.state, alike))
+            if (moves.state, alike, hint) not in seen:
+                seen.add((moves.state, alike, hint))
+                hinted = [move for move in hints if moves.inside and self._reader.admits(move)]
+                further = UNHINTED if hinted else 0
+                for move in moves.paths if len(path) < MAX_PATH else ():
+                    heappush(
+                        waiting, (cost + further + _cost(move), next(order), path + move, moves.state, alike, hint)
+                    )
+                for move in hinted:
+                    heappush(waiting, (cost + _cost(move), next(order), path + move, moves.state, alike, move))
         return None
 
     def _ahead(self, goal: Path) -> Path | None:
@@ -152,7 +212,7 @@ class EndFinder:
             end, moves = self._visit(path, goal)
             if end is not None:
                 return path + end
-            if not moves.paths or len(path) > MAX_TOKENS:
+            if not moves.paths or len(path) > MAX_PATH:
                 return None
             step = self._filling(moves.paths[0], inside) if moves.inside else self._promising(path, moves)
             inside = inside + len(step) if moves.inside else 0
@@ -193,12 +253,15 @@ class EndFinder:
     def _moves(self, *, every: bool = False) -> "_Moves":
         """Returns the next steps of a search, the best first."""
         if forced := self._reader.forced():
-            return _Moves([self._tokenized(forced)], hash(forced), inside=False)
+            path = self._tokenized(forced) if self._letters is None else tuple(forced)
+            return _Moves([path], hash(forced), inside=False)
         mask = self._reader.legal()
-        legal = self._bytes_of(mask) if mask else []
-        inside = len(legal) > _MANY
-        legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
-        return _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
+        if (mask, every) not in self._choices:  # a text has many places, at which few masks are legal
+            legal = self._bytes_of(mask) if mask else []
+            inside = len(legal) > _MANY
+            legal = _different(legal) if inside and not every else sorted(legal, key=_rank)
+            self._choices[mask, every] = _Moves([(self._byte_tokens[byte],) for byte in legal], hash(mask), inside)
+        return self._choices[mask, every]
 
     def _bytes_of(self, mask: bytes) -> list[int]:
         """Returns the bytes whose tokens are legal."""
@@ -206,6 +269,8 @@ class EndFinder:
         return [self._bytes[at] for at in np.flatnonzero(bits).tolist()]
 
     def _bytewise(self, text: bytes) -> Path:
+        if self._letters is not None:
+            return tuple(text)
         if all(byte in self._byte_tokens for byte in text):
             return tuple(self._byte_tokens[byte] for byte in text)
         return tuple(self._tokenizer.tokenize_bytes(text))
@@ -231,6 +296,11 @@ class _Moves:
 
 
 _NONE = _Moves([], 0, inside=False)
+
+
+def _cost(move: Path) -> int:
+    """Returns the number of tokens that the bytes of a move take, about."""
+    return 1 + len(move) // 4
 
 
 def _rank(byte: int) -> int:
@@ -301,11 +371,14 @@ class _Reader:
     def _completes(self, tokens: Path) -> bool:
         read = 0
         while read < len(tokens) and not self._engine.is_stopped():
-            piece = tokens[read : read + PIECE]
-            if self._engine.validate_tokens(list(piece)) < len(piece):
+            piece = list(tokens[read : read + PIECE])
+            if self._unmasked + len(piece) > PIECE:
+                self.legal()
+            taken = self._engine.try_consume_tokens(piece)
+            self._unmasked += taken
+            read += taken
+            if taken < len(piece):
                 break
-            self._read(piece)
-            read += len(piece)
         complete = read == len(tokens) and self._engine.is_accepting()
         self._take_back(read)
         return self._checked(complete)

@@ -17,6 +17,7 @@ from services.structure.errors import StructureError
 from services.structure.gbnf import to_lark
 from services.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
 from services.structure.schema_grammar import rules_of
+from services.structure.structural_tags import grammars_of
 
 _CHOICE = "choice"
 
@@ -25,7 +26,7 @@ _EMBEDDED_SCHEMA = re.compile(r"%json\s*(?=\{)")
 Schema = Mapping[str, Any] | bool
 ANY_OBJECT: Schema = {"type": "object"}
 
-StructureKind = Literal["json", "regex", "choice", "grammar", "tools", "text_or_tools"]
+StructureKind = Literal["json", "regex", "choice", "grammar", "structural_tag", "tools", "text_or_tools"]
 """The ways in which a client describes an answer."""
 
 
@@ -40,6 +41,7 @@ def of_kind(kind: StructureKind, described: Any) -> str:
         "regex": of_regex,
         "choice": of_choice,
         "grammar": of_grammar,
+        "structural_tag": of_structural_tag,
         "tools": of_tool_call,
         "text_or_tools": of_text_or_tool_call,
     }
@@ -93,6 +95,11 @@ def of_grammar(text: str) -> str:
     Raises:
         StructureError: the grammar or a JSON Schema in it is too large, or its GBNF is invalid.
     """
+    return _of_lark(_lark(text))
+
+
+def _lark(text: str) -> str:
+    """Returns a grammar that passed the checks, in the Lark format."""
     check_size(text)
     for begin in _EMBEDDED_SCHEMA.finditer(text):
         try:
@@ -100,7 +107,17 @@ def of_grammar(text: str) -> str:
         except (ValueError, RecursionError):
             continue  # it is text in a string or a comment, or the engine refuses it
         check_schema(schema)
-    return _of_lark(to_lark(text))
+    return to_lark(text)
+
+
+def of_structural_tag(tag: Mapping[str, Any] | str) -> str:
+    """Returns the grammar of a structural tag (see `structural_tags`), which vLLM also accepts as JSON text.
+
+    Raises:
+        StructureError: see `structural_tags.grammars_of` and `of_json_schema`.
+    """
+    grammars = grammars_of(_parsed(tag, "a structural tag"), _rules, _lark)
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def of_tool_call(tools: Mapping[str, Schema]) -> str:
@@ -136,7 +153,7 @@ def call_prefix(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
-def _parsed(schema: Schema | str) -> Schema:
+def _parsed(schema: Schema | str, what: str = "a JSON Schema") -> Schema:
     """Returns a schema, which vLLM also accepts as JSON text."""
     if not isinstance(schema, str):
         return schema
@@ -146,7 +163,7 @@ def _parsed(schema: Schema | str) -> Schema:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict | bool):
-        raise StructureError("give a JSON Schema as an object or as its JSON text")
+        raise StructureError(f"give {what} as an object or as its JSON text")
     return parsed
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 from services.structure.errors import StructureError
 
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 96 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 2000
 MAX_REFERENCES = 256

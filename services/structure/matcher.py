@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from llguidance import LLMatcher
 
@@ -12,7 +13,7 @@ from services.structure.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Describes what follows some tokens.
+    """Describes what follows some tokens. It is public: the grammar and the tokens decide it.
 
     Attributes:
         forced: the tokens that follow without an alternative, in order. Each is the only legal token at its place.
@@ -30,6 +31,11 @@ class Position:
     def complete(self) -> bool:
         return not self.legal
 
+    @property
+    def shortest(self) -> int | None:
+        """The number of tokens that complete the text, as far as they are known."""
+        return None if self.end is None else len(self.forced) + len(self.end)
+
 
 class Matcher:
     """Computes positions in texts of one grammar. A position depends on the grammar, the tokens and the limit alone.
@@ -44,11 +50,21 @@ class Matcher:
 
     Args:
         compile_: returns a new engine at the beginning of a text.
+        ending: returns a new finder of ends, which knows that of `start`; by default one with engines of `compile_`.
+        start: the position at the beginning of the text, if it is known.
     """
 
-    def __init__(self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        compile_: Callable[[], LLMatcher],
+        vocabulary: Vocabulary,
+        ending: Callable[[], EndFinder] | None = None,
+        start: Position | None = None,
+    ) -> None:
         self._compile = compile_
         self._vocabulary = vocabulary
+        self._find_end = ending or partial(EndFinder, compile_, vocabulary)
+        self._start = start
         self._restart()
 
     def after(self, tokens: Sequence[int], limit: int | None = None) -> Position:
@@ -62,6 +78,8 @@ class Matcher:
                 complete text, or a step exceeds a limit of the engine.
         """
         tokens = tuple(tokens)
+        if not tokens and self._start is not None and (limit is None or len(self._start.forced) <= limit):
+            return self._start
         if self._engine.is_error() or len(tokens) < self._chosen or not _agree(tokens, self._text):
             self._restart()
         while len(self._text) < len(tokens):
@@ -130,7 +148,7 @@ class Matcher:
         if not self._legal():
             return ()
         if self._ending is None:
-            self._ending = EndFinder(self._compile, self._vocabulary)
+            self._ending = self._find_end()
         return self._ending.after(self._text)
 
     def _mask(self) -> int:

@@ -19,6 +19,8 @@ from services.structure.errors import StructureError
 
 MAX_EXPRESSION = 32 * 1024
 """The maximum number of characters of a translated expression."""
+COUNTED = 16
+"""From this bound of a repetition on, a match begins at the first place where one may begin."""
 
 _ESCAPED = [chr(code) for code in range(0x20)] + ['"', "\\"]
 _NO_ESCAPED = r'["\\\x00-\x1F]'
@@ -87,12 +89,25 @@ class _Translation:
         nodes = tuple(self._nodes)
         first, later = self._tail(nodes, self._flags, True), self._tail(nodes, self._flags, False)
         if first is not None and first == later:
-            found: str | None = f"{anything()} {first}"
+            found: str | None = f"{self._before(nodes) or anything()} {first}"
         else:
             found = _either([first, None if later is None else f"{anything(1)} {later}"])
         if found is not None and len(found) > MAX_EXPRESSION:
             raise StructureError("pattern: the regular expression is too large")
         return found
+
+    def _before(self, nodes: Sequence[_Parsed]) -> str | None:
+        """Returns the expression of text in which no match begins, for a pattern that counts; None for others.
+
+        The engine would follow a match from each place where one may begin, and these have more states together than it
+        may have. So the first place must do.
+        """
+        if not nodes or nodes[0][0] not in (codes.LITERAL, codes.IN) or _count(nodes) < COUNTED:
+            return None
+        code, value = nodes[0]
+        items = [(code, value)] if code is codes.LITERAL else value
+        negated = items[0][0] is codes.NEGATE
+        return f"/{self._set(items[1:] if negated else [(codes.NEGATE, None), *items], self._flags)}*/"
 
     def _tail(self, nodes: Sequence[_Parsed], flags: int, at_start: bool) -> str | None:
         """Returns the expression of the ends of strings that begin with a match of the nodes; None if there is none."""
@@ -223,6 +238,20 @@ def _joined(plain: list[str]) -> list[str]:
 def _either(options: Iterable[str | None]) -> str | None:
     found = list(dict.fromkeys(option for option in options if option is not None))
     return f"({' | '.join(found)})" if found else None
+
+
+def _count(nodes: Iterable[_Parsed]) -> int:
+    """Returns the greatest bound of a repetition whose number is no fixed one."""
+    counts = [0]
+    for code, value in nodes:
+        if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            least, most, repeated = value
+            counts += [least if most is codes.MAXREPEAT else most if most != least else 0, _count(repeated)]
+        elif code is codes.SUBPATTERN:
+            counts.append(_count(value[3]))
+        elif code is codes.BRANCH:
+            counts += [_count(branch) for branch in value[1]]
+    return max(counts)
 
 
 def _special(node: _Parsed) -> bool:

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from services.structure import patterns
 from services.structure.errors import StructureError
 from services.structure.numbers import DIGITS, Numbers, common_step, fraction_step, terminals
 from services.structure.schemas import Schemas
 from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
+from services.structure.vocabulary import BYTES
 
-MAX_RULES = 20_000
+MAX_RULES = 60_000
 MAX_UNIQUE = 64
 """The maximum number of values of which an array with different items is made: the bits of a rule's parameter."""
 MAX_STATES = 1000
@@ -405,6 +405,8 @@ class _Writer:
         if not values:
             return self._new(*([('""',)] if not array.least else []))
         count = len(values)
+        if count < array.least:
+            return self._new()
         items = [" ".join(symbols) for value in values for symbols in [self._literals(value)]]
         first, more = self._new(), self._new()
         bits = f"[0:{count}]"
@@ -421,7 +423,7 @@ class _Writer:
         none = ['""'] if not array.least else []
         self._rules[first].text = "\n  | ".join([*none, *starts])
         self._rules[more].text = "\n  | ".join([f'"" %if {ends}', *follows])
-        self._rules[first].alternatives = [()] if count >= array.least else []
+        self._rules[first].alternatives = [()]
         self._rules[more].alternatives = [()]
         return self._new((self._parametric(first),))
 
@@ -578,11 +580,6 @@ class _Counted:
         return (COMMA,) if count else ()
 
 
-@cache
-def _bytes() -> LLTokenizer:
-    return LLTokenizer("byte")
-
-
 def _possible(expression: str) -> bool:
     """Tells whether some text matches an expression.
 
@@ -590,7 +587,7 @@ def _possible(expression: str) -> bool:
         StructureError: the engine does not support it.
     """
     grammar = json.dumps({"grammars": [{"lark_grammar": f"start: T\nT: {expression}"}]}, ensure_ascii=False)
-    engine = LLMatcher(_bytes(), grammar, log_level=0)
+    engine = LLMatcher(BYTES.tokenizer, grammar, log_level=0)
     if engine.is_error():
         if "nsatisfiable" in engine.get_error():
             return False

@@ -67,6 +67,7 @@ _PLACES = {
 }
 _DATA = ("const", "enum", "default", "examples", "example")
 _NO_SHAPE = (
+    "format",
     "multipleOf",
     "uniqueItems",
     "additionalProperties",

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.structure.compiler import begun
+from services.structure.compiler import begun, probe
 from services.structure.errors import StructureError
 from services.structure.grammar import of_kind
 from services.structure.vocabulary import Vocabulary
@@ -89,21 +89,27 @@ def _try_one(connection: socket.socket, vocabulary: Vocabulary, limits: dict[str
     signal.setitimer(signal.ITIMER_PROF, limits["cpu_s"])
     signal.setitimer(signal.ITIMER_REAL, limits["wall_s"])
     with connection.makefile("rb") as request:
-        kind, described = json.loads(request.read())
-    connection.sendall(json.dumps(_answer(partial(of_kind, kind, described), vocabulary)).encode())
+        text = request.read()
+    kind, described = json.loads(text)
+    # Only clients' own expressions and rules can lead to more states than an engine may have.
+    probed = kind in ("regex", "grammar", "structural_tag") or b"pattern" in text
+    connection.sendall(json.dumps(_answer(partial(of_kind, kind, described), vocabulary, probed=probed)).encode())
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _answer(make: "partial[str]", vocabulary: Vocabulary) -> dict[str, Any]:
+def _answer(make: "partial[str]", vocabulary: Vocabulary, *, probed: bool) -> dict[str, Any]:
     """Returns the fields of `Tried`; or a reason, which is empty if a limit was reached; or the name of an error."""
     try:
         grammar = make()
         held, at = _held(), time.process_time()
-        matcher, shortest = begun(grammar, vocabulary)
+        matcher, start = begun(grammar, vocabulary)
         cpu_s, memory = time.process_time() - at, max(0, _held() - held)
+        if probed:
+            probe(matcher, vocabulary)
         del matcher
-        return {"grammar": grammar, "shortest": shortest, "cpu_s": cpu_s, "memory": memory}
+        found = {"forced": start.forced, "legal": start.legal.hex(), "end": start.end}
+        return {"grammar": grammar, **found, "cpu_s": cpu_s, "memory": memory}
     except StructureError as error:
         return {"refused": str(error)}
     except (MemoryError, RecursionError):

@@ -23,6 +23,7 @@ from typing import Any
 from services.structure.errors import StructureError
 from services.structure.grammar import StructureKind
 from services.structure.limits import MAX_BYTES
+from services.structure.matcher import Position
 from services.turns import Turns
 
 MAX_DESCRIPTION = 8 * MAX_BYTES
@@ -65,15 +66,20 @@ class Tried:
 
     Attributes:
         grammar: see `services.structure.grammar`.
-        shortest: the number of tokens of a short text of the grammar (see `EndFinder`): an answer needs them.
+        start: the position at the beginning of a text. It has an end.
         cpu_s: how long a compilation takes.
         memory: the bytes that the compiled grammar holds.
     """
 
     grammar: str
-    shortest: int
+    start: Position
     cpu_s: float
     memory: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of this description, about."""
+        return len(self.grammar) + len(self.start.legal) + 8 * (self.start.shortest or 0)
 
 
 class Trials:
@@ -127,10 +133,10 @@ class Trials:
 
     def _keep(self, key: bytes, tried: Tried) -> None:
         self._known[key] = tried
-        self._known_bytes += sys.getsizeof(tried.grammar)
+        self._known_bytes += tried.size
         while len(self._known) > MAX_KNOWN or (self._known_bytes > MAX_KNOWN_BYTES and len(self._known) > 1):
             _, oldest = self._known.popitem(last=False)
-            self._known_bytes -= sys.getsizeof(oldest.grammar)
+            self._known_bytes -= oldest.size
 
     async def _tried(self, request: bytes) -> Tried:
         for _ in range(2):  # the processes may have been lost since the last trial
@@ -252,4 +258,5 @@ def _read(answer: bytes) -> Tried:
         raise StructureError(told["refused"] or _TOO_COSTLY)
     if "fault" in told:
         raise TrialError(f"a trial failed with {told['fault']}")
-    return Tried(**told)
+    start = Position(tuple(told["forced"]), bytes.fromhex(told["legal"]), tuple(told["end"]))
+    return Tried(told["grammar"], start, told["cpu_s"], told["memory"])

@@ -53,6 +53,10 @@ class Vocabulary:
         return cls(engine, sum(1 << end for end in last), _byte_tokens(engine))
 
 
+BYTES = Vocabulary(LLTokenizer("byte"), 0, {byte: byte for byte in range(256)})
+"""The vocabulary of single bytes, whose masks take little time. It has no use for a grammar with numbers of tokens."""
+
+
 def _byte_tokens(tokenizer: LLTokenizer) -> dict[int, int]:
     found: dict[int, int] = {}
     for token in range(tokenizer.vocab_size):

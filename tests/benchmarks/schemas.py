@@ -342,7 +342,7 @@ def is_valid(schema: Any, text: str) -> bool | None:
         return False
     try:
         return bool(validator(schema).is_valid(value))
-    except (re.error, Unresolvable):  # an expression that Python lacks, or another document
+    except (re.error, Unresolvable, RecursionError):  # what Python lacks, another document, a circle of references
         return None
 
 

@@ -63,6 +63,15 @@ def test_schemas_are_followed_soundly() -> None:
 
 
 @slow
+@pytest.mark.timeout(900)
+def test_the_first_token_of_a_structure() -> None:
+    measured = figures("first_token", "--json")
+    keys(measured, "step_over_none", "position_of_step")
+    keys(measured["prompt of 16"], "new_over_none", "known_over_none")
+    keys(measured["stages_ms"], "translate", "compile", "start", "position", "trial")
+
+
+@slow
 def test_the_mathematics_of_a_token() -> None:
     measured = figures("mollify", "--json")["protocols"]
     assert {"pmixed ratio clip", "exponential", "individual", "submix", "gnmax"} <= set(measured)

@@ -52,11 +52,12 @@ def check(seed: int, ends: Counter[str]) -> None:
     schema = random_schema(chance)
     try:
         text = grammar.of_json_schema(schema)
-        _, shortest = begun(text, vocabulary())
+        _, start = begun(text, vocabulary())
     except StructureError:
         ends["refused"] += 1
         return
-    limit = shortest + chance.choice(ROOM)
+    assert start.shortest is not None
+    limit = start.shortest + chance.choice(ROOM)
     generation = Generation(str(seed), (1,), SamplingOptions(), limit, grammar=text)
     deltas = answered(generation, text, chance)
     whole = "".join(delta.text for delta in deltas)
@@ -99,8 +100,9 @@ def test_an_answer_that_another_coordinator_continues_ends_well(seed: int) -> No
     chance = random.Random(seed)
     schema = {"type": "array", "items": random_schema(chance), "minItems": 2}
     text = grammar.of_json_schema(schema)
-    matcher, shortest = begun(text, vocabulary())
-    generation = Generation("g", (1,), SamplingOptions(), shortest + 12, grammar=text)
+    matcher, start = begun(text, vocabulary())
+    assert start.shortest is not None
+    generation = Generation("g", (1,), SamplingOptions(), start.shortest + 12, grammar=text)
     live = LiveSequence("channel", generation, smollm(), matcher)
     released: list[int] = []
     first = live.begin(live.position())

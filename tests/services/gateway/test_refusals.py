@@ -64,7 +64,7 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"grammar": SECRET}}, "structured_outputs.grammar", "invalid_value"),
     ({"structured_outputs": {"json": SECRET}}, "structured_outputs.json", "invalid_value"),
     ({"structured_outputs": {"json": {"$ref": SECRET}}}, "structured_outputs.json", "invalid_value"),
-    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "unknown_parameter"),
+    ({"structured_outputs": {"structural_tag": SECRET}}, "structured_outputs.structural_tag", "invalid_value"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs.regex",

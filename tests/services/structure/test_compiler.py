@@ -263,7 +263,7 @@ def test_a_client_cannot_name_its_grammar_a_choice() -> None:
 
 def test_a_slow_compilation_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "COMPILE_S", 0.05)
-    monkeypatch.setattr(compiler, "_compiled", lambda text, words: time.sleep(0.5))
+    monkeypatch.setattr(compiler, "compiled", lambda text, words: time.sleep(0.5))
 
     async def run() -> None:
         with pytest.raises(StructureError, match="too long"):

@@ -2,16 +2,19 @@
 
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
 from services.structure import ending, grammar
-from services.structure.compiler import limits_of
+from services.structure.compiler import begun, limits_of
 from services.structure.ending import EndFinder
 from services.structure.errors import StructureError
+from services.structure.vocabulary import Vocabulary
 from tests.services.structure.test_matcher import GRAMMARS, matcher, tokens_of, vocabulary
+from tests.services.structure.test_trials import described
 
 VALUES: dict[str, tuple[Any, str]] = {
     "the shortest of several": ({"enum": ["administrator with all rights", "b"]}, '"b"'),
@@ -30,6 +33,12 @@ OTHERS = {
     "mail": grammar.of_regex(r"\w+@\w+\.com\n"),
     "a closing byte that closes nothing": grammar.of_grammar('start: "}" start | "x"'),
 }
+
+
+@cache
+def words() -> Vocabulary:
+    """Returns a vocabulary of single bytes."""
+    return Vocabulary.read(*described())
 
 
 def whole(text: str) -> str:
@@ -71,9 +80,30 @@ def test_each_text_of_a_grammar_has_an_end(kind: str) -> None:
                 break
 
 
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (grammar.of_regex(r"(.|\n)*Answer: [CD]"), "Answer: C"),
+        (grammar.of_regex(r"(?s:.)*(?:Yes|No)\.\n\d{2}"), "No.\n00"),
+        (grammar.of_regex(r"(?:.*, so:){2}.*done [^a]"), ", so:, so:done A"),
+        (grammar.of_grammar('start: T\nT: /(.|\\n)*/ "</end>"'), "</end>"),
+        (grammar.of_json_schema({"type": "string", "pattern": "^[a-z ]*Answer: [AB]$"}), '"Answer: A"'),
+    ],
+)
+def test_what_must_stand_at_the_end_of_free_text_is_found(text: str, end: str) -> None:
+    follower, start = begun(text, words())
+    assert start.end is not None
+    assert words().tokenizer.decode_str([*start.forced, *start.end]) == end
+    begin = words().tokenizer.tokenize_str(end[:1] + "so")
+    position = follower.after(begin)
+    assert position.end is not None
+    assert words().tokenizer.decode_str([*position.forced, *position.end]).endswith(end[1:])
+
+
 def test_an_end_that_no_search_finds_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "MAX_STEPS", 20)
     monkeypatch.setattr(ending, "FAR_STATES", 50)
+    monkeypatch.setattr(ending, "HINTED_STATES", 1)
     text = grammar.of_regex(r"(.|\n)*Answer: [AB]")
     with pytest.raises(StructureError, match="ends soon"):
         matcher(text)

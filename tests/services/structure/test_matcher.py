@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from services.structure import compiler, grammar
 from services.structure.compiler import Compiler, limits_of
-from services.structure.ending import PIECE
+from services.structure.ending import PIECE, EndFinder
 from services.structure.errors import StructureError
 from services.structure.matcher import Matcher
 from services.structure.vocabulary import Vocabulary
@@ -153,6 +153,26 @@ def test_a_position_depends_on_the_tokens_alone(kind: str) -> None:
     for length in range(len(text) + 1):
         assert matcher(GRAMMARS[kind]).after(text[:length]) == whole.after(text[:length])
     assert whole.after(()) == matcher(GRAMMARS[kind]).after(()), "an earlier text starts again"
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_a_known_start_changes_no_position(kind: str) -> None:
+    text = walk(matcher(GRAMMARS[kind]), 1)
+    whole = matcher(GRAMMARS[kind])
+    positions = [whole.after(text[:length]) for length in range(len(text) + 1)]
+    for first in (0, 1, len(text) // 2):
+        follower = asyncio.run(Compiler(vocabulary).matcher(GRAMMARS[kind], positions[0]))
+        assert [follower.after(text[:length]) for length in range(first, len(text) + 1)] == positions[first:]
+        assert follower.after((), 1) == whole.after((), 1), "a limit cuts it"
+
+
+def test_a_known_start_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = matcher(GRAMMARS["schema"]).after(())
+    monkeypatch.setattr(EndFinder, "_found", lambda self, known: pytest.fail("it is searched"))
+    follower = asyncio.run(Compiler(vocabulary).matcher(GRAMMARS["schema"], known))
+    assert known.end is not None
+    for length in (0, *range(len(known.forced), len(known.forced) + len(known.end))):
+        follower.after((*known.forced, *known.end)[:length])
 
 
 def test_a_limit_cuts_a_forced_run() -> None:

@@ -113,6 +113,8 @@ def test_formats_are_followed_and_unknown_ones_are_annotations(name: str, admitt
         (r"^[^a]\W.$", r'"b-c"  "\"\\\""', '"a-c"  "bbb"'),
         (r"^\p{Lu}\u00e9$", '"Aé"', '"aé"'),
         ("^(?:a{2,3}){2}$", '"aaaa"  "aaaaaa"', '"aaa"  "aaaaaaa"'),
+        ("a.{0,99}b", '"ab"  "ccaxxbxx"  "aab"', '"ba"  "cc"'),
+        ("[^a]x{0,99}a", '"ba"  "aabxxab"', '"ab"  "aa"'),
     ],
 )
 def test_patterns_are_searched(pattern: str, admitted: str, refused: str) -> None:
@@ -202,6 +204,11 @@ def test_objects(schema: Any, admitted: str, refused: str) -> None:
             "[]  [true]",
             "[true, false]",
         ),
+        (
+            {"anyOf": [{"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2}, {"const": [2]}]},
+            "[2]",
+            "[1]  [1, 1]",
+        ),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, '["a", "a"]', "[1]"),
         ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}}, "[1, 2]  [2]", "[]  [1]"),
         (
@@ -284,6 +291,7 @@ def test_alternatives_conditions_and_references(schema: Any, admitted: str, refu
         ({"$defs": {"a": {"enum": 1}}, "$ref": "#/$defs/a"}, "enum in a definition"),
         ({"not": {"required": "Xyzzy"}}, "required in a condition"),
         ({"oneOf": [{}, {}]}, "no finite value"),
+        ({"type": "string", "not": {"format": "date", "maxLength": 6}, "maxLength": 3}, r"not supported \(of format\)"),
         (
             {"$dynamicRef": "#n", "$dynamicAnchor": "n", "$defs": {"a": {"$id": "a", "$dynamicAnchor": "n"}}},
             r"\$dynamicRef in the root",

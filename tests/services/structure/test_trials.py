@@ -73,6 +73,23 @@ async def test_what_passes_is_what_the_translation_returns_and_the_rest_is_refus
             await trials.grammar("regex", "a" * MAX_DESCRIPTION)
 
 
+@pytest.mark.anyio
+async def test_what_cannot_be_followed_is_refused_before_an_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its start is no sign of it: the engine reaches its limits after a token that was paid for."""
+    (tmp_path / "sitecustomize.py").write_text("from services.structure import compiler\ncompiler.STATES = 100\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    async with running() as trials:
+        for kind, described in (
+            ("regex", "a.{0,99}b"),
+            ("json", {"type": "string", "pattern": "^(a|b).{0,99}b.{0,99}c"}),
+        ):
+            with pytest.raises(StructureError, match="too complex"):
+                await trials.grammar(kind, described)  # type: ignore[arg-type]
+        assert await trials.grammar("regex", "a.{0,9}b")
+
+
 PLANTED = """
 import os, time
 from services.structure import grammar
