@@ -103,7 +103,7 @@ class Runner:
         cls, store: BatchStore, settings: BatchSettings, requests: RequestSettings, capacity: int, holder: str
     ) -> Self:
         """Creates a runner with its own tokenizers and channels to the coordinators. `serve` opens them."""
-        keys = KeyService(requests.api_keys, requests.namespace, requests.keys_actor, requests.cache_secret)
+        keys = KeyService(requests.api_key_hashes, requests.namespace, requests.keys_actor, requests.cache_secret)
         models = Models(requests)
         return cls(store, settings, Preparation(requests, models), models, keys, capacity, holder)
 

@@ -98,7 +98,7 @@ def _app(
 ) -> FastAPI:
     """Returns an application. It administers keys unless `administration` serves another one that does."""
     keys = KeyService(
-        settings.api_keys,
+        settings.api_key_hashes,
         settings.namespace,
         settings.keys_actor,
         settings.cache_secret,

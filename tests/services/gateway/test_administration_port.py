@@ -20,7 +20,7 @@ def port() -> int:
 
 def test_only_the_port_of_administration_has_its_routes(make_client: MakeClient, port: int) -> None:
     public = make_client(api_keys=("one",), administration_port=port)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=KEY) as private:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=KEY, timeout=60) as private:
         for method, path in ROUTES:
             assert public.request(method, path, headers=KEY).status_code == 404
             assert private.request(method, path).status_code == 403, "the key lacks the scope"
@@ -34,9 +34,9 @@ def test_gateways_of_one_node_share_the_port_and_close_it(make_client: MakeClien
     from tests.services.gateway.conftest import app_client
 
     with app_client(administration_port=port), app_client(administration_port=port):
-        assert httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=60).status_code == 200
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/livez")
+        httpx.get(f"http://127.0.0.1:{port}/livez", timeout=60)
 
 
 def test_without_it_one_port_has_all_routes(make_client: MakeClient) -> None:
