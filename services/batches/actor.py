@@ -1,6 +1,6 @@
 """Implements the Ray actor that stores files and runs batches of requests in the background.
 
-It alone writes and reads the contents of files, wherever its node is.
+It alone writes and reads the contents of files. It runs on the head node.
 """
 
 import asyncio
