@@ -235,6 +235,9 @@ class Runner:
         if attempts > MOST_ATTEMPTS:
             interrupted = f"the service was restarted {MOST_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))
+        elif await _durably(lambda: self._store.stored(job.open_batch.owner)) >= self._settings.max_stored_bytes:
+            full = f"the files of this key have {self._settings.max_stored_bytes} bytes together; delete some files"
+            result = _failed(line, ApiError(400, full, code="storage_full"))
         else:
             result = _writable(line, *await self._answer_with_retries(job, line))
         await self._record(job, Answered(line.number, *result))

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
 
 from services.batches.contents import contents_at
 from services.batches.records import (
@@ -141,9 +141,9 @@ class BatchStore:
             BatchesError: the owner would have more than `most_stored` bytes or `most_files` files.
         """
         with self._database.transaction() as connection:
-            shown = func.sum(case((files_table.c.state == PART, 0), else_=1))
-            stored = select(func.coalesce(func.sum(files_table.c.bytes), 0), func.coalesce(shown, 0))
-            used, files = connection.execute(stored.where(files_table.c.owner == owner)).one()
+            shown = files_table.c.owner == owner, files_table.c.state != PART
+            files = connection.execute(select(func.count()).select_from(files_table).where(*shown)).scalar_one()
+            used = _stored(connection, owner)
             if used + len(content) > most_stored:
                 message = f"file: the files of this key may have {most_stored} bytes together; delete some files"
                 raise BatchesError(message, "storage_full", "file")
@@ -161,6 +161,11 @@ class BatchStore:
             if not _confirm(connection, [file.id]):
                 raise FilesUnavailable("the file was not written in time; upload it again")
         return file
+
+    def stored(self, owner: str) -> int:
+        """Returns the bytes of all files of an owner, and of the results of its open batches."""
+        with self._database.transaction() as connection:
+            return _stored(connection, owner)
 
     def file(self, owner: str, id_: str) -> File:
         """Returns the description of a file.
@@ -486,6 +491,11 @@ def _check_lease(connection: Connection, holder: str) -> None:
     mine = select(table.holder).where(table.holder == holder, table.until > unix_time(connection))
     if connection.execute(mine).first() is None:
         raise LeaseLost
+
+
+def _stored(connection: Connection, owner: str) -> int:
+    total = select(func.coalesce(func.sum(files_table.c.bytes), 0)).where(files_table.c.owner == owner)
+    return int(connection.execute(total).scalar_one())
 
 
 def _insert_file(connection: Connection, owner: str, file: File, state: str) -> None:

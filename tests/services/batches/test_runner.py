@@ -192,6 +192,28 @@ async def test_an_answered_line_is_stored_although_its_batch_is_abandoned(
     assert len(before) + len(again.charged) == len(lines)
 
 
+async def test_results_take_no_more_than_the_place_of_their_key(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of the public model cost no budget, so nothing else bounds them."""
+    lines = [
+        {**line, "body": {"model": "privmix", "prompt": "x"}}
+        for seed in range(4)
+        for line in random_lines(random.Random(seed))
+    ]
+    lines = [{**line, "custom_id": f"{number} plain"} for number, line in enumerate(lines)]
+    batch, answers = put(store, lines), answering(store)
+    most = store.stored("key_a") + 1_000
+    monkeypatch.setattr(answers, "_settings", BatchSettings(max_stored_bytes=most))
+    await run(answers, store)
+    done = store.batch(OWNER, batch.id)
+    delivered, failed = (written(store, file) for file in (done.output_file_id, done.error_file_id))
+    assert answers.charged.keys() == delivered.keys(), "what is refused is not generated"
+    assert delivered
+    assert {line["response"]["body"]["error"]["code"] for line in failed.values()} == {"storage_full"}
+    assert len(delivered) + len(failed) == len(lines)
+
+
 async def test_a_batch_with_an_unwritable_custom_id_can_be_cancelled(store: BatchStore) -> None:
     batch = put(store, [line | {"custom_id": f"{line['custom_id']}\ud83d"} for line in random_lines(random.Random(1))])
     store.change(batch.id, status="cancelling")
