@@ -217,7 +217,7 @@ class Runner:
         finally:
             expiry.cancel()
             if job.storing is not None:  # it is not cancelled with a line: what was answered is charged
-                await asyncio.wait({job.storing})
+                await asyncio.gather(job.storing, return_exceptions=True)  # its lines raise its error
         if job.abandoned:
             raise LeaseLost
 
