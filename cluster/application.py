@@ -1,6 +1,7 @@
 """Builds the application for Ray Serve's configuration file: `import_path: cluster.application:build`.
 
-Ray Serve calls `build` in a task on the cluster, once for each deployment of the configuration file. Running actors
+Ray Serve calls `build` in a task on any node, once for each deployment of the configuration file. The configuration is
+read on the head node, which alone needs the secrets, and the actors that get them run there. Running actors
 are kept. A new deployment replaces only the HTTP route and the Serve deployment `shards`. The number of replicas of
 `shards` is the number of shards: change it in Serve's configuration file and deploy the file again to add or remove
 parts.
@@ -9,11 +10,13 @@ parts.
 import logging
 from pathlib import Path
 
+import ray
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.launch import EnsembleActors, check_cohorts, check_ensemble, check_files, check_keys, gateway, start_actors
+from services.actors import HEAD
 from services.fleet import fleet
 from services.fleet.replicas import DEPLOYMENT, ShardReplica
 
@@ -21,7 +24,7 @@ _log = logging.getLogger("ray.serve")
 
 
 class Arguments(BaseModel):
-    """Describes `args` of the application in Serve's configuration. `config` is the YAML file, equal on all nodes."""
+    """Describes `args` of the application in Serve's configuration. `config` is the YAML file on the head node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +40,13 @@ def build(arguments: Arguments) -> Application:
         ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`. Serve shows the message
             as the application's status.
     """
-    configuration = Configuration.load(arguments.config)
+    application: Application = ray.get(_build.remote(arguments.config))
+    return application
+
+
+@ray.remote(num_cpus=0, resources=HEAD, max_calls=1)
+def _build(config: Path) -> Application:
+    configuration = Configuration.load(config)
     check_keys(configuration, _log.warning, listens=False)
     check_files(configuration)
     check_cohorts(configuration)

@@ -1,9 +1,10 @@
 """Reads and validates the configuration of a deployment from a YAML file and the environment.
 
-A variable such as `PRIVMIX_PRIVACY__EPSILON` overrides the key `privacy.epsilon` of the file. Relative paths in the
-file are relative to the file.
+A variable such as `PRIVMIX_PRIVACY__EPSILON` overrides the key `privacy.epsilon` of the file. Secrets can be in files
+of their own (`cluster.secret_files`). Relative paths in the file are relative to the file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
@@ -19,11 +20,19 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from cluster.options import NAMESPACE
+from cluster.secret_files import is_secret, read_files
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
 from services.budget.signing import SigningKey
@@ -38,9 +47,6 @@ from services.requests.settings import ClientSettings
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""
-
-SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys", "budget.signing_key")
-"""The keys whose values never appear in messages."""
 
 
 class Section(BaseModel):
@@ -83,9 +89,8 @@ class BudgetSection(Section):
     signing_key: SecretStr | None = Field(
         None,
         description="a secret of 32 characters or more that signs the ledger's chain, so that a chain which somebody "
-        "with access to the database rewrote is refused. Set it in PRIVMIX_BUDGET__SIGNING_KEY, or name its file",
+        "with access to the database rewrote is refused. Name its file, not where the ledger is, in `signing_key_file`",
     )
-    signing_key_file: Path | None = Field(None, description="the file with this secret; not where the ledger is")
     create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
     lease_tokens: int = Field(
         LEASE_TOKENS,
@@ -100,10 +105,9 @@ class BudgetSection(Section):
         """Returns the key that signs the ledger's chain; None without one.
 
         Raises:
-            InputError: the file cannot be read, or the key is too short.
+            InputError: the key is too short.
         """
-        text = None if self.signing_key is None else self.signing_key.get_secret_value()
-        return SigningKey.given(text, self.signing_key_file)
+        return SigningKey.of(None if self.signing_key is None else self.signing_key.get_secret_value())
 
 
 class EngineSection(Section):
@@ -191,8 +195,16 @@ class HttpSection(Section, ClientSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, gt=0, lt=65536)
     replicas: int = Field(1, gt=0, description="the number of gateways")
+    api_keys: tuple[SecretStr, ...] = Field((), description="API keys; without any key, every client has access")
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
     anonymous: bool = Field(False, description="serve other machines although there are no keys")
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_are_not_empty(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(not key.get_secret_value() for key in keys):
+            raise ValueError("one key is empty; remove it or give it a value")
+        return keys
 
 
 class KeysSection(Section):
@@ -285,7 +297,7 @@ class Configuration(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings
+        return (init_settings,)  # `of` reads the environment, because a variable may name a file
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -303,11 +315,16 @@ class Configuration(BaseSettings):
         Raises:
             ConfigurationError: a key is unknown or has an invalid value.
         """
+        folder = folder or Path()
         try:
-            configuration = cls(**values)
+            variables = EnvSettingsSource(cls)()
+        except SettingsError as error:  # its cause shows the value
+            raise ConfigurationError(f"the environment: {error}; write a list or a section as JSON") from None
+        try:
+            configuration = cls(**_overridden(read_files(values, folder), read_files(variables, folder)))
         except ValidationError as error:
             raise ConfigurationError("\n".join(map(_explain, error.errors()))) from error
-        return configuration._from_folder(folder or Path())
+        return configuration._from_folder(folder)
 
     @property
     def served(self) -> tuple[EnsembleConfiguration, ...]:
@@ -429,6 +446,16 @@ def _merged(base: AnySection, own: AnySection) -> AnySection:
     return base.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
+def _overridden(values: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values with those of variables in their places, section by section."""
+    both = {
+        name: _overridden(values[name], own)
+        for name, own in variables.items()
+        if isinstance(own, Mapping) and isinstance(values.get(name), Mapping)
+    }
+    return {**values, **variables, **both}
+
+
 def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
     """Returns one of `ensembles` with absolute paths. Its default ledger is a file of its own."""
     ledger = named.budget.ledger if "ledger" in named.budget.model_fields_set else f"{name}.ledger.db"
@@ -442,10 +469,7 @@ def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
 
 def _with_ledger(budget: BudgetSection, ledger: str, folder: Path) -> BudgetSection:
     anchor = budget.anchor and _database(budget.anchor, folder)
-    key_file = budget.signing_key_file and (folder / budget.signing_key_file).absolute()
-    return budget.model_copy(
-        update={"ledger": _database(ledger, folder), "anchor": anchor, "signing_key_file": key_file}
-    )
+    return budget.model_copy(update={"ledger": _database(ledger, folder), "anchor": anchor})
 
 
 def _database(name: str, folder: Path) -> str:
@@ -488,7 +512,7 @@ def _explain(error: Any) -> str:
             return f"{key}: there is no such key; remove it or correct its name"
         case "missing":
             return f"{key}: is missing; add it"
-        case _ if key.startswith(SECRET):
+        case _ if is_secret(key):
             return f"{key}: {error['msg']}"
         case _:
             return f"{key}: {error['msg']}, got {error['input']!r}" if error["loc"] else str(error["msg"])

@@ -53,6 +53,7 @@ from services.fleet.shard_map import ShardMap
 from services.fleet.size import FleetSize
 from services.gateway.deployment import Gateway
 from services.keys import actor as keys
+from services.keys.records import Secret
 from services.keys.store import KeyStore
 from services.requests.settings import ClientSettings, RequestSettings
 from services.training.cohorts import not_apart
@@ -480,6 +481,7 @@ def request_settings(configuration: Configuration, checked: Sequence[Checked]) -
         namespace=configuration.namespace,
         ensembles=tuple(ensemble.served for ensemble in checked),
         ensembles_actor=ensembles.NAME,
+        api_key_hashes=tuple(Secret(key.get_secret_value()).hash for key in configuration.http.api_keys),
         keys_actor=keys.NAME,
         batches_actor=batches.NAME if configuration.batches.enabled else None,
         **configuration.http.model_dump(include=set(ClientSettings.model_fields)),

@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import ray
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.actor import ActorHandle
 
 P = ParamSpec("P")
@@ -13,6 +14,11 @@ T = TypeVar("T")
 A = TypeVar("A")
 Owned = TypeVar("Owned")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+HEAD: dict[str, float] = {HEAD_NODE_RESOURCE_NAME: 0.001}
+"""The resources of what runs on the head node alone: actors with a database's URL or another secret, so that no other
+node needs secrets. Ray Serve places its controller in the same way."""
 
 
 def concurrent(group: str) -> Callable[[Decorated], Decorated]:

@@ -1,5 +1,6 @@
 """Runs the whole service, `privmix serve` in its own process tree, and kills parts of it."""
 
+import os
 import random
 import signal
 import socket
@@ -20,6 +21,8 @@ import yaml
 START_S = 480.0
 HEALTH_S = 60.0
 STOP_S = 60.0
+PLANTED_HOST = "planted.example"
+"""A setting that each service has from the environment of its command, in which a secret could be too."""
 
 
 @dataclass
@@ -95,6 +98,7 @@ class RunningService:
             [*self.privmix, "serve", "--config", str(self.config)],
             stdout=log,
             stderr=log,
+            env={**os.environ, "PRIVMIX_HTTP__ALLOWED_HOSTS": f'["{PLANTED_HOST}"]'},
             start_new_session=True,
         )
         self.wait_until_healthy(START_S)

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 def budget(
     ledger: Annotated[
-        str, typer.Option(envvar="PRIVMIX_BUDGET__LEDGER", help="The ledger: a SQLite file or a database URL.")
-    ] = "ledger.db",
+        str | None,
+        typer.Option(
+            help="The ledger: a SQLite file or a database URL. Default: PRIVMIX_BUDGET__LEDGER, the content of the "
+            "file that PRIVMIX_BUDGET__LEDGER_FILE names, or ledger.db."
+        ),
+    ] = None,
     operator: Annotated[
         bool,
         typer.Option(
@@ -40,12 +44,14 @@ def budget(
     keys: Annotated[
         str | None,
         typer.Option(
-            envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: the keys' database. Default: beside the ledger."
+            help="With --by-key: the keys' database. Default: PRIVMIX_KEYS__DATABASE, the content of the file that "
+            "PRIVMIX_KEYS__DATABASE_FILE names, or what is beside the ledger."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
+    from cluster.secret_files import variable
     from services.budget.reader import read
     from services.budget.statement import recompute, statement
     from services.database.service import default_database
@@ -54,6 +60,7 @@ def budget(
 
     if delta is not None and not (again and 0 < delta < 1):
         raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
+    ledger = ledger or variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db"
     try:
         balance = read(ledger)
     except LedgerError as error:
@@ -62,7 +69,10 @@ def budget(
     private = statement(balance)
     stated = private if operator else private.ledger()
     recomputed = recompute(balance, delta or balance.terms.delta) if again else None
-    used = usage_by_key(keys or default_database(ledger), ensemble) if by_key else None
+    used = None
+    if by_key:
+        place = keys or variable("PRIVMIX_KEYS__DATABASE") or default_database(ledger)
+        used = usage_by_key(place, ensemble)
     if as_json:
         record = stated.model_dump(mode="json")
         record |= {"recomputed": recomputed.model_dump()} if recomputed else {}

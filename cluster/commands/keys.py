@@ -1,7 +1,6 @@
 """Implements `privmix keys`, which manages API keys and shares. Changes apply to a running service within a second."""
 
 import json
-import os
 from datetime import timedelta
 from enum import Enum
 from typing import Annotated, Any
@@ -21,9 +20,8 @@ DatabaseOption = Annotated[
     str | None,
     typer.Option(
         "--database",
-        envvar="PRIVMIX_KEYS__DATABASE",
-        help="A SQLite file or a PostgreSQL URL. Default, as in a service: what belongs to the ledger in "
-        "PRIVMIX_BUDGET__LEDGER; without it, keys.db.",
+        help="A SQLite file or a PostgreSQL URL. Default, as in a service: PRIVMIX_KEYS__DATABASE, or what belongs to "
+        "the ledger in PRIVMIX_BUDGET__LEDGER; without them, keys.db. PRIVMIX_..._FILE names a file with the value.",
     ),
 ]
 KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
@@ -44,9 +42,11 @@ class ScopeChoice(Enum):
 
 
 def _place(database: str | None) -> str:
+    from cluster.secret_files import variable
     from services.database.service import default_database
 
-    return database or default_database(os.environ.get("PRIVMIX_BUDGET__LEDGER", "ledger.db"))
+    named = database or variable("PRIVMIX_KEYS__DATABASE")
+    return named or default_database(variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db")
 
 
 @keys.command()

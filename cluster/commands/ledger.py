@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.markup import escape
 
 from cluster.options import EnsembleOption, JsonOption
 from services.errors import KeysError, LeaseRefused, LedgerError
+
+if TYPE_CHECKING:
+    from services.budget.signing import SigningKey
 
 ledger = typer.Typer(
     name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
@@ -23,8 +26,8 @@ KeyFileOption = Annotated[
     Path | None,
     typer.Option(
         "--signing-key-file",
-        envvar="PRIVMIX_BUDGET__SIGNING_KEY_FILE",
-        help="The file with the key that signs the chain. Default: the key in PRIVMIX_BUDGET__SIGNING_KEY.",
+        help="The file with the key that signs the chain. Default: the key in PRIVMIX_BUDGET__SIGNING_KEY, or in the "
+        "file that PRIVMIX_BUDGET__SIGNING_KEY_FILE names.",
     ),
 ]
 
@@ -86,7 +89,6 @@ def forfeit(
     from services.budget.ledger import Ledger
     from services.budget.reader import read
     from services.budget.receipt import anchors_of
-    from services.budget.signing import SigningKey
     from services.budget.statement import statement
 
     if (source is None) == (config is None):
@@ -95,7 +97,7 @@ def forfeit(
         with _ledger_errors_printed():
             place: str = source or ""
             anchors: tuple[Anchor, ...] = ()
-            key = SigningKey.from_environment(os.environ, None)
+            key = _signing_key(None)
             if config is not None:
                 chosen = Configuration.load(config).choose(ensemble)
                 place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
@@ -154,7 +156,6 @@ def verify(
     With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
     """
     from cluster.console import display
-    from services.budget.signing import VARIABLE, SigningKey
     from services.budget.verification import verify as verified
 
     if head is not None and not _is_hash(head):
@@ -162,7 +163,7 @@ def verify(
             "must be the 64 hexadecimal digits of a hash, or the first 16 or more", param_hint="--head"
         )
     try:
-        key = SigningKey.from_environment(os.environ, signing_key_file)
+        key = _signing_key(signing_key_file)
         shown = display(as_json) if sys.stderr.isatty() else None
         balance = verified(place, head=head and head.lower(), length=rows, key=key, display=shown)
     except LedgerError as error:
@@ -188,7 +189,7 @@ def verify(
     elif balance.signature is not None:
         print(
             f"Row {balance.signature.row} has the last signature, of the key {balance.signature.key}, which was not "
-            f"checked: give the key in {VARIABLE} or with --signing-key-file."
+            "checked: give the key with --signing-key-file."
         )
     else:
         print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")
@@ -226,6 +227,14 @@ def move(
     print("The old one can still be read, and never be written again.")
     if count:
         print(f"{count} keys with their shares moved too, to the place that follows from the ledger's.")
+
+
+def _signing_key(file: Path | None) -> "SigningKey | None":
+    """Returns the key in a file, or that of the environment; None without both."""
+    from cluster.secret_files import text_of, variable
+    from services.budget.signing import SigningKey
+
+    return SigningKey.of(text_of(file, "--signing-key-file") if file else variable("PRIVMIX_BUDGET__SIGNING_KEY"))
 
 
 def _is_hash(text: str) -> bool:

@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.actors import find_actor, remote
+from services.actors import HEAD, find_actor, remote
 from services.alerts.conditions import Conditions, EnsembleState
 from services.alerts.outbox import Outbox
 from services.alerts.settings import AlertSettings
@@ -153,7 +153,7 @@ async def _result_or_none(call: Awaitable[T]) -> T | None:
     return None
 
 
-AlertsActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Alerts)
+AlertsActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1)(Alerts)
 
 
 def start(

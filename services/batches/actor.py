@@ -1,6 +1,6 @@
 """Implements the Ray actor that stores files and runs batches of requests in the background.
 
-It alone writes and reads the contents of files, wherever its node is.
+It alone writes and reads the contents of files. It runs on the head node.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from uuid import uuid4
 import ray
 from ray.actor import ActorHandle
 
-from services.actors import forwarded
+from services.actors import HEAD, forwarded
 from services.batches.contents import default_place
 from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
@@ -216,7 +216,7 @@ class Batches:
             await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)
 
 
-BatchesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=256)(Batches)
+BatchesActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=0, max_concurrency=256)(Batches)
 
 
 def start(

@@ -35,7 +35,7 @@ class Contents(ABC):
 
 
 class DirectoryContents(Contents):
-    """Stores contents in a directory, which all nodes of a cluster share."""
+    """Stores contents in a directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -122,7 +122,7 @@ def default_place(database: str) -> str:
     """Returns the default place of the files of a database: `files` in the directory of a SQLite file.
 
     Raises:
-        ConfigurationError: the database is no file, so every node may have to read its files.
+        ConfigurationError: the database is no file.
     """
     if "://" not in database:
         return str(Path(database).with_name("files"))
@@ -131,8 +131,8 @@ def default_place(database: str) -> str:
 
         return str(Path(make_url(database).database or "").with_name("files"))
     raise ConfigurationError(
-        "batches.files: the keys are in a database server, so say where the clients' files are: a directory that all "
-        "nodes share, or the URL of an object store (s3://bucket/prefix); or set batches.enabled: false"
+        "batches.files: the keys are in a database server, so say where the clients' files are: a directory on the "
+        "head node, or the URL of an object store (s3://bucket/prefix); or set batches.enabled: false"
     )
 
 

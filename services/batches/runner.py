@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self, TypeVar
 
 from services.batches.lines import Line, model_of, read_lines
 from services.batches.records import OPEN, BatchError, BatchErrors, Ending, LineResponse, LineResult, new_id
 from services.batches.settings import BatchSettings
-from services.batches.store import BatchStore, LeaseLost, OpenBatch
+from services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
 from services.errors import KeysUnavailable, NotStored
 from services.requests.admission import Admission, complete_answer
@@ -41,6 +42,7 @@ class RunningBatch:
         ending: the final status of the batch.
         generating: the workers whose line may already have been charged. They finish their line before they stop.
         abandoned: whether another deployment may run the lines now, so that this one may not.
+        answers: the results that are not stored yet. `storing` stores them, all that came meanwhile at a time.
     """
 
     open_batch: OpenBatch
@@ -48,6 +50,8 @@ class RunningBatch:
     workers: set[asyncio.Task[None]] = field(default_factory=set)
     generating: set[asyncio.Task[None]] = field(default_factory=set)
     abandoned: bool = False
+    answers: list[Answered] = field(default_factory=list)
+    storing: asyncio.Task[None] | None = None
 
     def stop(self, ending: Ending) -> None:
         """Starts no more lines. Lines that may have been charged still finish."""
@@ -103,7 +107,7 @@ class Runner:
         cls, store: BatchStore, settings: BatchSettings, requests: RequestSettings, capacity: int, holder: str
     ) -> Self:
         """Creates a runner with its own tokenizers and channels to the coordinators. `serve` opens them."""
-        keys = KeyService(requests.api_keys, requests.namespace, requests.keys_actor, requests.cache_secret)
+        keys = KeyService(requests.api_key_hashes, requests.namespace, requests.keys_actor, requests.cache_secret)
         models = Models(requests)
         return cls(store, settings, Preparation(requests, models), models, keys, capacity, holder)
 
@@ -173,15 +177,15 @@ class Runner:
         answered = await _durably(lambda: self._store.answered(batch.id))
         await self._run_lines(job, [line for line in lines if line.number not in answered])
         answered = await _durably(lambda: self._store.answered(batch.id))
-        missing = {line.number: line.custom_id for line in lines if line.number not in answered}
-        ending: Ending = job.ending if missing or job.ending == "cancelled" else "completed"
+        custom_ids = {line.number: line.custom_id for line in lines}
+        ending: Ending = job.ending if custom_ids.keys() - answered or job.ending == "cancelled" else "completed"
         if ending == "completed":
             finalizing = {"status": "finalizing", "finalizing_at": int(time.time())}
             await _durably(lambda: self._store.change(batch.id, **finalizing))
         final = OpenBatch(
             job.open_batch.owner, batch.model_copy(update={"request_counts": counts}), job.open_batch.output_expires_s
         )
-        await _durably(lambda: self._store.finish(final, ending, missing, self._settings.retention_s, self._holder))
+        await _durably(lambda: self._store.finish(final, ending, custom_ids, self._settings.retention_s, self._holder))
 
     async def _end_without_input(self, open_batch: OpenBatch, lost: NotStored) -> None:
         """Ends a batch whose input file is lost. What was answered is delivered, because its tokens are charged."""
@@ -212,6 +216,8 @@ class Runner:
                     raise result
         finally:
             expiry.cancel()
+            if job.storing is not None:  # it is not cancelled with a line: what was answered is charged
+                await asyncio.gather(job.storing, return_exceptions=True)  # its lines raise its error
         if job.abandoned:
             raise LeaseLost
 
@@ -229,10 +235,26 @@ class Runner:
         if attempts > MOST_ATTEMPTS:
             interrupted = f"the service was restarted {MOST_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))
+        elif await _durably(lambda: self._store.stored(job.open_batch.owner)) >= self._settings.max_stored_bytes:
+            full = f"the files of this key have {self._settings.max_stored_bytes} bytes together; delete some files"
+            result = _failed(line, ApiError(400, full, code="storage_full"))
         else:
             result = _writable(line, *await self._answer_with_retries(job, line))
-        await _durably(lambda: self._store.answer_line(batch_id, line.number, *result))
+        await self._record(job, Answered(line.number, *result))
         job.generating.discard(worker)
+
+    async def _record(self, job: RunningBatch, answer: Answered) -> None:
+        """Returns when the result of a line is stored. Results that come while others are stored share a part."""
+        job.answers.append(answer)
+        if job.storing is None or job.storing.done():
+            job.storing = asyncio.create_task(self._store_answers(job))
+        await asyncio.shield(job.storing)
+
+    async def _store_answers(self, job: RunningBatch) -> None:
+        owner, batch_id = job.open_batch.owner, job.open_batch.batch.id
+        while answers := list(job.answers):
+            stored = await _durably(partial(self._store.answer_lines, owner, batch_id, answers))
+            del job.answers[:stored]
 
     async def _answer_with_retries(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
         pause = FIRST_RETRY_S

@@ -10,8 +10,8 @@ class BatchSettings(BaseModel):
 
     Attributes:
         enabled: store files for clients and run batches. The files contain the clients' prompts.
-        files: where they are: a directory that all nodes share, or an object store's URL of fsspec. None: `files`
-            beside the keys' SQLite file.
+        files: where they are: a directory on the head node, or an object store's URL of fsspec. None: `files` beside
+            the keys' SQLite file.
         max_file_bytes: the largest file.
         max_stored_bytes: the largest total of all files of one key.
         max_files: the largest number of files of one key.

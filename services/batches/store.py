@@ -6,17 +6,32 @@ The content of a file is not in the database (`contents`), so two stores change,
 may be the last before a crash. A file's row is there before its content and leaves after it: until then it is in the
 state "writing" or "deleting", in which it is not shown and counts as stored. So no content is without a row, except
 where the database lost rows, as by the restoration of a backup; `sweep` deletes what is left over.
+
+The results of an open batch are in parts: contents with the state "part", each with the results of some lines. The rows
+of these lines name their part, and their results count as stored from then on.
 """
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
 
 from services.batches.contents import contents_at
-from services.batches.records import OPEN, Batch, BatchUsage, Ending, File, LineError, LineResult, RequestCounts, new_id
+from services.batches.records import (
+    OPEN,
+    Batch,
+    BatchUsage,
+    Ending,
+    File,
+    LineError,
+    LineResponse,
+    LineResult,
+    RequestCounts,
+    new_id,
+)
 from services.database.clock import unix_time
 from services.database.service import (
     ServiceDatabase,
@@ -31,9 +46,11 @@ from services.errors import BatchesError, FilesUnavailable, NotStored
 
 OUTPUT, ERRORS = "output", "errors"
 _FIELDS = {OUTPUT: "output_file_id", ERRORS: "error_file_id"}
-WRITING, STORED, DELETING = "writing", "stored", "deleting"
+WRITING, STORED, DELETING, PART = "writing", "stored", "deleting", "part"
 WRITING_S = 3600
 """A content that is not written after this time never will be."""
+PART_BYTES = 16 << 20
+"""A part gets no more results once it has this many bytes."""
 MOST_DELETED = 1_000
 """The number of files that one call of `purge` deletes."""
 ORPHAN_S = 86_400.0
@@ -56,6 +73,37 @@ class OpenBatch:
     owner: str
     batch: Batch
     output_expires_s: int | None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Holds the result of a line that was begun.
+
+    Attributes:
+        number: the number of the line in the input file.
+        usage: the prompt and completion tokens.
+    """
+
+    number: int
+    result: LineResult
+    usage: tuple[int, int]
+
+    @property
+    def goes_to(self) -> str:
+        """The file that the result belongs to."""
+        response = self.result.response
+        return OUTPUT if response is not None and response.status_code < 400 else ERRORS
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Holds the lines of the files of a batch, by file, and the number of lines whose stored answers are lost."""
+
+    lines: Mapping[str, Sequence[str]]
+    lost: int
+
+    def content(self, kind: str) -> bytes:
+        return "".join(f"{line}\n" for line in self.lines[kind]).encode()
 
 
 class LeaseLost(Exception):  # noqa: N818 (the name says the state)
@@ -93,15 +141,16 @@ class BatchStore:
             BatchesError: the owner would have more than `most_stored` bytes or `most_files` files.
         """
         with self._database.transaction() as connection:
-            stored = select(func.coalesce(func.sum(files_table.c.bytes), 0), func.count())
-            used, files = connection.execute(stored.where(files_table.c.owner == owner)).one()
+            shown = files_table.c.owner == owner, files_table.c.state != PART
+            files = connection.execute(select(func.count()).select_from(files_table).where(*shown)).scalar_one()
+            used = _stored(connection, owner)
             if used + len(content) > most_stored:
                 message = f"file: the files of this key may have {most_stored} bytes together; delete some files"
                 raise BatchesError(message, "storage_full", "file")
             if files >= most_files:
                 message = f"file: this key may have {most_files} files; delete some files"
                 raise BatchesError(message, "too_many_files", "file")
-            _insert_file(connection, owner, file)
+            _insert_file(connection, owner, file, WRITING)
         try:
             self._contents.write(file.id, content)
         except FilesUnavailable:
@@ -112,6 +161,11 @@ class BatchStore:
             if not _confirm(connection, [file.id]):
                 raise FilesUnavailable("the file was not written in time; upload it again")
         return file
+
+    def stored(self, owner: str) -> int:
+        """Returns the bytes of all files of an owner, and of the results of its open batches."""
+        with self._database.transaction() as connection:
+            return _stored(connection, owner)
 
     def file(self, owner: str, id_: str) -> File:
         """Returns the description of a file.
@@ -245,21 +299,48 @@ class BatchStore:
             attempts: int = connection.execute(select(batch_lines_table.c.attempts).where(line)).scalar_one()
         return attempts
 
-    def answer_line(self, batch_id: str, number: int, result: LineResult, usage: tuple[int, int]) -> None:
-        """Stores the result of a line that was begun, unless it has one. `usage`: the prompt and completion tokens."""
-        line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
-        succeeded = result.response is not None and result.response.status_code < 400
+    def answer_lines(self, owner: str, batch_id: str, answers: Sequence[Answered]) -> int:
+        """Stores the results of the first lines of `answers`, as one part. Returns their number, at least one.
+
+        Does not change lines that have a result.
+
+        Raises:
+            FilesUnavailable: the part could not be written in time. No line has changed.
+        """
+        lines, size = [], 0
+        for answer in answers:
+            lines.append(f"{answer.number} {answer.result.text()}\n".encode())
+            size += len(lines[-1])
+            if size >= PART_BYTES:
+                break
+        part = self._write_part(owner, batch_id, b"".join(lines))
         with self._database.transaction() as connection:
-            connection.execute(
-                update(batch_lines_table)
-                .where(line, batch_lines_table.c.goes_to.is_(None))
-                .values(
-                    result=result.text(),
-                    goes_to=OUTPUT if succeeded else ERRORS,
-                    prompt_tokens=usage[0],
-                    completion_tokens=usage[1],
-                )
-            )
+            present = files_table.c.id == part, files_table.c.state == PART
+            if connection.execute(select(files_table.c.id).where(*present)).first() is None:
+                raise FilesUnavailable("the results of a batch were not written in time")
+            for answer in answers[: len(lines)]:
+                line = batch_lines_table.c.batch == batch_id, batch_lines_table.c.number == answer.number
+                prompt, completion = answer.usage
+                values = {"goes_to": answer.goes_to, "prompt_tokens": prompt, "completion_tokens": completion}
+                unanswered = update(batch_lines_table).where(*line, batch_lines_table.c.goes_to.is_(None))
+                connection.execute(unanswered.values(part=part, **values))
+        return len(lines)
+
+    def _write_part(self, owner: str, batch_id: str, content: bytes) -> str:
+        """Writes a content that no line names yet, and returns its id. `purge` deletes it if none ever does."""
+        now = int(time.time())
+        part = File(
+            id=new_id("part-"),
+            bytes=len(content),
+            created_at=now,
+            expires_at=now,
+            filename=f"{batch_id}_part.jsonl",
+            purpose="batch_output",
+        )
+        with self._database.transaction() as connection:
+            _insert_file(connection, owner, part, PART)
+        self._contents.write(part.id, content)
+        return part.id
 
     def answered(self, batch_id: str) -> set[int]:
         """Returns the numbers of the lines that have a result."""
@@ -268,19 +349,22 @@ class BatchStore:
             return set(connection.execute(select(batch_lines_table.c.number).where(*mine)).scalars())
 
     def finish(
-        self, open_batch: OpenBatch, ending: Ending, missing: Mapping[int, str], retention_s: int, holder: str
+        self, open_batch: OpenBatch, ending: Ending, custom_ids: Mapping[int, str], retention_s: int, holder: str
     ) -> Batch:
         """Ends a batch and writes the results of its lines to files.
 
         Args:
-            missing: the custom ids of the lines without a result, by number. They become errors.
+            custom_ids: the custom ids of all lines, by number. The lines without a result become errors.
 
         Raises:
             LeaseLost: `holder` does not have the lease, so another deployment may run lines.
         """
         batch, now = open_batch.batch, int(time.time())
         expires = now + min(open_batch.output_expires_s or retention_s, retention_s)
-        contents = self._outcome(batch.id, ending, missing)
+        answered = self.answered(batch.id)
+        missing = {number: custom_id for number, custom_id in custom_ids.items() if number not in answered}
+        outcome = self._outcome(batch.id, ending, custom_ids, missing)
+        contents = {kind: outcome.content(kind) for kind in (OUTPUT, ERRORS)}
         files = {
             kind: File(
                 id=new_id("file-"),
@@ -296,7 +380,7 @@ class BatchStore:
         with self._database.transaction() as connection:
             _check_lease(connection, holder)
             for file in files.values():
-                _insert_file(connection, open_batch.owner, file)
+                _insert_file(connection, open_batch.owner, file, WRITING)
         for kind, file in files.items():
             self._contents.write(file.id, contents[kind])
         with self._database.transaction() as connection:
@@ -307,32 +391,62 @@ class BatchStore:
                 raise LeaseLost  # another deployment answered lines meanwhile
             if not _confirm(connection, [file.id for file in files.values()]):
                 raise FilesUnavailable("the files of a batch were not written in time")
+            parts = connection.execute(_parts_of(batch.id)).scalars().all()
+            connection.execute(update(files_table).where(files_table.c.id.in_(parts)).values(state=DELETING))
             connection.execute(delete(batch_lines_table).where(batch_lines_table.c.batch == batch.id))
+            changed = counts.completed - outcome.lost, counts.failed + len(missing) + outcome.lost
             changes: dict[str, Any] = {
                 "usage": counted.usage,
-                "request_counts": counts.model_copy(update={"failed": counts.failed + len(missing)}),
+                "request_counts": counts.model_copy(update=dict(zip(("completed", "failed"), changed, strict=True))),
                 **{_FIELDS[kind]: file.id for kind, file in files.items()},
             }
-            return _change(connection, batch.id, {**changes, "status": ending, f"{ending}_at": now})
+            done = _change(connection, batch.id, {**changes, "status": ending, f"{ending}_at": now})
+        self._delete(parts)
+        return done
 
-    def _outcome(self, batch_id: str, ending: Ending, missing: Mapping[int, str]) -> dict[str, bytes]:
-        """Returns the contents of the output file and of the error file."""
+    def _outcome(
+        self, batch_id: str, ending: Ending, custom_ids: Mapping[int, str], missing: Mapping[int, str]
+    ) -> _Outcome:
+        """Returns the lines of the output file and of the error file, in the order of the input file.
+
+        A result whose part is lost becomes an error with the tokens that were lost.
+        """
+        columns = batch_lines_table.c
+        answered = columns.batch == batch_id, columns.goes_to.is_not(None)
         with self._database.transaction() as connection:
-            results = _results(connection, batch_id)
-        not_run = [(number, _not_run(ending, custom_id)) for number, custom_id in missing.items()]
-        files = {OUTPUT: results[OUTPUT], ERRORS: sorted([*results[ERRORS], *not_run])}
-        return {kind: "".join(f"{text}\n" for _, text in lines).encode() for kind, lines in files.items()}
+            rows = connection.execute(select(batch_lines_table).where(*answered)).all()
+        results = {part: self._results(part) for part in {row.part for row in rows if row.part is not None}}
+        lines = {OUTPUT: [], ERRORS: [(number, _not_run(ending, id_)) for number, id_ in missing.items()]}
+        lost = 0
+        for row in rows:
+            # A row of an earlier version has its result in the database.
+            text = row.result if row.part is None else results[row.part].get(row.number)
+            if text is not None:
+                lines[row.goes_to].append((row.number, text))
+                continue
+            custom_id = custom_ids.get(row.number, f"line {row.number}")
+            lines[ERRORS].append((row.number, _lost(custom_id, (row.prompt_tokens, row.completion_tokens))))
+            lost += row.goes_to == OUTPUT
+        return _Outcome({kind: [text for _, text in sorted(pairs)] for kind, pairs in lines.items()}, lost)
+
+    def _results(self, part: str) -> dict[int, str]:
+        """Returns the results in a part by the numbers of their lines; empty if it is lost."""
+        content = (self._contents.read(part) or b"").decode("ascii", "replace")
+        lines = (line.partition(" ") for line in content.split("\n"))
+        return {int(number): text for number, _, text in lines if number.isdecimal() and _is_json(text)}
 
     def purge(self, now: int, retention_s: int) -> None:
         """Deletes expired files that no open batch reads, and batches that ended before the retention time."""
         reading = select(batches_table.c.input_file_id).where(batches_table.c.status.in_(OPEN))
         ended = func.coalesce(batches_table.c.ended, batches_table.c.created / 1_000_000)
         with self._database.transaction() as connection:
-            expired = files_table.c.expires <= now, files_table.c.id.not_in(reading)
+            expired = files_table.c.expires <= now, files_table.c.id.not_in(reading), files_table.c.state != PART
             connection.execute(update(files_table).where(*expired).values(state=DELETING))
             old = batches_table.c.status.not_in(OPEN), ended < now - retention_s
             connection.execute(delete(batches_table).where(*old))
-            unwritten = files_table.c.state == WRITING, files_table.c.created < (now - WRITING_S) * 1_000_000
+            named = select(batch_lines_table.c.part).where(batch_lines_table.c.part.is_not(None))
+            unused = (files_table.c.state == PART) & files_table.c.id.not_in(named)
+            unwritten = (files_table.c.state == WRITING) | unused, files_table.c.created < (now - WRITING_S) * 1_000_000
             connection.execute(update(files_table).where(*unwritten).values(state=DELETING))
             deleting = select(files_table.c.id).where(files_table.c.state == DELETING).limit(MOST_DELETED)
             ids = connection.execute(deleting).scalars().all()
@@ -379,7 +493,12 @@ def _check_lease(connection: Connection, holder: str) -> None:
         raise LeaseLost
 
 
-def _insert_file(connection: Connection, owner: str, file: File) -> None:
+def _stored(connection: Connection, owner: str) -> int:
+    total = select(func.coalesce(func.sum(files_table.c.bytes), 0)).where(files_table.c.owner == owner)
+    return int(connection.execute(total).scalar_one())
+
+
+def _insert_file(connection: Connection, owner: str, file: File, state: str) -> None:
     """Stores the row of a file whose content is written next."""
     connection.execute(
         insert(files_table).values(
@@ -389,7 +508,7 @@ def _insert_file(connection: Connection, owner: str, file: File) -> None:
             expires=file.expires_at,
             bytes=file.bytes,
             record=file.model_dump_json(),
-            state=WRITING,
+            state=state,
         )
     )
 
@@ -473,16 +592,9 @@ def _counted(connection: Connection, batch: Batch) -> Batch:
     return batch.model_copy(update={"request_counts": counts, "usage": usage})
 
 
-def _results(connection: Connection, batch_id: str) -> dict[str, list[tuple[int, str]]]:
+def _parts_of(batch_id: str) -> Select[tuple[str]]:
     lines = batch_lines_table.c
-    mine = lines.batch == batch_id, lines.goes_to.is_not(None)
-    rows: Iterable[Any] = connection.execute(
-        select(lines.number, lines.goes_to, lines.result).where(*mine).order_by(lines.number)
-    )
-    results: dict[str, list[tuple[int, str]]] = {OUTPUT: [], ERRORS: []}
-    for number, goes_to, result in rows:
-        results[goes_to].append((number, result))
-    return results
+    return select(lines.part).where(lines.batch == batch_id, lines.part.is_not(None)).distinct()
 
 
 def _not_run(ending: Ending, custom_id: str) -> str:
@@ -492,3 +604,22 @@ def _not_run(ending: Ending, custom_id: str) -> str:
     }.get(ending, "this request was not answered")
     error = LineError(code=f"batch_{ending}", message=message)
     return LineResult(id=new_id("batch_req_"), custom_id=custom_id, error=error).text()
+
+
+def _is_json(text: str) -> bool:
+    """Returns whether a text is JSON. A damaged result must not be delivered as one."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _lost(custom_id: str, usage: tuple[int, int]) -> str:
+    """Returns the error of a line whose answer was charged and stored, and is lost."""
+    prompt, completion = usage
+    lost = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    failure = {"code": "answer_lost", "message": "the answer was stored and is lost", "type": "server_error"}
+    body: dict[str, object] = {"error": {**failure, "param": None}, "usage": lost}
+    response = LineResponse(status_code=500, request_id=new_id("req_"), body=body)
+    return LineResult(id=new_id("batch_req_"), custom_id=custom_id, response=response).text()

@@ -39,10 +39,14 @@ class Accounts:
 
     def hold(self, amounts: Sequence[int]) -> "Accounts":
         """Sets amounts aside for a lease."""
+        if not amounts:
+            return self
         return Accounts(self.charged, _sum(self.held, amounts))
 
     def settle(self, held: Sequence[int], charges: Sequence[int]) -> "Accounts":
         """Ends a lease: keeps its charges, and frees the rest of what it held."""
+        if not held and not charges:
+            return self
         return Accounts(_sum(self.charged, charges), _sum(self.held, [-amount for amount in held]))
 
     def divide(self, parts: int, tokens: int, horizon: int, wanted: int) -> tuple[int, Grains]:

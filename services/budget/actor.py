@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from services import tracing
-from services.actors import concurrent
+from services.actors import HEAD, concurrent
 from services.budget.accounts import Grains
 from services.budget.anchor import Anchor
 from services.budget.ledger import PATIENCE_S, Grant, Ledger
@@ -172,7 +172,11 @@ class Budget:
 
 # Concurrent writes share a commit (`Ledger`). Statements take long, so they run in a separate thread.
 BudgetActor = ray.remote(
-    num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1}
+    num_cpus=0,
+    resources=HEAD,
+    max_restarts=-1,
+    max_task_retries=-1,
+    concurrency_groups={"writes": 32, "statements": 1, "health": 1},
 )(Budget)
 
 

@@ -6,8 +6,9 @@ the whole chain was rewritten: anchors keep the hash of the last row elsewhere, 
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from hashlib import sha256
+from json.encoder import encode_basestring_ascii
+from typing import Any, NamedTuple
 
 from services.errors import LedgerCorrupt
 
@@ -16,9 +17,11 @@ GENESIS = "0" * 64
 _as_json = json.JSONEncoder(default=repr).encode
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
-    """Holds one row of the ledger. `seq` counts from 1; `at` is UTC in ISO 8601; `body` is JSON, hashed verbatim."""
+class LedgerRow(NamedTuple):
+    """Holds one row of the ledger. `seq` counts from 1; `at` is UTC in ISO 8601; `body` is JSON, hashed verbatim.
+
+    A tuple, because a verification makes hundreds of thousands of them.
+    """
 
     seq: int
     epoch: int
@@ -34,19 +37,24 @@ class LedgerRow:
 
         A value that JSON cannot represent (SQLite stores bytes in any column) yields a different hash, not an error.
         """
-        hashed = [self.seq, self.epoch, self.kind, self.body, self.at, self.previous]
-        return sha256(_as_json(hashed).encode()).hexdigest()
+        seq, epoch, *texts = self[:-1]
+        try:
+            kind, body, at, previous = map(encode_basestring_ascii, texts)  # three times as fast as the whole encoder
+            hashed = f"[{seq!r}, {epoch!r}, {kind}, {body}, {at}, {previous}]"
+        except TypeError:
+            hashed = _as_json([*self[:-1]])
+        return sha256(hashed.encode()).hexdigest()
 
-    def fields(self) -> dict[str, str | int]:
+    def fields(self) -> dict[str, Any]:
         """Returns the values of the ledger's columns, by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return self._asdict()
 
 
 def link(previous: LedgerRow | None, *, epoch: int, kind: str, body: str, at: str) -> LedgerRow:
     """Returns the row that follows `previous`; the first row if `previous` is None."""
     seq, before = (previous.seq + 1, previous.hash) if previous else (1, GENESIS)
     unsealed = LedgerRow(seq, epoch, kind, body, at, before, hash="")
-    return replace(unsealed, hash=unsealed.digest)
+    return unsealed._replace(hash=unsealed.digest)
 
 
 def verified(rows: Iterable[LedgerRow], previous: LedgerRow | None = None) -> Iterator[LedgerRow]:

@@ -1,7 +1,6 @@
 """Exports a ledger as JSON Lines, one row on each line with its hash. `verification.py` verifies the file."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,7 +24,7 @@ def export(ledger: str | Path, lines: TextIO, *, private: bool = False) -> int:
     written, hashes = 0, True
     with LedgerDatabase(ledger, "read").transaction() as connection:
         for written, row in enumerate(every_row(connection), start=1):  # noqa: B007 (the last number is the count)
-            shown: dict[str, Any] = asdict(row)
+            shown: dict[str, Any] = row.fields()
             body, left_out = _public(row)
             if left_out and not private:
                 shown |= {"body": body, LEFT_OUT: left_out}

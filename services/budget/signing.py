@@ -7,17 +7,13 @@ is what anchors are for.
 """
 
 import hmac
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from services.budget.records import Signed
 from services.budget.state import Balance
 from services.errors import InputError, LedgerUnsigned
 
-VARIABLE = "PRIVMIX_BUDGET__SIGNING_KEY"
-"""The environment variable that holds a key. It is the setting `budget.signing_key` of the configuration."""
 LEAST_BYTES = 32
 
 _ROW, _NAME = b"privmix ledger row ", b"privmix ledger key"
@@ -40,25 +36,13 @@ class SigningKey:
             )
 
     @classmethod
-    def given(cls, text: str | None, file: Path | None) -> Self | None:
-        """Returns the key from its text or its file; None without both. Space around it does not count.
+    def of(cls, text: str | None) -> Self | None:
+        """Returns the key with a text; None without one. Space around it does not count.
 
         Raises:
-            InputError: both are given, the file cannot be read, or the key is too short.
+            InputError: the key is too short.
         """
-        if text is not None and file is not None:
-            raise InputError("budget.signing_key: give it or signing_key_file, not both")
-        if file is not None:
-            try:
-                text = file.read_text(encoding="ascii")
-            except (OSError, ValueError) as error:
-                raise InputError(f"budget.signing_key_file: {file} cannot be read as text: {error}") from error
         return None if text is None else cls(text.strip().encode())
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str], file: Path | None) -> Self | None:
-        """Returns the key in a file, or that in `VARIABLE`; None without both. The file comes first."""
-        return cls.given(None if file else environment.get(VARIABLE), file)
 
     @property
     def name(self) -> str:

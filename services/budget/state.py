@@ -9,6 +9,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from pydantic_core import to_json
+
 from services.budget.accounts import NO_ACCOUNTS, Accounts, Grains
 from services.budget.chain import LedgerRow, verified
 from services.budget.filter import NO_LOSSES, Losses, are_losses
@@ -343,11 +345,11 @@ def _record(row: LedgerRow) -> Record:
 
 def _event(row: LedgerRow, fields: Mapping[str, Any]) -> Event:
     try:
-        return _parsed(json.dumps(fields))
+        return _parsed(to_json(fields, inf_nan_mode="constants"))
     except ValueError as error:
         raise LedgerForeign(f"row {row.seq} has an event that this version does not know: {error}") from error
 
 
 @lru_cache
-def _parsed(event: str) -> Event:
-    return from_json(event)
+def _parsed(event: bytes) -> Event:
+    return from_json(event.decode())

@@ -143,7 +143,8 @@ batches_table = Table(
     Column("ended", BigInteger),
 )
 
-# Holds the lines of open batches that were started; `goes_to` is set once a line is answered.
+# Holds the lines of open batches that were started; `goes_to` is set once a line is answered. `part` is the id of the
+# content with its result, which earlier versions stored in `result`.
 batch_lines_table = Table(
     "privmix_batch_lines",
     metadata,
@@ -154,6 +155,7 @@ batch_lines_table = Table(
     Column("result", Text),
     Column("prompt_tokens", BigInteger),
     Column("completion_tokens", BigInteger),
+    Column("part", String(64), index=True),
 )
 
 # One row: the deployment that runs the batches, until a Unix time by the database's clock.

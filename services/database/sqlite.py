@@ -1,6 +1,7 @@
 """Stores data in SQLite files."""
 
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -137,5 +138,5 @@ def _open(path: Path, **parameters: str) -> sqlite3.Connection:
         check_same_thread=False,  # the pool gives a connection to one thread at a time
     )
     # A damaged row that is not UTF-8 must fail its hash, which names the row, and not the whole query.
-    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     return connection

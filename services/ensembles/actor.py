@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from ray.actor import ActorHandle
 from sqlalchemy import delete, insert, select
 
-from services.actors import forwarded
+from services.actors import HEAD, forwarded
 from services.database.service import ServiceDatabase, ensembles_table
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble
 from services.ensembles.registry import Registry
@@ -65,7 +65,7 @@ class Ensembles:
             connection.execute(insert(ensembles_table).values(namespace=self._namespace, listed=text))
 
 
-EnsemblesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Ensembles)
+EnsemblesActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1)(Ensembles)
 
 
 def start(

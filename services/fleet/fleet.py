@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from services.actors import HEAD
 from services.errors import FleetError, KeysUnavailable
 from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import START_TIMEOUT_S, ShardPlan
@@ -336,4 +337,4 @@ class Fleet:
             return None
 
 
-FleetActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Fleet)
+FleetActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1)(Fleet)

@@ -1,10 +1,11 @@
 """Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -79,26 +80,10 @@ def build_app(
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open.
 
     With `administration_port`, it lacks what needs the scope `administer`, and its lifespan serves an application with
-    all routes there.
+    all routes there. Both are one gateway: to the keys actor, and for the limits of uploads.
     """
-    if settings.administration_port is None:
-        return _app(settings, models, batch_settings, answer_request_id=answer_request_id)
-    everything = _app(settings, models, batch_settings)
-    administration = partial(listening, everything, settings.administration_host, settings.administration_port)
-    return _app(settings, models, batch_settings, administration, answer_request_id=answer_request_id)
-
-
-def _app(
-    settings: RequestSettings,
-    models: Models,
-    batch_settings: BatchSettings | None,
-    administration: Callable[[], AbstractAsyncContextManager[None]] | None = None,
-    *,
-    answer_request_id: bool = True,
-) -> FastAPI:
-    """Returns an application. It administers keys unless `administration` serves another one that does."""
     keys = KeyService(
-        settings.api_keys,
+        settings.api_key_hashes,
         settings.namespace,
         settings.keys_actor,
         settings.cache_secret,
@@ -106,11 +91,37 @@ def _app(
         settings.cors_origins,
     )
     batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
+    routers = (
+        health_routes(models, keys),
+        version_route(),
+        static_pages(),
+        GenerationRoutes(settings, models, keys).router(),
+        CatalogueRoutes(settings, models, keys).router(),
+        batch_routes.router(),
+    )
+    app = partial(_app, settings, models, keys, batch_routes.announce, routers)
+    if settings.administration_port is None:
+        return app(answer_request_id=answer_request_id)
+    administration = partial(listening, app(), settings.administration_host, settings.administration_port)
+    return app(administration, answer_request_id=answer_request_id)
+
+
+def _app(
+    settings: RequestSettings,
+    models: Models,
+    keys: KeyService,
+    announce: Callable[[], Coroutine[Any, Any, None]],
+    routers: Sequence[APIRouter],
+    administration: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    *,
+    answer_request_id: bool = True,
+) -> FastAPI:
+    """Returns an application with `routers`. It administers keys unless `administration` serves one that does."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with models.running(), administration() if administration else nullcontext():
-            tasks = [asyncio.create_task(_send_heartbeats(models, keys)), asyncio.create_task(batch_routes.announce())]
+            tasks = [asyncio.create_task(_send_heartbeats(models, keys)), asyncio.create_task(announce())]
             try:
                 yield
             finally:
@@ -144,13 +155,9 @@ def _app(
         )
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
-    app.include_router(health_routes(models, keys))
-    app.include_router(version_route())
-    app.include_router(static_pages())
-    app.include_router(GenerationRoutes(settings, models, keys).router())
-    app.include_router(CatalogueRoutes(settings, models, keys).router())
+    for router in routers:
+        app.include_router(router)
     app.include_router(ConsoleRoutes(settings, models, keys, administers=administration is None).router())
-    app.include_router(batch_routes.router())
     if administration is None:
         app.include_router(AdministrationRoutes(models, keys).router())
     describe(app, BODIES)

@@ -13,6 +13,7 @@ from typing import Literal
 import ray
 from ray.actor import ActorHandle
 
+from services.actors import HEAD
 from services.database.clock import now
 from services.database.deadline import DATABASE_TIMEOUT_S
 from services.database.service import ServiceDatabase
@@ -461,7 +462,7 @@ def _seconds_until_midnight() -> float:
     return (midnight - time_).total_seconds()
 
 
-KeysActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)
+KeysActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)
 
 
 def start(

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -29,7 +28,7 @@ from services.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from services.keys.records import CLIENT_SCOPES, Scope
+from services.keys.records import CLIENT_SCOPES, Scope, Secret
 from services.requests.answers import Answer
 from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
 from services.requests.web_pages import check_sender
@@ -75,21 +74,21 @@ def access_record(connection: HTTPConnection) -> AccessRecord:
 class KeyService:
     """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
-    If `actor` is None, only `api_keys` are valid. Without any keys, every client has access. Services with the same
-    `cache_secret` give a key the same `cache_salt`; by default, no other service has it. `hosts` and `origins` are
-    those of clients without a key (`check_sender`).
+    If `actor` is None, only the keys with `api_key_hashes` are valid. Without any keys, every client has access.
+    Services with the same `cache_secret` give a key the same `cache_salt`; by default, no other service has it. `hosts`
+    and `origins` are those of clients without a key (`check_sender`).
     """
 
     def __init__(
         self,
-        api_keys: Sequence[SecretStr],
+        api_key_hashes: Sequence[str],
         namespace: str,
         actor: str | None,
         cache_secret: SecretStr | None = None,
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
     ) -> None:
-        self._configured = [_digest(key.get_secret_value()) for key in api_keys]
+        self._configured = [bytes.fromhex(hash_) for hash_ in api_key_hashes]
         self._namespace = namespace
         self._actor = actor
         self._hosts, self._origins = hosts, origins
@@ -219,7 +218,7 @@ class KeyService:
             return self._of_configuration(matches.index(True))
         identity: Identity | InvalidKey = InvalidKey("unknown", required=False)
         if self._actor is not None:
-            identity = await self.ask(Keys.identify, key and _digest(key).hex())
+            identity = await self.ask(Keys.identify, key and Secret(key).hash)
         if isinstance(identity, Identity):
             return identity
         if identity.required or self._configured:
@@ -329,7 +328,7 @@ def _sent_key(connection: HTTPConnection) -> str | None:
 
 
 def _digest(key: str) -> bytes:
-    return sha256(key.encode()).digest()
+    return bytes.fromhex(Secret(key).hash)
 
 
 def _unauthorised(refused: InvalidKey) -> ApiError:

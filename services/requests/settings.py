@@ -2,7 +2,7 @@
 
 import secrets
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from services.ensembles.records import ServedEnsemble
 from services.requests.schema import LEAST_TEMPERATURE, Fallbacks
@@ -13,7 +13,6 @@ class ClientSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    api_keys: tuple[SecretStr, ...] = Field((), description="API keys; if empty, every client has access")
     cors_origins: tuple[str, ...] = Field(
         (), description='origins of web pages that may call the service; ["*"] allows all'
     )
@@ -43,13 +42,6 @@ class ClientSettings(BaseModel):
         """What replaces requests that cannot be private."""
         return Fallbacks(self.greedy_temperature, self.ignore_seed)
 
-    @field_validator("api_keys")
-    @classmethod
-    def _keys_are_not_empty(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if any(not key.get_secret_value() for key in keys):
-            raise ValueError("one key is empty; remove it or give it a value")
-        return keys
-
 
 class RequestSettings(ClientSettings):
     """Holds the settings of one gateway replica, or of the batches actor, which answers lines of files as requests.
@@ -58,7 +50,8 @@ class RequestSettings(ClientSettings):
         namespace: the Ray namespace of the actors that all ensembles share (keys, batches, ensembles).
         ensembles: the ensembles that are served while the ensembles actor does not answer.
         ensembles_actor: if None, exactly `ensembles` are served.
-        keys_actor: if None, only `api_keys` are valid and no shares are charged.
+        api_key_hashes: the hashes (`Secret.hash`) of the keys in the configuration. A gateway does not get the keys.
+        keys_actor: if None, only the keys in the configuration are valid and no shares are charged.
         batches_actor: if None, no files are stored and no batches are run.
         cache_secret: the key of the hash that separates the prefix caches of API keys.
     """
@@ -66,6 +59,7 @@ class RequestSettings(ClientSettings):
     namespace: str
     ensembles: tuple[ServedEnsemble, ...]
     ensembles_actor: str | None = None
+    api_key_hashes: tuple[str, ...] = ()
     keys_actor: str | None = None
     batches_actor: str | None = None
     cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))

@@ -8,13 +8,14 @@ enforces. They know no secret: neither the environment of this process, nor its 
 import asyncio
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -28,6 +29,8 @@ from services.turns import Turns
 
 MAX_DESCRIPTION = 8 * MAX_BYTES
 """The maximum number of bytes of a description as JSON: those of many tools, or one whose characters are escaped."""
+MAX_ANSWER = 8 << 20
+"""The maximum number of bytes of an answer of a trial, which has the grammar."""
 MAX_KNOWN = 4096
 """The maximum number of grammars that are known to compile."""
 MAX_KNOWN_BYTES = 32 << 20
@@ -117,7 +120,7 @@ class Trials:
         key = sha256(f"{cache_salt}\0".encode() + request).digest()
         async with self._turns.turn(cache_salt):
             if key not in self._known:
-                self._keep(key, await self._tried(request))
+                self._keep(key, await _to_its_end(self._tried(request)))
             self._known.move_to_end(key)
             return self._known[key]
 
@@ -213,12 +216,32 @@ class _Processes:
                 with suppress(ConnectionError):
                     writer.write(request)
                     writer.write_eof()
-                    return await reader.read()
+                    return await _bounded(reader)
                 return b""
         except TimeoutError:
             return None
         finally:
             writer.close()
+
+
+async def _to_its_end(trial: Coroutine[Any, Any, Tried]) -> Tried:
+    """Returns the result of a trial. A client that leaves waits for its end, as the trial has a process until then."""
+    running = asyncio.create_task(trial)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.gather(running, return_exceptions=True)
+        raise
+
+
+async def _bounded(reader: asyncio.StreamReader) -> bytes:
+    """Returns an answer; an empty one, as of a process that was killed, if it is larger than `MAX_ANSWER`."""
+    answer = bytearray()
+    while piece := await reader.read(1 << 16):
+        answer += piece
+        if len(answer) > MAX_ANSWER:
+            return b""
+    return bytes(answer)
 
 
 async def _begun(reader: asyncio.StreamReader) -> bool:
@@ -228,8 +251,9 @@ async def _begun(reader: asyncio.StreamReader) -> bool:
 
 
 def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-    control.close()  # those that wait end
-    process.kill()
+    control.close()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # also those that try a grammar
     process.wait()
 
 

@@ -9,9 +9,12 @@ For SQLite and PostgreSQL, both on this machine's disk with durability on:
 - `start_s`: time to open a ledger of `rows` rows for writing; `rows_per_s_verified`: speed of a full verification.
 - `verify_one_s`, `verify_all_s`, `verify_ratio`: a full verification by one process and by one on each processor, side
   by side in this run; of a ledger with `--rows 300000`, the target is 4 s on two processors that do nothing else.
+- `verify_cpu_s`: the processors' time of the second of these over the number of processors: what `verify_all_s` would
+  be if nothing else ran.
 """
 
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -153,11 +156,11 @@ def start(place: str, rows: int, name: str) -> dict[str, Any]:
     opened = Ledger(place, BUDGET)
     start_s = time.monotonic() - began
     assert opened.balance().rows >= rows
-    took = {}
+    took, busy = {}, {}
     for workers in (1, available_cpus()):
-        began = time.monotonic()
+        began, before = time.monotonic(), cpu_s()
         assert verify(place, workers=workers).charged == opened.balance().charged
-        took[workers] = time.monotonic() - began
+        took[workers], busy[workers] = time.monotonic() - began, (cpu_s() - before) / workers
     one_s, all_s = took[1], took[available_cpus()]
     return {
         "rows": opened.balance().rows,
@@ -166,7 +169,14 @@ def start(place: str, rows: int, name: str) -> dict[str, Any]:
         "verify_one_s": round(one_s, 2),
         "verify_all_s": round(all_s, 2),
         "verify_ratio": round(one_s / all_s, 2),
+        "verify_cpu_s": round(busy[available_cpus()], 2),
     }
+
+
+def cpu_s() -> float:
+    """Returns the processors' time of this process and of its ended children."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def lengthen(place: str, rows: int, title: str) -> None:

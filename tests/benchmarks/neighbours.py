@@ -7,14 +7,18 @@ in one way, in turns of both. For each way:
 - `p50`: the same of the median.
 - `alone_s`, `beside_s`: the p99 in seconds; `failed`: ordinary requests that were not answered with 200.
 - `sent`, `statuses`: what the other key sent, and how it was answered.
+- `load`: the mean number of processes that wanted a processor of this machine, after the way was measured.
 
-The other key is a process of its own. It uses this machine's cores too, which counts against the service.
-`--quick` measures each way with few requests, which tells only whether the program runs.
+Each way is written to standard error once it is measured. The other key is a process of its own. It uses this machine's
+cores too, which counts against the service. `--quick` measures each way with few requests, which tells only whether the
+program runs.
 """
 
 import asyncio
 import json
 import multiprocessing
+import os
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -146,6 +150,7 @@ def measure(folder: Path, ways: Sequence[str], requests: int, rounds: int) -> di
                     beside += asyncio.run(ask(service.base_url, ordinary, requests))
                 answers += statuses()
             measured[name] = compared(alone, beside, answers)
+            print(json.dumps({name: measured[name]}), file=sys.stderr, flush=True)
     return measured
 
 
@@ -164,6 +169,7 @@ def compared(
         "failed": sum(status != 200 for _, status in (*alone, *beside)),
         "sent": answers.total(),
         "statuses": {str(status): number for status, number in sorted(answers.items())},
+        "load": round(os.getloadavg()[0], 1),
     }
 
 

@@ -157,6 +157,11 @@ def test_several_that_cannot_be_served_are_refused_by_name(values: dict[str, Any
     assert named in str(refused.value)
 
 
+def test_an_empty_api_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"http\.api_keys: .*empty"):
+        Configuration.of({"ensemble": "e", "http": {"api_keys": [""]}})
+
+
 def test_api_keys_are_not_shown() -> None:
     configuration = Configuration.of({"ensemble": "e", "http": {"api_keys": ["secret-key"]}})
     assert "secret-key" not in repr(configuration)

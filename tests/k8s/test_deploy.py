@@ -29,7 +29,7 @@ exec setpriv --no-new-privs --bounding-set -all --inh-caps -all --ambient-caps -
 """
 """Applies the manifest's securityContext: a read-only root and no capabilities. The user does not change."""
 ACTORS = ("Coordinator", "Shard", "Fleet", "Budget")
-KEY = "a key"
+KEY, LEDGER = "a key of the operator", "the-ledger.db"
 
 
 class Cluster:
@@ -60,6 +60,14 @@ class Cluster:
         return {
             name: pid for name in ACTORS for pid, title in titles.items() if title.startswith("ray::") and name in title
         }
+
+    def environments(self) -> list[str]:
+        """Returns the environments of all processes of the cluster, as text."""
+        shown = []
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):
+                shown.append(str(process.environ()))
+        return shown
 
     def stop(self) -> None:
         for process in self._tree():
@@ -101,11 +109,14 @@ def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.T
     (config := folder / "privmix.yaml").write_text(manifests.configuration())
     environment = {
         "PRIVMIX_ENSEMBLE": str(own_ensemble(ensemble, folder)),
-        "PRIVMIX_BUDGET__LEDGER": str(folder / "ledger.db"),
+        "PRIVMIX_BUDGET__LEDGER_FILE": str(folder / "url"),
         "PRIVMIX_BUDGET__ANCHOR": str(folder),
-        "PRIVMIX_HTTP__API_KEYS": json.dumps([KEY]),
+        "PRIVMIX_BATCHES__FILES": str(folder / "files"),
+        "PRIVMIX_HTTP__API_KEYS_FILE": str(folder / "api-keys"),
         "HOME": str(folder),
     }
+    (folder / "url").write_text(str(folder / LEDGER))
+    (folder / "api-keys").write_text(json.dumps([KEY]))
     init = [sys.executable, "-m", "cluster", "ledger", "init", "--config", str(config)]
     subprocess.run(init, env={**os.environ, **environment}, check=True)
     return environment
@@ -155,6 +166,7 @@ def test_the_manifests_application_deploys_and_keeps_its_actors(
         assert not before or cluster.processes() == before
         before = cluster.processes()
 
+        assert not {word for word in (KEY, LEDGER) for environ in cluster.environments() if word in environ}
         assert ask(port, "another key").status_code == 401
         assert ask(port, KEY).raise_for_status().json()["usage"]["completion_tokens"] == 4
 

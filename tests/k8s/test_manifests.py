@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.configuration import Configuration
+from cluster.secret_files import SECRETS
 from services.batches.settings import BatchSettings
 from services.budget.metrics import STATES
 from tests.k8s.manifests import K8S, Manifest, Manifests, render
@@ -26,6 +27,8 @@ RAYSERVICE = Path(__file__).with_name("rayservice.v1.json.gz")
 FOREIGN = {"ray.io/v1", "monitoring.coreos.com/v1"}
 PART_OF = {"app.kubernetes.io/part-of": "privmix"}
 HTTP = 8000
+SETTINGS = tuple(f"PRIVMIX_{name.upper().replace('.', '__')}" for name in SECRETS)
+"""The beginnings of the variables that hold secrets or name their files."""
 SERVICES = K8S.parent / "services"
 METRIC = re.compile(r"ray_privmix_\w+")
 DEFINITION = re.compile(r"(Counter|Gauge|Histogram)\(\s*\"(privmix_\w+)\"")
@@ -115,29 +118,70 @@ def test_serve_accepts_its_configuration(manifests: Manifests) -> None:
     assert [item.import_path for item in serve.applications] == ["cluster.application:build"]
 
 
-def test_every_pod_finds_the_configuration(manifests: Manifests) -> None:
+def head_of(manifests: Manifests) -> Manifest:
+    """Returns the head's pod, which runs the actors with secrets (`services.actors.HEAD`)."""
+    spec: Manifest = manifests.pods()[0]["spec"]
+    return spec
+
+
+def test_the_head_finds_the_configuration(manifests: Manifests) -> None:
     (application,) = manifests.serve_config()["applications"]
     file = Path(application["args"]["config"])
-    for pod in manifests.pods():
-        (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "configuration"]
-        name = volume["configMap"]["name"]
-        assert name != "privmix-configuration", "a changed configuration must change the pod"
-        assert file.name in manifests.one("ConfigMap", name)["data"]
-    for container in containers(manifests):
-        assert str(file.parent) in [item["mountPath"] for item in container["volumeMounts"]]
+    head = head_of(manifests)
+    (volume,) = [item for item in head["volumes"] if item["name"] == "configuration"]
+    name = volume["configMap"]["name"]
+    assert name != "privmix-configuration", "a changed configuration must change the pod"
+    assert file.name in manifests.one("ConfigMap", name)["data"]
+    assert str(file.parent) in [item["mountPath"] for item in head["containers"][0]["volumeMounts"]]
 
 
 def test_the_configuration_names_mounted_volumes(manifests: Manifests, configuration: Configuration) -> None:
     for container in containers(manifests):
         mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
         assert mounts[f"/{configuration.choose().ensemble.parts[1]}"]["readOnly"]
-        from_secrets = {item["name"] for item in container["env"] if "secretKeyRef" in item.get("valueFrom", {})}
-        assert "PRIVMIX_HTTP__API_KEYS" in from_secrets
-        ledger = Path(configuration.budget.ledger)
-        assert "PRIVMIX_BUDGET__LEDGER" in from_secrets or str(ledger.parent) in mounts
-        assert configuration.budget.anchor is not None, "the ensemble's directory is read-only, so it is no anchor"
-        assert not mounts[configuration.budget.anchor].get("readOnly")
-        assert not mounts[configuration.batches.files or ""].get("readOnly"), "any pod may run the batches actor"
+    (head,) = head_of(manifests)["containers"]
+    mounts = {item["mountPath"]: item for item in head["volumeMounts"]}
+    variables = {item["name"] for item in head["env"]}
+    assert "PRIVMIX_HTTP__API_KEYS_FILE" in variables
+    ledger = Path(configuration.budget.ledger)
+    assert "PRIVMIX_BUDGET__LEDGER_FILE" in variables or str(ledger.parent) in mounts
+    assert configuration.budget.anchor is not None, "the ensemble's directory is read-only, so it is no anchor"
+    assert not mounts[configuration.budget.anchor].get("readOnly")
+    assert not mounts[configuration.batches.files or ""].get("readOnly")
+
+
+def secrets_of(pod: Manifest, container: Manifest) -> set[str]:
+    """Returns the Secrets that a container sees, in its files and in its environment."""
+    volumes = {item["name"]: item["secret"]["secretName"] for item in pod.get("volumes", ()) if "secret" in item}
+    mounted = {volumes[mount["name"]] for mount in container.get("volumeMounts", ()) if mount["name"] in volumes}
+    variables = [item["valueFrom"] for item in container.get("env", ()) if "valueFrom" in item]
+    whole = [item["secretRef"]["name"] for item in container.get("envFrom", ()) if "secretRef" in item]
+    return mounted | {item["secretKeyRef"]["name"] for item in variables if "secretKeyRef" in item} | set(whole)
+
+
+@pytest.mark.parametrize("webhooks", [False, True], ids=["alone", "with webhooks"])
+def test_a_container_sees_the_secrets_that_it_needs_alone(manifests: Manifests, tmp_path: Path, webhooks: bool) -> None:
+    if webhooks:
+        beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/webhooks"])
+        manifests = render("kustomized", tmp_path)
+    ledger = {"privmix-ledger"} if manifests.workers else set()
+    head, *workers = manifests.pods()
+    wanted = {"privmix-api-keys"} | ledger | ({"privmix-webhooks"} if webhooks else set())
+    for container in head["spec"]["containers"]:
+        assert secrets_of(head["spec"], container) == wanted
+        assert not [item for item in container["env"] if "valueFrom" in item], "children inherit variables"
+        files = [item["value"] for item in container["env"] if item["name"].endswith("_FILE")]
+        assert {str(Path(file).parent) for file in files} == {
+            mount["mountPath"] for mount in container["volumeMounts"] if mount["mountPath"].startswith("/secrets/")
+        }
+    for worker in workers:
+        for container in (*worker["spec"]["containers"], *worker["spec"].get("initContainers", ())):
+            assert secrets_of(worker["spec"], container) == set()
+            assert not [item for item in worker["spec"]["volumes"] if "secret" in item or "projected" in item]
+            assert not [item for item in container["env"] if item["name"].startswith(SETTINGS)]
+    for job in manifests.job_pods():
+        for container in job["spec"]["containers"]:
+            assert secrets_of(job["spec"], container) == ledger
 
 
 def test_a_worker_has_the_gpus_that_a_shard_reserves(manifests: Manifests, configuration: Configuration) -> None:
@@ -235,17 +279,13 @@ def test_webhooks_may_reach_https_outside_the_cluster(manifests: Manifests, tmp_
     beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/webhooks"])
     policy = render("kustomized", tmp_path).one("NetworkPolicy", "privmix-webhooks")
     kubernetes_validate.validate(policy, KUBERNETES, strict=True)
-    assert policy["spec"]["podSelector"]["matchLabels"] == PART_OF
+    assert policy["spec"]["podSelector"]["matchLabels"] == {**PART_OF, "app.kubernetes.io/component": "head"}
     (egress,) = policy["spec"]["egress"]
     assert egress["ports"] == [{"protocol": "TCP", "port": 443}]
     assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "addresses inside the cluster are excluded"
 
 
-def test_every_pod_gets_the_webhooks_and_a_batch_file_passes_the_ingress(manifests: Manifests, tmp_path: Path) -> None:
-    for container in containers(manifests):
-        secrets = {item["name"]: item["valueFrom"]["secretKeyRef"] for item in container["env"] if "valueFrom" in item}
-        for name, key in (("PRIVMIX_ALERTS__WEBHOOKS", "urls"), ("PRIVMIX_ALERTS__SECRET", "secret")):
-            assert secrets[name] == {"name": "privmix-webhooks", "key": key, "optional": True}
+def test_a_batch_file_passes_the_ingress(manifests: Manifests, tmp_path: Path) -> None:
     beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/ingress"])
     annotations = render("kustomized", tmp_path).one("Ingress")["metadata"]["annotations"]
     size = annotations["nginx.ingress.kubernetes.io/proxy-body-size"]
@@ -274,8 +314,11 @@ def test_a_job_begins_the_ledger_and_records_it(
     assert configuration.budget.anchor in mounts
     (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "configuration"]
     assert "privmix.yaml" in rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
-    ledger = configuration.budget.ledger
-    assert str(Path(ledger).parent) in mounts or "PRIVMIX_BUDGET__LEDGER" in {item["name"] for item in container["env"]}
+    by_url = "PRIVMIX_BUDGET__LEDGER_FILE" in {item["name"] for item in container["env"]}
+    assert by_url == (manifests.overlay != "cpu-dev")
+    assert by_url or str(Path(configuration.budget.ledger).parent) in mounts
+    assert secrets_of(pod["spec"], container) == ({"privmix-ledger"} if by_url else set())
+    assert not [item for item in container["env"] if "valueFrom" in item]
 
 
 def beside(folder: Path, overlay: str, **fields: object) -> None:
@@ -335,12 +378,8 @@ def test_a_pods_own_label_opens_no_port(manifests: Manifests) -> None:
 def test_no_other_policy_lets_anyone_in(manifests: Manifests) -> None:
     for policy in (item["spec"] for item in manifests.of("NetworkPolicy") if item["metadata"]["name"] != "privmix"):
         assert "ingress" not in policy
-        component = policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
-        if component == "head":  # the Kubernetes API, whose address is unknown
-            assert policy["policyTypes"] == ["Egress"]
-        else:
-            assert component == "backup"
-            assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+        backs_up = policy["podSelector"]["matchLabels"].get("app.kubernetes.io/component") == "backup"
+        assert set(policy["policyTypes"]) == ({"Ingress", "Egress"} if backs_up else {"Egress"})
 
 
 def test_a_backup_reaches_the_database_alone(manifests: Manifests) -> None:
@@ -354,9 +393,22 @@ def test_a_backup_reaches_the_database_alone(manifests: Manifests) -> None:
 def test_pods_reach_what_they_are_told_of_alone(manifests: Manifests) -> None:
     rules = manifests.one("NetworkPolicy")["spec"]["egress"]
     reached = {port["port"] for rule in rules for port in rule.get("ports", [])}
-    databases = {"cpu-dev": set(), "gpu": {5432}, "gpu-ha": {5432, 6379}}
-    assert reached == {53} | databases[manifests.overlay]
+    assert reached == {53} | ({6379} if manifests.overlay == "gpu-ha" else set())
     assert all(rule["to"] for rule in rules)
+
+
+def test_who_has_the_ledgers_url_reaches_its_database_alone(manifests: Manifests) -> None:
+    policies = [item["spec"] for item in manifests.of("NetworkPolicy") if item["metadata"]["name"] == "privmix-ledger"]
+    if not manifests.workers:
+        assert not policies
+        return
+    (policy,) = policies
+    assert policy["podSelector"]["matchLabels"] == PART_OF
+    (expression,) = policy["podSelector"]["matchExpressions"]
+    assert expression["operator"] == "In"
+    assert expression["values"] == ["head", "ledger-init"]
+    (rule,) = policy["egress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 5432}]
 
 
 def test_every_worker_has_a_gateway_of_its_own(manifests: Manifests, configuration: Configuration) -> None:

@@ -20,7 +20,7 @@ def rows(connection: Connection, since: int = 1, until: int | None = None) -> It
     query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
     if until is not None:
         query = query.where(ledger_table.c.seq <= until)
-    return (LedgerRow(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
+    return map(LedgerRow._make, connection.execute(query, execution_options={"yield_per": _BATCH}))
 
 
 def every_row(connection: Connection) -> Iterator[LedgerRow]:

@@ -1,8 +1,10 @@
 """Claim: contents are outside the database, and whatever a crash leaves of a change is completed or removed."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -10,14 +12,14 @@ from sqlalchemy import Connection, text
 
 from services.batches import store as batches_store
 from services.batches.contents import Contents, DirectoryContents, ObjectContents, contents_at, default_place
-from services.batches.records import File, new_id
-from services.batches.store import DELETING, BatchStore
+from services.batches.records import Batch, File, new_id
+from services.batches.store import DELETING, Answered, BatchStore, OpenBatch
 from services.database.database import Database
 from services.database.service import _KEYS, ServiceDatabase, migrations
 from services.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
 from services.keys.move import move_keys
 from services.keys.store import KeyStore
-from tests.services.batches.test_store import begin, put
+from tests.services.batches.test_store import begin, put, result
 
 DAY_S = 86_400
 
@@ -198,6 +200,174 @@ def test_a_crash_while_a_batch_ends_writes_its_results_once(store: BatchStore, m
     assert ids(store) == {batch.input_file_id, done.error_file_id}
     later(store, 3700)
     assert store._contents.ids() == ids(store)
+
+
+def running(store: BatchStore, lines: int = 3) -> OpenBatch:
+    """Returns an open batch whose lines have begun."""
+    batch = begin(store)
+    assert store.take_lease("me", 10**6)
+    for number in range(1, lines + 1):
+        store.begin_line(batch.id, number, "me")
+    (stored,) = store.open_batches()
+    return stored
+
+
+def answers(*numbers: int) -> list[Answered]:
+    return [Answered(number, result(f"line {number}", 400 if number == 3 else 200), (4, 2)) for number in numbers]
+
+
+CUSTOM_IDS = {number: f"line {number}" for number in range(1, 4)}
+
+
+def delivered(store: BatchStore, done: Batch) -> dict[str, dict[str, Any]]:
+    """Returns the lines of both files of a batch by custom id, and checks what the batch says of them."""
+    files = {"completed": done.output_file_id, "failed": done.error_file_id}
+    read = {kind: store.content("alice", id_).splitlines() if id_ else [] for kind, id_ in files.items()}
+    assert {kind: len(lines) for kind, lines in read.items()} == done.request_counts.model_dump(exclude={"total"})
+    lines = [json.loads(line) for line in (*read["completed"], *read["failed"])]
+    by_id = {line["custom_id"]: line for line in lines}
+    assert len(by_id) == len(lines)
+    return by_id
+
+
+def test_the_results_of_a_running_batch_are_outside_the_database(store: BatchStore) -> None:
+    stored = running(store)
+    assert store.answer_lines("alice", stored.batch.id, answers(1, 3)) == 2
+    parts = store._contents.ids() - {stored.batch.input_file_id}
+    assert len(parts) == 1
+    with store._database.transaction() as connection:
+        kept = connection.execute(text("SELECT number, result, part FROM privmix_batch_lines ORDER BY number")).all()
+    assert [tuple(row) for row in kept] == [(1, None, *parts), (2, None, None), (3, None, *parts)]
+    assert ids(store) == {stored.batch.input_file_id}, "nobody is shown a part"
+    with pytest.raises(NotStored):
+        store.content("alice", *parts)
+    with pytest.raises(BatchesError, match="bytes together"):
+        put(store, content=b"x" * 900)  # it counts as stored
+    store.purge(int(time.time()) + 40 * DAY_S, DAY_S)
+    assert parts <= store._contents.ids(), "it stays as long as the batch is open"
+    assert store.answer_lines("alice", stored.batch.id, answers(2)) == 1
+    done = store.finish(stored, "completed", CUSTOM_IDS, DAY_S, "me")
+    assert delivered(store, done).keys() == set(CUSTOM_IDS.values())
+    assert store._contents.ids() - {stored.batch.input_file_id} == {done.output_file_id, done.error_file_id}
+    assert rows(store, "privmix_batch_lines") == 0
+
+
+def test_a_part_is_bounded_and_parts_are_no_files_of_their_key(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_store, "PART_BYTES", 1)
+    stored = running(store, 12)
+    numbers = list(range(1, 13))
+    while numbers:
+        assert store.answer_lines("alice", stored.batch.id, answers(*numbers)) == 1
+        numbers.pop(0)
+    assert len(store._contents.ids()) == 13
+    file = File(id=new_id("file-"), bytes=1, created_at=0, expires_at=2**33, filename="f", purpose="batch")
+    store.put_file("alice", file, b"x", 10**6, 2)
+
+
+@pytest.mark.parametrize("step", ["the row", "the content", "the lines"])
+def test_a_crash_while_results_are_stored(store: BatchStore, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    stored = running(store)
+    if step == "the row":
+        monkeypatch.setattr(batches_store, "_insert_file", crash)
+    elif step == "the content":
+        monkeypatch.setattr(store._contents, "write", crash)
+    else:
+        write = store._contents.write
+        monkeypatch.setattr(store._contents, "write", lambda *arguments: crash(write(*arguments)))
+    with pytest.raises(Crash):
+        store.answer_lines("alice", stored.batch.id, answers(1, 2))
+    monkeypatch.undo()
+    assert store.answered(stored.batch.id) == set(), "no line counts before its result is stored"
+    assert store.answer_lines("alice", stored.batch.id, answers(1, 3)) == 2
+    later(store, 3700)
+    assert len(store._contents.ids()) == 2, "what no line names is removed after its time"
+    done = store.finish(stored, "expired", CUSTOM_IDS, DAY_S, "me")
+    lines = delivered(store, done)
+    assert lines["line 2"]["error"]["code"] == "batch_expired"
+    assert done.usage is not None
+    assert done.usage.output_tokens == 4
+
+
+def test_results_that_arrive_after_their_time_are_written_again(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, write = running(store), store._contents.write
+
+    def slow(id_: str, content: bytes) -> None:
+        later(store, 3700)
+        write(id_, content)
+
+    monkeypatch.setattr(store._contents, "write", slow)
+    with pytest.raises(FilesUnavailable, match="in time"):
+        store.answer_lines("alice", stored.batch.id, answers(1))
+    assert store.answered(stored.batch.id) == set()
+
+
+@pytest.mark.parametrize("step", ["the rows", "the contents", "the end", "the parts"])
+def test_a_crash_while_the_parts_of_a_batch_become_its_files(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stored = running(store)
+    store.answer_lines("alice", stored.batch.id, answers(1, 2, 3))
+    place: tuple[Any, str] = {
+        "the rows": (batches_store, "_insert_file"),
+        "the contents": (store._contents, "write"),
+        "the end": (batches_store, "_change"),
+        "the parts": (store._contents, "delete"),
+    }[step]
+    monkeypatch.setattr(*place, crash)
+    with pytest.raises(Crash):
+        store.finish(stored, "completed", CUSTOM_IDS, DAY_S, "me")
+    monkeypatch.undo()
+    ended = not store.open_batches()
+    assert ended == (step == "the parts")
+    done = (
+        store.batch("alice", stored.batch.id) if ended else store.finish(stored, "completed", CUSTOM_IDS, DAY_S, "me")
+    )
+    assert delivered(store, done).keys() == set(CUSTOM_IDS.values())
+    later(store, 3700)
+    assert store._contents.ids() == {stored.batch.input_file_id, done.output_file_id, done.error_file_id}
+    assert rows(store, "privmix_files") == 3
+
+
+@pytest.mark.parametrize("content", [None, b"", b"1 {\xff", b"no number"])
+def test_an_answer_that_is_lost_is_named_with_its_tokens(store: BatchStore, content: bytes | None) -> None:
+    stored = running(store)
+    for group in (answers(1, 3), answers(2)):
+        store.answer_lines("alice", stored.batch.id, group)
+    with store._database.transaction() as connection:
+        part = connection.execute(text("SELECT part FROM privmix_batch_lines WHERE number = 1")).scalar_one()
+    store._contents.delete(part)
+    if content is not None:
+        store._contents.write(part, content)
+    done = store.finish(stored, "completed", CUSTOM_IDS, DAY_S, "me")
+    lines = delivered(store, done)
+    assert lines["line 2"]["response"]["status_code"] == 200
+    for number in (1, 3):
+        lost = lines[f"line {number}"]["response"]
+        assert (lost["status_code"], lost["body"]["error"]["code"]) == (500, "answer_lost")
+        assert lost["body"]["usage"] == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    assert done.usage is not None
+    assert done.usage.output_tokens == 6
+
+
+def test_a_result_of_an_earlier_version_is_delivered(store: BatchStore) -> None:
+    stored = running(store, 2)
+    (earlier_one, later_one) = answers(1, 2)
+    store.answer_lines("alice", stored.batch.id, [later_one])
+    with store._database.transaction() as connection:
+        values = {"result": earlier_one.result.text()}
+        connection.execute(
+            text(
+                "UPDATE privmix_batch_lines SET result = :result, goes_to = 'output', prompt_tokens = 4,"
+                " completion_tokens = 2 WHERE number = 1"
+            ),
+            values,
+        )
+    done = store.finish(stored, "completed", {1: "line 1", 2: "line 2"}, DAY_S, "me")
+    assert delivered(store, done).keys() == {"line 1", "line 2"}
 
 
 def test_ended_batches_expire_by_their_end_and_by_their_number(

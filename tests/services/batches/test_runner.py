@@ -5,6 +5,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from services.batches.lines import Line
 from services.batches.records import Batch, File, LineResponse, LineResult, new_id
 from services.batches.runner import Runner, RunningBatch, _AnswerLostError
 from services.batches.settings import BatchSettings
-from services.batches.store import BatchStore
+from services.batches.store import Answered, BatchStore
 from services.database.service import ServiceDatabase
+from services.errors import FilesUnavailable
 from services.requests.errors import ApiError, unavailable
 
 pytestmark = pytest.mark.anyio
@@ -117,14 +119,38 @@ def written(store: BatchStore, file_id: str | None) -> dict[str, Any]:
     return {line["custom_id"]: line for line in lines}
 
 
+class Faults:
+    """A place of contents that fails at first, and then at random, before or after it wrote."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self.failures = 0
+
+    def wrapped(self, write: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
+        def failing(id_: str, content: bytes) -> None:
+            fault = self._chance.choice((None, None, "before", "after") if self.failures else ("before", "after"))
+            if fault != "before":
+                write(id_, content)
+            if fault is not None:
+                self.failures += 1
+                raise FilesUnavailable("the place fails")
+
+        return failing
+
+
 @pytest.mark.parametrize("seed", range(30))
 async def test_charged_tokens_are_delivered_or_named(
     store: BatchStore, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "FIRST_RETRY_S", 0.01)
-    lines = random_lines(random.Random(seed))
+    for name in ("FIRST_RETRY_S", "LONGEST_RETRY_S"):
+        monkeypatch.setattr(runner, name, 0.01)
+    chance = random.Random(seed)
+    lines = random_lines(chance)
     batch, answers = put(store, lines), answering(store)
+    faults = Faults(chance)
+    monkeypatch.setattr(store._contents, "write", faults.wrapped(store._contents.write))
     await run(answers, store)
+    assert faults.failures
     done = store.batch(OWNER, batch.id)
     assert done.status == "completed"
     delivered, failed = (written(store, file) for file in (done.output_file_id, done.error_file_id))
@@ -139,6 +165,54 @@ async def test_charged_tokens_are_delivered_or_named(
     assert done.usage.output_tokens == answers.charged.total()
     assert (done.request_counts.completed, done.request_counts.failed) == (len(delivered), len(failed))
     store.delete_file(OWNER, batch.input_file_id)
+    store.purge(int(time.time()) + 3700, 86_400)
+    assert store._contents.ids() == {done.output_file_id, done.error_file_id} - {None}
+
+
+async def test_an_answered_line_is_stored_although_its_batch_is_abandoned(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens are charged, so another attempt would charge them again."""
+    lines = [line | {"body": {"model": "privmix", "prompt": "x"}} for line in random_lines(random.Random(2))]
+    batch, answers, write = put(store, lines), answering(store), store._contents.write
+
+    def abandoning(id_: str, content: bytes) -> None:
+        write(id_, content)
+        loop.call_soon_threadsafe(answers.abandon)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(store._contents, "write", abandoning)
+    await run(answers, store)
+    assert store.batch(OWNER, batch.id).status == "in_progress"
+    stored = store.answered(batch.id)
+    assert {lines[number - 1]["custom_id"] for number in stored} == answers.charged.keys()
+    monkeypatch.undo()
+    before, again = answers.charged, answering(store)
+    await run(again, store)
+    assert not before.keys() & again.charged.keys()
+    assert len(before) + len(again.charged) == len(lines)
+
+
+async def test_results_take_no_more_than_the_place_of_their_key(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of the public model cost no budget, so nothing else bounds them."""
+    lines = [
+        {**line, "body": {"model": "privmix", "prompt": "x"}}
+        for seed in range(4)
+        for line in random_lines(random.Random(seed))
+    ]
+    lines = [{**line, "custom_id": f"{number} plain"} for number, line in enumerate(lines)]
+    batch, answers = put(store, lines), answering(store)
+    most = store.stored("key_a") + 1_000
+    monkeypatch.setattr(answers, "_settings", BatchSettings(max_stored_bytes=most))
+    await run(answers, store)
+    done = store.batch(OWNER, batch.id)
+    delivered, failed = (written(store, file) for file in (done.output_file_id, done.error_file_id))
+    assert answers.charged.keys() == delivered.keys(), "what is refused is not generated"
+    assert delivered
+    assert {line["response"]["body"]["error"]["code"] for line in failed.values()} == {"storage_full"}
+    assert len(delivered) + len(failed) == len(lines)
 
 
 async def test_a_batch_with_an_unwritable_custom_id_can_be_cancelled(store: BatchStore) -> None:
@@ -157,7 +231,8 @@ async def test_a_batch_whose_input_is_lost_ends_with_what_was_answered(store: Ba
     for number in range(1, answered + 1):
         store.begin_line(batch.id, number, HOLDER)
         response = LineResponse(status_code=200, request_id="req_1", body={})
-        store.answer_line(batch.id, number, LineResult(id="1", custom_id="a", response=response), (4, 2))
+        result = LineResult(id="1", custom_id="a", response=response)
+        store.answer_lines(OWNER, batch.id, [Answered(number, result, (4, 2))])
     store._contents.delete(batch.input_file_id)
     await run(answering(store), store)
     done = store.batch(OWNER, batch.id)

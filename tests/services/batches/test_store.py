@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 
 from services.batches.records import Batch, File, LineResponse, LineResult, new_id
 from services.batches.runner import _durably
-from services.batches.store import BatchStore, LeaseLost, OpenBatch
+from services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from services.database.service import ServiceDatabase
 from services.errors import BatchesError, NotStored
 from tests.postgresql import Server
@@ -60,6 +60,10 @@ def begin(store: BatchStore, owner: str = "alice", file: File | None = None) -> 
 def result(custom_id: str, status: int = 200) -> LineResult:
     response = LineResponse(status_code=status, request_id="req_1", body={"text": custom_id})
     return LineResult(id=new_id("batch_req_"), custom_id=custom_id, response=response)
+
+
+def answer(store: BatchStore, batch: Batch, number: int, result: LineResult) -> None:
+    assert store.answer_lines("alice", batch.id, [Answered(number, result, (4, 2))]) == 1
 
 
 def test_only_its_owner_can_read_a_file_until_it_is_deleted(store: BatchStore) -> None:
@@ -115,7 +119,7 @@ def test_results_become_files_in_the_order_of_the_lines(store: BatchStore) -> No
     assert store.take_lease(HOLDER, 60)
     for number, status in ((3, 200), (1, 200), (2, 400)):
         assert store.begin_line(batch.id, number, HOLDER) == 1
-        store.answer_line(batch.id, number, result(f"line {number}", status), (4, 2))
+        answer(store, batch, number, result(f"line {number}", status))
     assert store.begin_line(batch.id, 4, HOLDER) == 1
     assert store.begin_line(batch.id, 4, HOLDER) == 2, "a lost attempt counts"
     assert store.answered(batch.id) == {1, 2, 3}
@@ -156,8 +160,8 @@ def test_one_deployment_runs_lines_at_a_time_and_the_first_result_of_a_line_stay
     with pytest.raises(LeaseLost):
         store.finish(stored, "completed", {}, DAY_S, "old")
     assert store.begin_line(batch.id, 1, "new") == 2
-    store.answer_line(batch.id, 1, result("first"), (4, 2))
-    store.answer_line(batch.id, 1, result("second"), (4, 2))
+    answer(store, batch, 1, result("first"))
+    answer(store, batch, 1, result("second"))
     done = store.finish(stored, "completed", {}, DAY_S, "new")
     assert done.output_file_id is not None
     assert json.loads(store.content("alice", done.output_file_id))["custom_id"] == "first"

@@ -2,7 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 
 from sqlalchemy import insert
@@ -26,5 +25,5 @@ def append(place: str | Path, *, epoch: int, kind: str, body: str) -> LedgerRow:
     with LedgerDatabase(place, "write").transaction() as connection:
         *_, last = rows(connection)
         row = link(last, epoch=epoch, kind=kind, body=body, at=last.at)
-        connection.execute(insert(ledger_table).values(asdict(row)))
+        connection.execute(insert(ledger_table).values(row.fields()))
     return row

@@ -12,7 +12,7 @@ from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import Leased, Settled
-from services.budget.signing import VARIABLE, SigningKey
+from services.budget.signing import SigningKey
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
 from services.budget.store.schema import ledger_table
@@ -131,13 +131,9 @@ def test_a_moved_ledger_stays_signed_in_both_places(path: Path, terms: PrivacyBu
     assert Ledger(tmp_path / "new.db", terms, create=False, key=KEY).lease(COARSE, 1).count == 1
 
 
-def test_a_key_comes_from_a_file_or_the_environment_and_is_not_shown(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text("k" * 32 + "\n")
-    assert SigningKey.given(None, file) == SigningKey.from_environment({VARIABLE: "k" * 32}, None) == KEY
-    assert SigningKey.from_environment({VARIABLE: "o" * 32}, file) == KEY
-    assert SigningKey.from_environment({}, None) is None
+def test_a_key_is_long_and_is_not_shown() -> None:
+    assert SigningKey.of("k" * 32 + "\n") == KEY
+    assert SigningKey.of(None) is None
     assert "kkk" not in repr(KEY)
-    for text, given in (("k" * 31, None), ("k" * 32, file), (None, tmp_path / "missing")):
-        with pytest.raises(InputError, match=r"budget\.signing_key"):
-            SigningKey.given(text, given)
+    with pytest.raises(InputError, match=r"budget\.signing_key"):
+        SigningKey.of("k" * 31)

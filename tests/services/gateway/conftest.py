@@ -1,6 +1,6 @@
 """Provides the real app without other actors: a request that passes every check ends with 503."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from services.batches.settings import BatchSettings
 from services.ensembles.records import ServedEnsemble
 from services.gateway.app import build_app
+from services.keys.records import Secret
 from services.requests.models import Models, Prompts, prompts_of
 from services.requests.settings import RequestSettings
 from services.training import public_model
@@ -37,7 +38,7 @@ def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
     return served(*names, **{**values, **changes})
 
 
-def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClient:
+def app_client(batches: BatchSettings | None = None, api_keys: Sequence[str] = (), **changes: Any) -> TestClient:
     """Returns a client of an app with changed settings. The app runs while the client's context is open."""
     settings = RequestSettings(
         **{
@@ -47,6 +48,7 @@ def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClie
             "max_n": 4,
             "max_prompts": 4,
             "max_tokens": 256,
+            "api_key_hashes": tuple(Secret(key).hash for key in api_keys),
             **changes,
         }
     )

@@ -217,7 +217,6 @@ async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"api_keys": ("",)}, "api_keys"),
         ({"ensembles": None}, "ensembles"),
         ({"max_n": 0}, "max_n"),
         ({"maximum_n": 3}, "maximum_n"),
@@ -226,7 +225,3 @@ async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
 def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RequestSettings(**{"namespace": "privmix", "ensembles": (), **changes})
-
-
-def test_keys_are_not_printed() -> None:
-    assert "hunter2" not in repr(RequestSettings(namespace="privmix", ensembles=(), api_keys=("hunter2",)))

@@ -1,10 +1,14 @@
 """Claim: with a port of its own for administration, the public port administers nothing."""
 
 import socket
+from typing import Any
 
 import httpx
 import pytest
 
+from services.batches.settings import BatchSettings
+from services.gateway import app
+from services.requests.keys import KeyService
 from tests.services.gateway.conftest import MakeClient
 
 KEY = {"authorization": "Bearer one"}
@@ -20,7 +24,7 @@ def port() -> int:
 
 def test_only_the_port_of_administration_has_its_routes(make_client: MakeClient, port: int) -> None:
     public = make_client(api_keys=("one",), administration_port=port)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=KEY) as private:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=KEY, timeout=60) as private:
         for method, path in ROUTES:
             assert public.request(method, path, headers=KEY).status_code == 404
             assert private.request(method, path).status_code == 403, "the key lacks the scope"
@@ -30,13 +34,31 @@ def test_only_the_port_of_administration_has_its_routes(make_client: MakeClient,
         assert private.get("/v1/models", headers={"authorization": ""}).status_code == 401
 
 
+def test_both_ports_are_one_gateway(make_client: MakeClient, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys actor ends the requests of a gateway without heartbeats, and a key has one limit of uploads."""
+    made: list[KeyService] = []
+
+    class Recorded(KeyService):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            made.append(self)
+
+    monkeypatch.setattr(app, "KeyService", Recorded)
+    limits = BatchSettings(changes_per_minute=1)
+    public = make_client(api_keys=("one",), administration_port=port, batches=limits, batches_actor="batches")
+    assert len(made) == 1
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=KEY, timeout=60) as private:
+        statuses = [client.delete("/v1/files/file-1", headers=KEY).status_code for client in (private, public)]
+    assert statuses == [503, 429], "there is no actor, and the second change is one too many"
+
+
 def test_gateways_of_one_node_share_the_port_and_close_it(make_client: MakeClient, port: int) -> None:
     from tests.services.gateway.conftest import app_client
 
     with app_client(administration_port=port), app_client(administration_port=port):
-        assert httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=60).status_code == 200
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/livez")
+        httpx.get(f"http://127.0.0.1:{port}/livez", timeout=60)
 
 
 def test_without_it_one_port_has_all_routes(make_client: MakeClient) -> None:

@@ -5,17 +5,18 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from services.requests.models import Prompts
 from tests.ensembles import write_ensemble
-from tests.running import RunningService, configure, eventually, running, settled
+from tests.running import PLANTED_HOST, RunningService, configure, eventually, running, settled
 
 PROMPT = "The patient called because"
 CHAT = [{"role": "user", "content": "When does the clinic open?"}]
@@ -45,6 +46,19 @@ def costs(service: RunningService, before: int, tokens: int) -> None:
     """Checks that exactly `tokens` tokens were charged."""
     eventually(service, lambda _, now: now == before + tokens)
     assert settled(service) == before + tokens
+
+
+def test_the_settings_of_the_environment_reach_no_actor_and_its_children(service: RunningService) -> None:
+    sent = httpx.get(f"{service.base_url}/v1/models", headers={"host": PLANTED_HOST}, timeout=60)
+    assert sent.is_success, "the service has the setting"
+    command, *others = service.tree()
+    assert PLANTED_HOST in str(command.environ())
+    titles = [" ".join(process.cmdline()) for process in others]
+    for actor in ("Budget", "Keys", "Coordinator", "Shard", "Fleet", "Batches", "ServeReplica"):
+        assert any(title.startswith("ray::") and actor in title for title in titles)
+    for process in others:
+        with suppress(psutil.NoSuchProcess):
+            assert PLANTED_HOST not in str(process.environ())
 
 
 def test_a_completion_is_charged_exactly(service: RunningService, client: openai.OpenAI) -> None:

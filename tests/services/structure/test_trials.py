@@ -160,6 +160,46 @@ async def test_a_process_that_ends_is_replaced() -> None:
         await trials.grammar("regex", "d")
 
 
+@pytest.mark.anyio
+async def test_a_client_that_leaves_keeps_its_turn_until_its_trial_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or it would leave again and again, and have all processes."""
+    (tmp_path / "sitecustomize.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    has_begun, begun = asyncio.Event(), trying._begun
+
+    async def told(reader: asyncio.StreamReader) -> bool:
+        has_begun.set()
+        return await begun(reader)
+
+    monkeypatch.setattr(trying, "_begun", told)
+    async with running(TrialLimits(wall_s=60, processes=2)) as trials:
+        left = asyncio.create_task(trials.grammar("regex", "sleep", "hers"))
+        await has_begun.wait()
+        left.cancel()
+        again = asyncio.create_task(trials.grammar("regex", "quick", "hers"))
+        assert (await trials.grammar("regex", "quick", "his")).grammar
+        await asyncio.wait({left, again}, timeout=0.5)
+        assert not left.done()
+        assert not again.done()
+        again.cancel()
+    await asyncio.wait({left, again})
+    assert left.cancelled()
+    assert again.cancelled()
+
+
+@pytest.mark.anyio
+async def test_the_answer_of_a_trial_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as trials:
+        size = len((await trials.grammar("json", SCHEMA)).grammar)
+        monkeypatch.setattr(trying, "MAX_ANSWER", size // 2)
+        with pytest.raises(StructureError, match="too much memory or time"):
+            await trials.grammar("json", SCHEMA, "another salt")
+        monkeypatch.setattr(trying, "MAX_ANSWER", 2 * size + 1000)
+        assert (await trials.grammar("json", SCHEMA, "another salt")).grammar
+
+
 def children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
