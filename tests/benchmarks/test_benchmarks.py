@@ -124,6 +124,7 @@ def test_the_reduction_of_rows() -> None:
     )
     for times in measured["ms"].values():
         keys(times, "reduced", "raw")
+    assert measured["adding"]["exponential,8"]["sent_mb"] * 2 == measured["adding"]["exponential,8"]["wide_mb"]
 
 
 @slow
