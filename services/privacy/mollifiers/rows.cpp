@@ -16,8 +16,8 @@
 namespace {
 
 constexpr int64_t kPiece = 1024; // tokens whose float sum loses little
-// A scale is sought in sections of the range of its logarithm, and then by Newton's steps, as many for each row.
-constexpr int kSections = 3, kCandidates = 8, kNewtonSteps = 4;
+// A scale is sought by halving the range of its logarithm, to some 0.15 bits, and then by Newton's steps.
+constexpr int kHalvings = 10, kNewtonSteps = 4;
 constexpr double kNothing = 1e-30; // replaces 0 as a divisor; the step is outside the bracket then
 constexpr double kLeastMass = 0x1p-100; // float32 cannot resolve less (rows.py)
 // Smaller powers of two are zero. Times p0, which is at least 2^-36 or zero, the least one is a normal number:
@@ -227,25 +227,32 @@ at::Tensor clip_scales(const at::Tensor& ratios, const at::Tensor& public_rows, 
   float* const target = scales.mutable_data_ptr<float>();
   for_each_row(ratios, [&](const float* row, int64_t s, int64_t index) {
     const float* const p0 = public_rows.const_data_ptr<float>() + s * vocabulary;
-    double bottom = least, width = most - least;
-    for (int section = 0; section < kSections; ++section) {
-      width /= kCandidates + 1;
-      int smaller = 0;
-      for (int candidate = 1; candidate <= kCandidates; ++candidate) {
-        const float scale = static_cast<float>(std::exp2(bottom + width * candidate));
-        smaller += sum_in_pieces(vocabulary, [=](int64_t x) { return clipped(row[x] * scale, lowest, highest) * p0[x]; }) < 1;
-      }
-      bottom += width * smaller;
+    double bottom = least, top = most;
+    for (int step = 0; step < kHalvings; ++step) {
+      const double middle = (bottom + top) / 2;
+      const float tried = static_cast<float>(std::exp2(middle));
+      const bool smaller =
+          sum_in_pieces(vocabulary, [=](int64_t x) { return clipped(row[x] * tried, lowest, highest) * p0[x]; }) < 1;
+      bottom = smaller ? middle : bottom;
+      top = smaller ? top : middle;
     }
-    float below = static_cast<float>(std::exp2(bottom)), above = static_cast<float>(std::exp2(bottom + width));
-    float scale = static_cast<float>(std::exp2(bottom + width / 2));
+    float below = static_cast<float>(std::exp2(bottom)), above = static_cast<float>(std::exp2(top));
+    float scale = static_cast<float>(std::exp2((bottom + top) / 2));
     for (int step = 0; step < kNewtonSteps; ++step) {
-      const double missing =
-          1 - sum_in_pieces(vocabulary, [=](int64_t x) { return clipped(row[x] * scale, lowest, highest) * p0[x]; });
-      const double unclipped = sum_in_pieces(vocabulary, [=](int64_t x) {
-        const float applied = row[x] * scale;
-        return applied > lowest && applied < highest ? applied * p0[x] : 0.0f;
-      });
+      double mass = 0, unclipped = 0;
+      for (int64_t first = 0; first < vocabulary; first += kPiece) {
+        const int64_t last = std::min(first + kPiece, vocabulary);
+        float sum = 0, inner = 0;
+#pragma omp simd reduction(+ : sum, inner)
+        for (int64_t x = first; x < last; ++x) {
+          const float applied = row[x] * scale;
+          sum += clipped(applied, lowest, highest) * p0[x];
+          inner += applied > lowest && applied < highest ? applied * p0[x] : 0.0f;
+        }
+        mass += sum;
+        unclipped += inner;
+      }
+      const double missing = 1 - mass;
       const float newton = static_cast<float>(scale * (1 + missing / std::max(unclipped, kNothing)));
       below = missing > 0 ? scale : below;
       above = missing < 0 ? scale : above;
