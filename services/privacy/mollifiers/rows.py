@@ -143,20 +143,21 @@ def centred_steps(
 def clip_scales(ratios: Tensor, public: Tensor, radius: float) -> Tensor | None:
     """Returns for each row the s for which p0 clamp(s u, e^-radius, e^radius) sums to 1, nearly, float32 [..., 1].
 
-    None where only torch's operators are: `projection.clip` then finds it.
+    None where only torch's operators are, and for rows of another form: `projection.clip` then finds it.
 
     Args:
         ratios: float32 [C, V] or [s, n, V].
         public: float32, p0: [V] or [C, V], or [s, 1, V].
         radius: in nats.
     """
-    match ratios.ndim, public.ndim:
-        case 2, 1:
-            rows, p0 = ratios[None], public[None]
-        case 2, 2:
-            rows, p0 = ratios[:, None], public
-        case _:
-            rows, p0 = ratios, public[:, 0]
+    if ratios.ndim == 3 and public.ndim == 3 and public.shape[1] == 1:
+        rows, p0 = ratios, public[:, 0]
+    elif ratios.ndim == 2 and public.ndim == 1:
+        rows, p0 = ratios[None], public[None]
+    elif ratios.ndim == 2 and public.shape == ratios.shape:
+        rows, p0 = ratios[:, None], public
+    else:
+        return None
     if operators := _operators(rows):
         low, high = math.exp(-radius), math.exp(radius)
         # A sum is at most L + s, and a smaller ratio than the least counts as 0.

@@ -139,6 +139,7 @@ def test_a_scale_brings_the_clipped_sum_to_one(log_p: Tensor, public: Tensor, ra
     flat, own = ratios.flatten(0, 1), public.repeat_interleave(PARTS, dim=0)
     assert torch.equal(rows.clip_scales(flat, own, radius), scales.flatten(0, 1))
     assert torch.equal(rows.clip_scales(ratios[1], public[1], radius), scales[1])
+    assert rows.clip_scales(ratios, public[:, None].expand_as(ratios), radius) is None, "torch's operators take it"
 
 
 @pytest.mark.parametrize("spoil", ["type", "size", "layout"])
