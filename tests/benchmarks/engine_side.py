@@ -63,12 +63,13 @@ class Side:
 
         return call
 
-    def step(self, sequences: int, context: int, readers: int) -> tuple[float, float, float]:
+    def step(self, sequences: int, context: int, readers: int) -> tuple[float, float, float, float]:
         """Appends a token to each sequence.
 
         Returns:
             the seconds of the rows; the thread's own seconds outside the model; the seconds from rows to weights, by
-            PMixed for one part and by the exponential mechanism for several, 0 where the engine does not weigh.
+            PMixed for one part and by the exponential mechanism for several, 0 where the engine does not weigh; the
+            processor's seconds of rows and weights together, of all threads.
         """
         key = context, readers
         if key not in self._texts:
@@ -85,13 +86,15 @@ class Side:
             for name, tokens in texts.items()
         ]
         self._model_s = 0.0
+        processor_began = time.process_time()
         began, thread_began = time.perf_counter(), time.thread_time()
         rows = self._engine.logits(requests)
         seconds, thread_s = time.perf_counter() - began, time.thread_time() - thread_began
         weighed_s = self._weigh(rows, sequences, readers)
+        processor_s = time.process_time() - processor_began
         for tokens, token in zip(texts.values(), rows[:: 1 + readers].argmax(dim=-1).tolist(), strict=True):
             tokens.append(token)
-        return seconds, thread_s - self._model_s, weighed_s
+        return seconds, thread_s - self._model_s, weighed_s, processor_s
 
     def _weigh(self, rows: torch.Tensor, sequences: int, readers: int) -> float:
         if not hasattr(self._reducer, "weigh"):
@@ -116,7 +119,7 @@ def main(given: Mapping[str, Any]) -> None:
     side = Side(Path(given["model"]), adapters, given["context_length"], given["cache_gib"])
     for line in chain(["{}"], sys.stdin):  # the first answer says that the engine is ready
         asked = json.loads(line)
-        measured: Sequence[tuple[float, float, float]] = []
+        measured: Sequence[tuple[float, ...]] = []
         if "steps" in asked:
             measured = [side.step(*asked["cell"]) for _ in range(asked["steps"])]
         elif "end" in asked:

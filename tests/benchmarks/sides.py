@@ -9,6 +9,8 @@ for public rows alone):
   and batches.
 - `weigh_ms`: those from rows to sampling weights, by PMixed for m = 1 and by the exponential mechanism for more; 0
   where an engine's shard does not weigh.
+- `processor_ms`: those of the processor for rows and weights, of all threads. With `--threads 1`, which never wait for
+  each other, other load adds little to it.
 - `ratio`: of this checkout's over the other's, of each.
 
 Values are medians, `least` those of the fastest steps. `--model tiny` has next to no layers, so the host's share is
@@ -91,7 +93,7 @@ def compared(
     for side in sides.values():
         side.ask({"end": [context, readers]})
     values: dict[str, Any] = {}
-    for place, kind in enumerate(("step_ms", "host_ms", "weigh_ms")):
+    for place, kind in enumerate(("step_ms", "host_ms", "weigh_ms", "processor_ms")):
         columns = {name: [1000 * each[place] for each in own] for name, own in found.items()}
         values[kind] = {name: round(statistics.median(own), 2) for name, own in columns.items()}
         values[kind] |= {f"{name}, least": round(min(own), 2) for name, own in columns.items()}

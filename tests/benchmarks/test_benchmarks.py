@@ -334,7 +334,7 @@ def test_many_parts_on_one_engine() -> None:
 @slow
 def test_the_engine_beside_another_one() -> None:
     for cell in figures("sides", "--json").values():
-        for kind in ("step_ms", "host_ms"):
+        for kind in ("step_ms", "host_ms", "weigh_ms", "processor_ms"):
             keys(cell[kind], "now", "now, least")
 
 

@@ -39,8 +39,7 @@ def test_norms_are_those_of_the_definition(dtype: torch.dtype, tolerance: float)
 
 @pytest.mark.parametrize("spoil", ["layout", "width", "type", "weights", "part of a row"])
 def test_other_rows_are_left_to_torch(spoil: str) -> None:
-    x, weight, size = torch.ones(4, 64), torch.ones(32), None
-    x = x[:, :32].contiguous()
+    x, weight, size = torch.ones(4, 32), torch.ones(32), None
     match spoil:
         case "layout":
             x = torch.ones(4, 64)[:, :32]
@@ -51,6 +50,6 @@ def test_other_rows_are_left_to_torch(spoil: str) -> None:
         case "weights":
             weight = None  # type: ignore[assignment]
         case _:
-            size = 16  # type: ignore[assignment]
+            size = 16
     assert ir.ops.rms_norm.dispatch(x, weight, 1e-5, size).provider == "native"
     assert ir.ops.fused_add_rms_norm.dispatch(x, x.clone(), weight, 1e-5, size).provider == "native"
