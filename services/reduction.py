@@ -61,7 +61,7 @@ class Reduced:
 
     Attributes:
         public: float32 [requests, V], p0 of each request; None if another shard sends it.
-        sums: [S, V], the partials of the private requests (`Partial`); None if S is 0.
+        sums: [S, V], the partials of the private requests (`Partial`), as `Protocol.narrowed`; None if S is 0.
         charges: int64 [S, n]; None without accounts.
     """
 
@@ -114,7 +114,8 @@ class Reducer:
         """
         p0, usable = self._public(rows, given) if public is None else (on_device(np.array(public), rows.device), None)
         sums, charges = self._partials(rows, given, p0)
-        left = to_host(usable, p0 if public is None else None, sums, charges)
+        leaving = None if sums is None else given.protocol.narrowed(sums)
+        left = to_host(usable, p0 if public is None else None, leaving, charges)
         if left[0] is not None:
             check_usable(torch.from_numpy(left[0]))
         return Reduced(*left[1:])

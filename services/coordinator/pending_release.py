@@ -68,14 +68,17 @@ class PendingRelease:
 
     @classmethod
     def combined(cls, protocol: Protocol, partials: PartialSums, device: str) -> Self:
-        """Adds up the groups' partials and computes the protocol's release from them, on a PyTorch device."""
+        """Adds up the groups' partials and computes the protocol's release from them, on a PyTorch device.
+
+        Raises:
+            ValueError: see `Protocol.added`.
+        """
         public = torch.from_numpy(np.stack(partials.public)).to(device)
         private = [index for index, is_private in enumerate(partials.private) if is_private]
         if not private:
             return cls(public, (), None, None)
-        sums, *others = (torch.from_numpy(np.stack(group)).to(device) for group in zip(*partials.sums, strict=True))
-        for other in others:
-            sums += other
+        groups = [torch.from_numpy(np.stack(group)).to(device) for group in zip(*partials.sums, strict=True)]
+        sums = protocol.added(groups)
         charges = torch.from_numpy(np.stack(partials.charges)) if partials.charges else None
         return cls._of(public, tuple(private), protocol.combine(public[private], sums, charges))
 

@@ -9,7 +9,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # must come first: it loads lib
 
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
 
-from services.engine import lora_on_cpu
+from services.engine import lora_on_cpu, norms_on_cpu
 from services.engine.reader_rows import ReaderRows, ReaderWorker
 
 
@@ -35,6 +35,7 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         lora_on_cpu.install()
+        norms_on_cpu.install()
         super().init_device()
         # vLLM has no hook for another runner here. The first runner holds neither a model nor a cache yet.
         self.model_runner = CPUReaderModelRunner(self.vllm_config, torch.device("cpu"))

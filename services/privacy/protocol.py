@@ -200,6 +200,21 @@ class Protocol(ABC):
         """
         return None
 
+    def narrowed(self, sums: Tensor) -> Tensor:
+        """Returns a partial's sums as they leave a shard: in the smallest type that holds every sum exactly."""
+        return sums
+
+    def added(self, partials: Sequence[Tensor]) -> Tensor:
+        """Adds up the sums of disjoint groups of parts, as they left their shards; [S, V]. It may overwrite the first.
+
+        Raises:
+            ValueError: a sum is larger than what a draw can add.
+        """
+        sums, *others = partials
+        for other in others:
+            sums += other
+        return sums
+
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         """Computes the release from p0, float32 [S, V], and the sum of all parts' partials. Changes neither.
 

@@ -259,7 +259,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
 
     given = EngineCase.of(case)
     options: dict[str, Any] = {}
-    if ON_GPU and not compiled:
+    if not compiled:
         sizes = [1, 2, 4, 8, 16, 32, given.sequences]
         options["compilation_config"] = {
             "mode": 0,
@@ -275,7 +275,6 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
         max_num_seqs=max(given.sequences, 64),
         load_format=getattr(given.settings, "load_format", "auto"),
         disable_log_stats=True,
-        enforce_eager=not ON_GPU,
         gpu_memory_utilization=0.9 if ON_GPU else 0.1,
         **options,
     )
@@ -301,6 +300,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
 
 def replays(case: Mapping[str, Any]) -> Found:
     """Compares each captured step with the same code run eagerly on the same inputs, bit for bit."""
+    graphs_on_a_cpu()
     given = EngineCase.of(case)
     engine, _ = start(given)
     for sequences in sorted({given.sequences, min(5, given.sequences), 1}):
@@ -325,6 +325,16 @@ def replays(case: Mapping[str, Any]) -> Found:
     engine.close()
 
 
+def graphs_on_a_cpu() -> None:
+    """Lets the engines of a CPU replay a stand-in for graphs, which tries out what a GPU is to run."""
+    if not ON_GPU:
+        import pytest
+
+        from tests.services.engine.fake_graph import capture_on_a_cpu
+
+        capture_on_a_cpu(pytest.MonkeyPatch())
+
+
 def against_eager(engine: Any, logits: Tensor, readers: int) -> dict[str, Any]:
     """Compares the logits of the step that a graph has just replayed with those of its function on the same buffers."""
     graphs = engine._worker(lambda worker: getattr(worker.model_runner, "_graphs", None))
@@ -346,7 +356,7 @@ def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], fold
 
     `largest` and `mean` are of |difference of log p| in the 20 likeliest tokens of each row, `variation` is the mean
     total variation, and `ratio` the mean |difference of log p/p0| of a part in the 20 likeliest tokens of the public
-    row. On a GPU the rows come from captured steps.
+    row. Rows come from captured steps, of which `replayed` is the number, where the engine captures any.
 
     Args:
         contexts: their number; they have 16 to 248 tokens.
@@ -380,16 +390,31 @@ def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], fold
             reference = replace(
                 settings, kind="transformers", dtype="float32", head_dtype="auto", load_format="auto", rows=0
             )
-            expected[files] = in_new_process(rows_of, reference, asked)
-        yield {kind: differences(in_new_process(rows_of, settings, asked), expected[files])}
+            expected[files], _ = in_new_process(rows_of, reference, asked)
+        rows, replayed = in_new_process(rows_of, settings, asked)
+        yield {kind: {**differences(rows, expected[files]), "replayed": replayed}}
 
 
-def rows_of(settings: EngineSettings, requests: Sequence[Request]) -> NDArray[np.float32]:
-    """Returns the rows of a new engine, [requests, models, V]."""
-    engine = create(settings)
+def rows_of(settings: EngineSettings, requests: Sequence[Request]) -> tuple[NDArray[np.float32], int]:
+    """Returns the rows of a new engine, [requests, models, V], and the number of steps that it replayed for them."""
+    if settings.kind == "vllm":
+        graphs_on_a_cpu()
+    engine: Any = create(settings)
+    replayed: list[Any] = []
+    if settings.kind == "vllm":
+        graphs = engine._worker(lambda worker: getattr(worker.model_runner, "_graphs", None))
+        if graphs is not None:
+            step = graphs.step
+
+            def noted(shape: Any, *arguments: Any) -> Tensor:
+                replayed.append(shape)
+                logits: Tensor = step(shape, *arguments)
+                return logits
+
+            graphs.step = noted
     rows = engine.next_token(requests).cpu().numpy()
     engine.close()
-    return rows.reshape(len(requests), -1, rows.shape[1])
+    return rows.reshape(len(requests), -1, rows.shape[1]), len(replayed)
 
 
 def differences(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, float]:
@@ -426,6 +451,9 @@ def experts(folder: Path) -> EngineSettings:
 
 def batches(case: Mapping[str, Any]) -> Found:
     """Compares rows of a request alone with those beside other sequences, in batches of growing size."""
+    if not ON_GPU and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        yield {"skipped": "vLLM has batch-invariant kernels for GPUs alone"}
+        return
     given = EngineCase.of(case)
     engine, _ = start(given)
     names = (PUBLIC, *list(given.adapters)[: given.readers])

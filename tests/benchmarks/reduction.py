@@ -3,6 +3,9 @@
 - `bytes_a_token`: for each `PROTOCOL,PARTS,SHARDS` the bytes that the shards return for one token of a sequence, with
   reduced rows and with raw ones (float32: the public row, and the rows of the parts that are drawn), and with weights
   that the only shard holds.
+- `adding`: for each `PROTOCOL,GROUPS` the milliseconds of processor time from the sums of 64 sequences, as groups of
+  parts send them, to integer weights, and the MB of those sums; `wide` is the same of sums in the type in which they
+  are computed.
 - `ms`: for each `PROTOCOL,VOCABULARY` the milliseconds of processor time, of all threads together, for sequences with
   `--rows` rows each, from log-probabilities to integer weights: reduced as by one shard, and of raw rows as by the
   coordinator, which copies them out of the object store first. The least of the repetitions, because other load only
@@ -101,6 +104,29 @@ def times(protocol: Protocol, sequences: int, parts: int, vocabulary: int, repea
     return {"reduced": least_ms(reduced, repeats), "raw": least_ms(raw, repeats)}
 
 
+def adding(protocol: Protocol, groups: int, sequences: int, vocabulary: int, repeats: int) -> dict[str, float]:
+    """Compares sums as they leave a shard with those that were computed, as the coordinator gets them of each group."""
+    rows = rows_of_a_model(sequences, 1, vocabulary)
+    given = reduction(protocol, sequences, 1)
+    public, _ = Reducer()._public(rows, given)
+    computed, _ = Reducer()._partials(rows, given, public)
+    assert computed is not None
+    if computed.dtype == torch.float32:  # the sum of one row, and of none in all other groups
+        wide = [computed, *(torch.zeros_like(computed) for _ in range(groups - 1))]
+    else:
+        wide = [computed] * groups
+    sent = [protocol.narrowed(sums) for sums in wide]
+
+    def combine(partials: Sequence[Tensor]) -> None:
+        protocol.combine(public, protocol.added([sums.clone() for sums in partials]), None)
+
+    measured = {}
+    for name, partials in (("sent", sent), ("wide", wide)):
+        measured[f"{name}_ms"] = least_ms(lambda partials=partials: combine(partials), repeats)  # type: ignore[misc]
+        measured[f"{name}_mb"] = sum(sums.nbytes for sums in partials) / 1e6
+    return measured
+
+
 def main(
     as_json: JsonOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few small rows, once.")] = False,
@@ -122,6 +148,11 @@ def main(
             f"{name},{PARTS},{shards}": bytes_of(*asked, shards, vocabulary[0])
             for name, asked in ASKED.items()
             for shards in SHARDS
+        },
+        "adding": {
+            f"{name},{groups}": adding(protocol, groups, sequences, vocabulary[0], repeats)
+            for name, (protocol, _) in ASKED.items()
+            for groups in SHARDS[1:]
         },
         "ms": {
             f"{protocol.name},{size}": times(protocol, sequences, rows, size, repeats)

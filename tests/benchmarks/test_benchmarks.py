@@ -133,6 +133,7 @@ def test_the_reduction_of_rows() -> None:
     )
     for times in measured["ms"].values():
         keys(times, "reduced", "raw")
+    assert measured["adding"]["exponential,8"]["sent_mb"] * 2 == measured["adding"]["exponential,8"]["wide_mb"]
 
 
 @slow
@@ -268,15 +269,22 @@ def test_many_small_trainings() -> None:
 @slow
 @pytest.mark.timeout(1800)
 def test_the_engine_by_stage() -> None:
-    """Nothing is captured without a GPU, so `replays` says that it compared no rows."""
-    stages = ("rates", "exact", "small", "start", "batches")
+    """Without a GPU, `exact` replays the stand-in for graphs, so all that a GPU will run has run once."""
+    stages = ("rates", "exact", "vllm", "small", "large", "start", "batches")
     measured = figures("gpu", "--json", *(f"--stage={stage}" for stage in stages))
     for stage in stages:
         for name, cell in measured[stage].items():
             assert "error" not in cell, (stage, name)
     keys(measured["rates"]["device"], "bytes", "operations")
-    assert {each["not_captured"] for each in measured["exact"]["replays"].values() if isinstance(each, dict)} == {3}
-    assert measured["exact"]["agreement"]["float32"]["variation"] < 0.1
+    replays = [each for each in measured["exact"]["replays"].values() if isinstance(each, dict)]
+    assert len(replays) == 4, "of 3 sequences and of 1, each with parts and without"
+    assert all(each["rows"] and not each["rows_that_differ"] for each in replays)
+    agreement = measured["exact"]["agreement"]["float32"]
+    assert agreement["variation"] < 0.1
+    assert agreement["replayed"] > 0
+    for which in ("small,16", "large,24"):
+        keys(measured["vllm"][which], "ms")
+        assert "again" not in measured["vllm"][which]
     cell = measured["small"]["all"]
     keys(cell, "start_s")
     keys(cell["ms,16"]["0"], "rows")
@@ -288,6 +296,7 @@ def test_the_engine_by_stage() -> None:
         keys(measured["floors"][f"small,16,{readers}"]["measured_over_floor"], "rows", "all")
     keys(measured["start"]["small"], "start_s", "first_rows_s")
     keys(measured["batches"]["ordinary"], "rows_compared")
+    assert "batch-invariant kernels for GPUs" in measured["batches"]["invariant"]["skipped"]
     keys(measured, "recovery_s")
 
 
@@ -330,6 +339,13 @@ def test_the_start_of_a_service() -> None:
 @slow
 def test_many_parts_on_one_engine() -> None:
     keys(figures("parts", "--json"), "start_s", "resident_gib", "adapters_gib")
+
+
+@slow
+def test_the_engine_beside_another_one() -> None:
+    for cell in figures("sides", "--json").values():
+        for kind in ("step_ms", "host_ms", "weigh_ms", "processor_ms"):
+            keys(cell[kind], "now", "now, least")
 
 
 @slow

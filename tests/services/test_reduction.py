@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def by_shards(
     assert p0 is not None
     sums = [torch.from_numpy(answer.sums) for answer in reduced if answer.sums is not None]
     charges = [torch.from_numpy(answer.charges) for answer in reduced if answer.charges is not None]
-    whole = torch.stack(sums).sum(dim=0, dtype=sums[0].dtype)
+    whole = protocol.added(sums)
     return protocol.combine(torch.from_numpy(p0), whole, torch.cat(charges, dim=1) if charges else None)
 
 
@@ -133,6 +134,47 @@ def test_shards_release_what_all_rows_together_release(name: str, shards: int, p
     granted = allowances(protocol)
     assert granted is not None
     assert bool((actual.charges <= torch.from_numpy(granted)).all())
+
+
+@pytest.mark.parametrize(("sample", "sent"), [(1, np.int16), (3, np.int16), (128, np.int16), (129, np.int32)])
+def test_sums_leave_in_the_smallest_type_that_holds_those_of_all_groups(sample: int, sent: type) -> None:
+    """At the bound: all parts say the same token, which p0 hardly expects, so every score is clipped."""
+    protocol = Exponential(sample, sample, 0.5)
+    public = torch.zeros(1, 8)
+    said = torch.full((1, sample, 8), -30.0)
+    said[:, :, 5] = 0.0
+    reducer, groups = Reducer(), sorted({0, sample // 3, sample // 2, sample})
+    reduced = []
+    for first, last in pairwise(groups):
+        rows = torch.cat([public, said[0, first:last]])
+        given = Reduction(protocol, OPTIONS[:1], np.ones((1, last - first), dtype=np.bool_))
+        reduced.append(reducer.reduce(rows, given))
+    sums = [answer.sums for answer in reduced if answer.sums is not None]
+    assert {each.dtype for each in sums} == {np.dtype(sent)}
+    whole = protocol.added([torch.from_numpy(each) for each in sums])
+    most = whole.max().item()
+    assert most == -whole.min().item(), "both ends are reached"
+    assert most == sample * protocol._steps
+    if sent is np.int16:
+        assert 2**15 - 1 - sample < most < 2**15, "one step more would not fit"
+    else:
+        assert 2**29 < most <= 2**30
+    expected = Reducer().reduce(
+        torch.cat([public, said[0]]), Reduction(protocol, OPTIONS[:1], np.ones((1, sample), dtype=np.bool_))
+    )
+    assert expected.sums is not None
+    assert torch.equal(whole, torch.from_numpy(expected.sums).to(whole.dtype))
+
+
+@pytest.mark.parametrize("sample", [1, 128, 129, 1000])
+def test_sums_beyond_those_of_a_draw_are_refused(sample: int) -> None:
+    """Of more parts than a token pays for, whose cost would be another. Nothing wraps around in a narrow type."""
+    protocol = Exponential(sample, sample, 0.5)
+    edge = protocol.narrowed(torch.full((1, 3), sample * protocol._steps, dtype=torch.int32))
+    assert protocol.combine(torch.full((1, 3), 1 / 3), protocol.added([edge, 0 * edge])).weights.sum() > 0
+    for beyond in ([edge, 0 * edge + 1], [-edge, 0 * edge - 1], [edge] * 3, [-edge] * 2, [edge] * 4, [edge] * 5):
+        with pytest.raises(ValueError, match="sums must be at most"):
+            protocol.added(beyond)
 
 
 def test_the_drawn_parts_count(public: Tensor, parts: Tensor) -> None:

@@ -58,10 +58,11 @@ def _root(ratios: Tensor, public: Tensor, radius: float, projected: Tensor) -> T
 def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
     """Returns the member of the ball that is closest to p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
 
-    The sum is monotone and piecewise linear in s. A histogram of the ratios brackets the root, or (a kernel on a GPU)
-    sections of its range do; a fixed number of Newton steps follow. What then is missing from 1 is taken from the
-    ball's upper bound, H p0, and what is too much from its lower: a convex combination of two members of the ball. So
-    the same operations run for all rows, and the result is in the ball and sums to 1, however near the steps came.
+    The sum is monotone and piecewise linear in s. Parts of its range bracket the root (`rows.clip_scales`), or, with
+    torch's operators alone, a histogram of the ratios does; a fixed number of Newton steps follow. What then is missing
+    from 1 is taken from the ball's upper bound, H p0, and what is too much from its lower: a convex combination of two
+    members of the ball. So the same operations run for all rows, and the result is in the ball and sums to 1, however
+    near the steps came.
 
     Args:
         ratios: float32 [..., V], u = p_i / p0, contiguous.

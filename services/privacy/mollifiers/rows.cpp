@@ -16,6 +16,9 @@
 namespace {
 
 constexpr int64_t kPiece = 1024; // tokens whose float sum loses little
+// A scale is sought by halving the range of its logarithm, to some 0.15 bits, and then by Newton's steps.
+constexpr int kHalvings = 10, kNewtonSteps = 4;
+constexpr double kNothing = 1e-30; // replaces 0 as a divisor; the step is outside the bracket then
 constexpr double kLeastMass = 0x1p-100; // float32 cannot resolve less (rows.py)
 // Smaller powers of two are zero. Times p0, which is at least 2^-36 or zero, the least one is a normal number:
 // processors take longer for subnormal ones, so time would depend on what a row holds.
@@ -215,6 +218,51 @@ void add_steps(at::Tensor sums, const at::Tensor& logs, const at::Tensor& centre
   });
 }
 
+// Returns for each row the s at which p0 clamp(s u, low, high) sums to 1, nearly. log2 of it lies between least and most.
+at::Tensor clip_scales(const at::Tensor& ratios, const at::Tensor& public_rows, double low, double high, double least, double most) {
+  check(ratios, public_rows, at::kFloat);
+  const int64_t vocabulary = ratios.size(2);
+  const float lowest = static_cast<float>(low), highest = static_cast<float>(high);
+  at::Tensor scales = at::empty({ratios.size(0), ratios.size(1), 1}, ratios.options());
+  float* const target = scales.mutable_data_ptr<float>();
+  for_each_row(ratios, [&](const float* row, int64_t s, int64_t index) {
+    const float* const p0 = public_rows.const_data_ptr<float>() + s * vocabulary;
+    double bottom = least, top = most;
+    for (int step = 0; step < kHalvings; ++step) {
+      const double middle = (bottom + top) / 2;
+      const float tried = static_cast<float>(std::exp2(middle));
+      const bool smaller =
+          sum_in_pieces(vocabulary, [=](int64_t x) { return clipped(row[x] * tried, lowest, highest) * p0[x]; }) < 1;
+      bottom = smaller ? middle : bottom;
+      top = smaller ? top : middle;
+    }
+    float below = static_cast<float>(std::exp2(bottom)), above = static_cast<float>(std::exp2(top));
+    float scale = static_cast<float>(std::exp2((bottom + top) / 2));
+    for (int step = 0; step < kNewtonSteps; ++step) {
+      double mass = 0, unclipped = 0;
+      for (int64_t first = 0; first < vocabulary; first += kPiece) {
+        const int64_t last = std::min(first + kPiece, vocabulary);
+        float sum = 0, inner = 0;
+#pragma omp simd reduction(+ : sum, inner)
+        for (int64_t x = first; x < last; ++x) {
+          const float applied = row[x] * scale;
+          sum += clipped(applied, lowest, highest) * p0[x];
+          inner += applied > lowest && applied < highest ? applied * p0[x] : 0.0f;
+        }
+        mass += sum;
+        unclipped += inner;
+      }
+      const double missing = 1 - mass;
+      const float newton = static_cast<float>(scale * (1 + missing / std::max(unclipped, kNothing)));
+      below = missing > 0 ? scale : below;
+      above = missing < 0 ? scale : above;
+      scale = newton >= below && newton <= above ? newton : std::sqrt(below) * std::sqrt(above);
+    }
+    target[index] = scale;
+  });
+  return scales;
+}
+
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(privmix, library) {
@@ -223,6 +271,8 @@ TORCH_LIBRARY_FRAGMENT(privmix, library) {
   library.def("clipped_moments(Tensor rows, Tensor public, Tensor low, Tensor high) -> Tensor");
   library.def("add_clipped(Tensor(a!) sums, Tensor rows, Tensor low, Tensor high, Tensor scales) -> ()");
   library.def("add_steps(Tensor(a!) sums, Tensor logs, Tensor centres, Tensor drawn, float per_nat, float most) -> ()");
+  library.def("clip_scales(Tensor ratios, Tensor public, float low, float high, float least, float most) -> Tensor");
+  library.impl("clip_scales", c10::DispatchKey::CPU, TORCH_FN(clip_scales));
   library.impl("shape_parts", c10::DispatchKey::CPU, TORCH_FN(shape_parts));
   library.impl("clipped_means", c10::DispatchKey::CPU, TORCH_FN(clipped_means));
   library.impl("clipped_moments", c10::DispatchKey::CPU, TORCH_FN(clipped_moments));

@@ -30,6 +30,9 @@ _log = logging.getLogger(__name__)
 # A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
 
+# Ratios below 2^-110 count as 0 while a scale is sought.
+_SMALLEST_BITS = 110
+
 
 def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> Tensor:
     """Writes the ratios u proportional to exp2(scale log_p) / p0, with mean 1 under p0, and 0 where p0 is 0.
@@ -139,17 +142,31 @@ def centred_steps(
 
 
 def clip_scales(ratios: Tensor, public: Tensor, radius: float) -> Tensor | None:
-    """Returns for each row the s for which p0 clamp(s u, e^-radius, e^radius) sums to 1, nearly, float32 [s, n, 1].
+    """Returns for each row the s for which p0 clamp(s u, e^-radius, e^radius) sums to 1, nearly, float32 [..., 1].
 
     None where only torch's operators are, and for rows of another form: `projection.clip` then finds it.
 
     Args:
-        ratios: float32 [s, n, V].
-        public: float32 [s, 1, V], p0.
+        ratios: float32 [C, V] or [s, n, V].
+        public: float32, p0: [V] or [C, V], or [s, 1, V].
         radius: in nats.
     """
-    kernels = _kernels(ratios) if ratios.ndim == 3 and public.shape[-2:-1] == (1,) else None
-    return kernels.clip_scales(ratios, public[:, 0], radius) if kernels else None
+    if ratios.ndim == 3 and public.ndim == 3 and public.shape[1] == 1:
+        rows, p0 = ratios, public[:, 0]
+    elif ratios.ndim == 2 and public.ndim == 1:
+        rows, p0 = ratios[None], public[None]
+    elif ratios.ndim == 2 and public.shape == ratios.shape:
+        rows, p0 = ratios[:, None], public
+    else:
+        return None
+    if operators := _operators(rows):
+        low, high = math.exp(-radius), math.exp(radius)
+        # A sum is at most L + s, and a smaller ratio than the least counts as 0.
+        least, most = math.log2(-math.expm1(-radius)), math.log2(high) + _SMALLEST_BITS
+        scales: Tensor = operators.clip_scales(rows, p0.contiguous(), low, high, least, most)
+        return scales.view(*ratios.shape[:-1], 1)
+    kernels = _kernels(rows) if ratios.ndim == 3 else None
+    return kernels.clip_scales(rows, p0, radius) if kernels else None
 
 
 def prepare(device: torch.device | None = None) -> None:

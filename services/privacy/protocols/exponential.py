@@ -55,8 +55,10 @@ if TYPE_CHECKING:
 _PAIRS = 16
 # Of the step to a row's centre: where clipping leaves all tokens as they are, any centre is as good.
 _LARGEST_SLOPE = 0.95
-# The bits of the largest sum of clipped log-ratios, in steps.
-_SUM_BITS = 30
+# The largest sum of clipped log-ratios, in steps: of a narrow type where a clip then has at least this many steps, and
+# of a wide one otherwise. Rounding then moves no exponent by more than c / 500.
+_NARROW, _LEAST_STEPS = 2**15 - 1, 255
+_WIDE_BITS = 30
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Exponential(Protocol):
         return True
 
     def partial(self, rows: PartRows) -> Partial:
-        """Sums the centred and clipped log-ratios in whole steps, int32 [S, V]: sums of integers are exact."""
+        """Sums the centred and clipped log-ratios in whole steps, int32 [S, V]; exact, however groups divide parts."""
         centres = _centres(rows.ratios, rows.public, self._clip)
         return Partial(summed_steps(rows.ratios, centres, rows.drawn, 1 / self._step, self._steps))
 
@@ -180,8 +182,22 @@ class Exponential(Protocol):
         )
         return None if sums is None else Partial(sums)
 
+    def narrowed(self, sums: Tensor) -> Tensor:
+        """Returns the sums as int16 where those of all ``sample`` rows fit, which halves what leaves a shard."""
+        return sums.to(torch.int16) if self._is_narrow else sums
+
+    def added(self, partials: Sequence[Tensor]) -> Tensor:
+        """Adds up in float64, exactly. Raises ValueError for sums that ``sample`` rows cannot have."""
+        sums = torch.zeros(partials[0].shape, dtype=torch.float64, device=partials[0].device)
+        for partial in partials:
+            sums += partial
+        most = self.sample * self._steps
+        if bool((sums.abs() > most).any()):
+            raise ValueError(f"sums must be at most {most} steps, which is what {self.sample} parts add")
+        return sums
+
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
-        exponents = sums.double().mul_(self._step / self.sample)
+        exponents = sums.double().mul(self._step / self.sample)
         return Release(quantise(exponents.exp_().mul_(public)))
 
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
@@ -215,10 +231,14 @@ class Exponential(Protocol):
         """The radius that remains after the mechanism makes room for rounding, in nats."""
         return self.radius - slack(self.sample, self.radius)
 
+    @property
+    def _is_narrow(self) -> bool:
+        return self.sample * _LEAST_STEPS <= _NARROW
+
     @cached_property
     def _steps(self) -> int:
-        """The steps from 0 to the clip: a power of two, so that the sum of ``sample`` rows fits into 31 bits."""
-        return 1 << _SUM_BITS - math.ceil(math.log2(self.sample))
+        """The steps from 0 to the clip, whatever groups divide the parts; float32 holds the number exactly."""
+        return _NARROW // self.sample if self._is_narrow else 1 << _WIDE_BITS - math.ceil(math.log2(self.sample))
 
     @property
     def _step(self) -> float:

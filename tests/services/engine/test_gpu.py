@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured() -> Any:
-    stages = [f"--stage={stage}" for stage in ("exact", "small", "batches", "invariant")]
+    stages = [f"--stage={stage}" for stage in ("exact", "small", "batches")]
     command = [sys.executable, "-m", "tests.benchmarks.gpu", *stages, "--limit-s", "1800", "--json"]
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
@@ -43,11 +43,13 @@ def test_a_captured_step_has_the_bits_of_its_code(measured: Any) -> None:
 
 
 def test_captured_rows_agree_with_transformers(measured: Any) -> None:
-    assert measured["exact"]["agreement"]["float32"]["mean"] < 0.2
+    agreement = measured["exact"]["agreement"]["float32"]
+    assert agreement["replayed"] > 0
+    assert agreement["mean"] < 0.2
 
 
 def test_a_row_has_the_same_bits_in_every_batch(measured: Any) -> None:
-    found = measured["invariant"]["invariant"]
+    found = measured["batches"]["invariant"]
     assert found["rows_compared"] > 100
     assert found["rows_that_differ"] == 0
 

@@ -50,6 +50,8 @@ USED: Mapping[str, Sequence[str]] = {
         )
     ],
     "forward_context.py": ["ForwardContext.slot_mapping", "get_forward_context", "set_forward_context"],
+    "ir/op.py": ["IrOp.impls", "IrOp.register_impl", "IrOp.set_default"],
+    "ir/ops/layernorm.py": ["fused_add_rms_norm", "rms_norm"],
     "lora/layers/base_linear.py": ["BaseLinearLayerWithLoRA.apply", "BaseLinearLayerWithLoRA.create_lora_weights"],
     "lora/layers/utils.py": ["LoRAMapping.index_mapping", "LoRAMapping.prompt_mapping", "LoRAMapping.is_prefill"],
     "lora/lora_model.py": ["LoRAModel.__init__", "LoRAModel.clone"],

@@ -123,6 +123,27 @@ def test_summed_steps_are_the_same_integers(log_p: Tensor, public: Tensor, monke
     assert not ones.any(), "rows that are not drawn add nothing"
 
 
+@pytest.mark.exact
+@pytest.mark.parametrize("radius", [0.01, 0.4, 1.6, 6.0])
+def test_a_scale_brings_the_clipped_sum_to_one(log_p: Tensor, public: Tensor, radius: float) -> None:
+    """In all forms of rows, to the same bits. Of a part without mass on nearly all of p0, no scale does."""
+    ratios = shaped(log_p, public, 1.0)
+    scales = rows.clip_scales(ratios, public[:, None], radius)
+    assert scales is not None
+    assert scales.shape == (SEQUENCES, PARTS, 1)
+    low, high = math.exp(-radius), math.exp(radius)
+    sums = ((ratios.double() * scales).clamp(low, high) * public.double()[:, None]).sum(dim=-1)
+    most = torch.where(ratios > 0, high, low).mul(public[:, None]).sum(dim=-1)
+    assert ((sums - 1).abs() < 1e-4)[most > 1].all()
+    assert (most > 1).sum() > SEQUENCES * PARTS / 2
+    flat, own = ratios.flatten(0, 1), public.repeat_interleave(PARTS, dim=0)
+    for form, expected in (((flat, own), scales.flatten(0, 1)), ((ratios[1], public[1]), scales[1])):
+        found = rows.clip_scales(*form, radius)
+        assert found is not None
+        assert torch.equal(found, expected)
+    assert rows.clip_scales(ratios, public[:, None].expand_as(ratios), radius) is None, "torch's operators take it"
+
+
 @pytest.mark.parametrize("spoil", ["type", "size", "layout"])
 def test_the_compiled_passes_refuse_other_types_sizes_and_layouts(public: Tensor, spoil: str) -> None:
     operators = compiled.operators(rows.SOURCE)
@@ -137,6 +158,8 @@ def test_the_compiled_passes_refuse_other_types_sizes_and_layouts(public: Tensor
             public = public.T.contiguous().T
     with pytest.raises(RuntimeError, match="rows must"):
         operators.clipped_means(made, public, bounds, bounds)
+    with pytest.raises(RuntimeError, match="rows must"):
+        operators.clip_scales(made, public, 0.5, 2.0, -1.0, 100.0)
 
 
 def every_pass(log_p: Tensor, own_public: Tensor, public: Tensor) -> dict[str, Tensor]:
