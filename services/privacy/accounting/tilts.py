@@ -13,6 +13,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.privacy import accounting
 from services.privacy.events import Accountant, Divergences, Event, Orders, real_orders
@@ -83,7 +84,9 @@ def largest_account(
     return _largest_size(epsilon, delta, ratio, before, orders)[0], ratio
 
 
-def _largest_size(epsilon: float, delta: float, ratio: float, before: Before, orders: Orders) -> tuple[float, float]:
+def _largest_size(
+    epsilon: float, delta: float, ratio: float, before: Before, orders: NDArray[np.float64]
+) -> tuple[float, float]:
     """Returns the largest size and its order. At one order, epsilon is a constant plus the divergence.
 
     At large orders, the constant is that of a small divergence: beside a large one, float64 would lose it.
@@ -91,7 +94,7 @@ def _largest_size(epsilon: float, delta: float, ratio: float, before: Before, or
     reference = 1.0
     divergences = account_rdp(orders, reference, ratio)
     finite = np.isfinite(divergences)
-    orders, divergences = real_orders(orders)[finite], divergences[finite]
+    orders, divergences = orders[finite], divergences[finite]
     constants = np.array(
         [
             accounting.epsilon(np.array([loss]), delta, [single]).epsilon - loss

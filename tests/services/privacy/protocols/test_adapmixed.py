@@ -11,7 +11,7 @@ import torch
 from scipy.stats import norm
 
 from services.privacy import accounting
-from services.privacy.events import from_json
+from services.privacy.events import Accountant, from_json
 from services.privacy.mollifiers.mixture import slack
 from services.privacy.mollifiers.projection import Projection, clip, mix
 from services.privacy.mollifiers.renyi import mollify
@@ -237,11 +237,11 @@ def test_the_plan_keeps_to_the_budget() -> None:
     assert 0.999 * 4 <= spent <= 4
     order = [protocol.order]
     assert accounting.epsilon(accounting.rdp({protocol.event: 300}, order), settings.delta, order).epsilon == spent
-    assert settings.plan(20, order=3.5).order == 3.5
+    assert settings.plan(20, Accountant(3.5)).order == 3.5
     assert settings.enforced == protocol.enforce == "bound"
     renyi = AdaPMixedSettings(mollifier="renyi")
     assert renyi.enforced == renyi.plan(20).enforce == "measured"
-    assert AdaPMixedSettings(enforce="measured").plan(20, order=18).guarantee.status == "data-dependent"
+    assert AdaPMixedSettings(enforce="measured").plan(20, Accountant(18)).guarantee.status == "data-dependent"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_the_plan_keeps_to_the_budget() -> None:
 )
 def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        AdaPMixedSettings(**fields).plan(8, order=18)
+        AdaPMixedSettings(**fields).plan(8, Accountant(18))
 
 
 @pytest.mark.parametrize(

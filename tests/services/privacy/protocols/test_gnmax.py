@@ -12,6 +12,7 @@ from scipy.special import erfc
 
 from services.privacy.accounting import planning
 from services.privacy.arrays import Integers
+from services.privacy.events import Accountant
 from services.privacy.mollifiers.candidates import Candidates
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers
@@ -197,11 +198,11 @@ def test_a_plan_spends_its_budget(parts: int, tokens: int, epsilon: float) -> No
 
 
 def test_the_order_of_losses() -> None:
-    assert GNMaxSettings(sigma=20.0).plan(8, order=6.5).order == 6.5
+    assert GNMaxSettings(sigma=20.0).plan(8, Accountant(6.5)).order == 6.5
     assert GNMaxSettings(sigma=20.0, order=5).plan(8).order == 5
-    assert GNMaxSettings(sigma=20.0, order=5).plan(8, order=5.0) == GNMax(8, 20.0, 100, 5)
+    assert GNMaxSettings(sigma=20.0, order=5).plan(8, Accountant(5.0)) == GNMax(8, 20.0, 100, 5)
     with pytest.raises(ValueError, match="order must be the ledger's"):
-        GNMaxSettings(sigma=20.0, order=5).plan(8, order=6.0)
+        GNMaxSettings(sigma=20.0, order=5).plan(8, Accountant(6.0))
 
 
 def test_the_stored_form_is_stable() -> None:

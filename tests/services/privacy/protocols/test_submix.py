@@ -10,7 +10,7 @@ from scipy.optimize import bisect
 
 from services.privacy import accounting
 from services.privacy.accounting import published
-from services.privacy.events import from_json
+from services.privacy.events import Accountant, from_json
 from services.privacy.mollifiers.agreement import largest_shares
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers, Release
@@ -177,7 +177,7 @@ def test_the_conversions_of_the_appendix() -> None:
 
 def test_the_plan_keeps_to_the_budget() -> None:
     settings = SubMixSettings(tokens=1000, epsilon=4.0, random_stopping=10.0)
-    protocol = settings.plan(20, order=4.0)
+    protocol = settings.plan(20, Accountant(4.0))
     total = 1000 * protocol.beta
     assert 3.999 <= accounting.epsilon(np.array([total]), settings.delta, [4.0]).epsilon <= 4
     assert (settings.enforced, settings.when_exhausted) == ("measured", "public")
@@ -204,7 +204,7 @@ def test_the_plan_keeps_to_the_budget() -> None:
 )
 def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        SubMixSettings(**fields).plan(8, order=4.0)
+        SubMixSettings(**fields).plan(8, Accountant(4.0))
 
 
 @pytest.mark.parametrize(
