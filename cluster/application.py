@@ -40,11 +40,11 @@ def build(arguments: Arguments) -> Application:
         ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`. Serve shows the message
             as the application's status.
     """
-    application: Application = ray.get(_build.remote(arguments.config))
+    on_head = ray.remote(num_cpus=0, resources=HEAD, max_calls=1)(_build)
+    application: Application = ray.get(on_head.remote(arguments.config))
     return application
 
 
-@ray.remote(num_cpus=0, resources=HEAD, max_calls=1)
 def _build(config: Path) -> Application:
     configuration = Configuration.load(config)
     check_keys(configuration, _log.warning, listens=False)

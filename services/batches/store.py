@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, delete, func, insert, select, update
 
 from services.batches.contents import contents_at
 from services.batches.records import (
@@ -391,7 +391,7 @@ class BatchStore:
                 raise LeaseLost  # another deployment answered lines meanwhile
             if not _confirm(connection, [file.id for file in files.values()]):
                 raise FilesUnavailable("the files of a batch were not written in time")
-            parts = connection.execute(_parts_of(batch.id)).scalars().all()
+            parts = _parts_of(connection, batch.id)
             connection.execute(update(files_table).where(files_table.c.id.in_(parts)).values(state=DELETING))
             connection.execute(delete(batch_lines_table).where(batch_lines_table.c.batch == batch.id))
             changed = counts.completed - outcome.lost, counts.failed + len(missing) + outcome.lost
@@ -592,9 +592,10 @@ def _counted(connection: Connection, batch: Batch) -> Batch:
     return batch.model_copy(update={"request_counts": counts, "usage": usage})
 
 
-def _parts_of(batch_id: str) -> Select[tuple[str]]:
+def _parts_of(connection: Connection, batch_id: str) -> Sequence[str]:
     lines = batch_lines_table.c
-    return select(lines.part).where(lines.batch == batch_id, lines.part.is_not(None)).distinct()
+    named = select(lines.part).where(lines.batch == batch_id, lines.part.is_not(None)).distinct()
+    return connection.execute(named).scalars().all()
 
 
 def _not_run(ending: Ending, custom_id: str) -> str:
