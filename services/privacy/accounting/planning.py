@@ -21,8 +21,6 @@ _CLOSE, _DIGITS = 3e-4, 5
 _CELLS = 16
 # The first step beyond what Rényi divergences allow: exact composition allows some hundredths more.
 _STEP = 1.08
-
-
 # The shares by which a parameter is taken smaller, one after the other, until it fits.
 _MARGINS = (1e-11, 1e-9, 1e-7, 1e-5, 1e-3)
 
