@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import psycopg
@@ -86,8 +87,15 @@ class Server:
         with self.connect() as own:
             own.execute("ALTER SYSTEM SET synchronous_standby_names = 'lost'")
             own.execute("SELECT pg_reload_conf()")
-            while own.execute("SHOW synchronous_standby_names").fetchone() != ("lost",):
-                time.sleep(0.02)
+            # Sessions read the setting at once, but commits wait only once the checkpointer has read it too.
+            notices: list[str] = []
+            own.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+            while not any("synchronous replication" in notice for notice in notices):
+                timer = Timer(0.1, own.cancel)
+                timer.start()
+                with suppress(psycopg.errors.QueryCanceled):
+                    own.execute("SELECT pg_logical_emit_message(true, 'probe', '')")
+                timer.join()
             try:
                 yield
             finally:

@@ -144,7 +144,11 @@ class Budget:
 
     def _watch(self) -> None:
         """Sends heartbeats to the ledger and checks it for the alerts, without end."""
-        import_module("dp_accounting")  # the first lease needs it, and a client would wait for its import
+        for needed in (
+            "scipy.special",
+            "dp_accounting",
+        ):  # by the first lease, whose client would wait for their imports
+            import_module(needed)
         while True:
             try:
                 self._metrics.checked(self.health())

@@ -241,17 +241,22 @@ def interpolated(place: float, curve: Mapping[str, float], at_0: float = 0.0) ->
     return float(np.interp(place, [0.0, *map(float, curve)], [at_0, *curve.values()]))
 
 
-def propose(wanted: Requirements) -> Proposal:
+def propose(wanted: Requirements, *, roughly: bool = False) -> Proposal:
     """Proposes the fewest parts and the protocol with the fewest rows whose expected gain is near the best.
 
     Near means within `TOLERANCE`. If no protocol is required, it searches the number of parts with PMixED, whose radius
     is fast to plan; the best number for the exponential mechanism is nearly the same.
+
+    Args:
+        roughly: plan by Rényi divergences alone, for a comparison of many: exact composition takes seconds.
 
     Raises:
         InputError: no choice meets the requirements. The message names the field and the reason.
     """
     wanted.check()
     best = _cheapest([_propose(wanted, kind) for kind in wanted.kinds])
+    if roughly:
+        return best
     return _expect(best.part_kind, best.settings.protocol, best.protocol.parts, wanted, None) or best
 
 

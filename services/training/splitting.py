@@ -135,9 +135,11 @@ def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHAR
     if alone.gain is None:
         return None
     fixed = replace(wanted, protocol=alone.settings.protocol, parts=alone.protocol.parts, part_kind=alone.part_kind)
-    divisions = [_division(share, fixed, alone) for share in shares]
+    roughly = propose(fixed, roughly=True)
+    divisions = [_division(share, fixed, roughly, roughly=True) for share in shares]
     possible = [division for division in divisions if division is not None]
-    return max(possible, key=lambda division: division.gain.mean, default=None)
+    best = max(possible, key=lambda division: division.gain.mean, default=None)
+    return best and _division(best.share, fixed, alone)
 
 
 def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> float:
@@ -180,7 +182,7 @@ def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) 
     return division.share
 
 
-def _division(share: float, wanted: Requirements, alone: Proposal) -> Division | None:
+def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: bool = False) -> Division | None:
     """Returns the expectation at a share; None if what is left of the budget is too small."""
     epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
     nothing = dict.fromkeys(measured.table["corpora"], 0.0)
@@ -188,7 +190,7 @@ def _division(share: float, wanted: Requirements, alone: Proposal) -> Division |
         return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing})
     try:
         event = planned(DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta))
-        parts = propose(replace(wanted, base=event)) if share < 1 else None
+        parts = propose(replace(wanted, base=event), roughly=roughly) if share < 1 else None
     except InputError:
         return None
     base = measured.gain(signal(event, wanted.population.users))

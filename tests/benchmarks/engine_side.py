@@ -28,7 +28,7 @@ WITHIN_MODEL = ("_model_forward", "compute_logits")
 RADIUS = 1.6
 
 
-class Side:
+class EngineSide:
     """Decodes sequences greedily by the public row, and knows how long the model itself takes.
 
     Args:
@@ -116,7 +116,7 @@ def main(given: Mapping[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to the standard output
     adapters = {path.name: path for path in sorted(Path(given["adapters"]).iterdir())}
-    side = Side(Path(given["model"]), adapters, given["context_length"], given["cache_gib"])
+    side = EngineSide(Path(given["model"]), adapters, given["context_length"], given["cache_gib"])
     for line in chain(["{}"], sys.stdin):  # the first answer says that the engine is ready
         asked = json.loads(line)
         measured: Sequence[tuple[float, ...]] = []

@@ -21,6 +21,8 @@ _CLOSE, _DIGITS = 3e-4, 5
 _CELLS = 16
 # The first step beyond what Rényi divergences allow: exact composition allows some hundredths more.
 _STEP = 1.08
+# Composing more tokens takes minutes.
+_MOST_COUNTED = 2**20
 # The shares by which a parameter is taken smaller, one after the other, until it fits.
 _MARGINS = (1e-11, 1e-9, 1e-7, 1e-5, 1e-3)
 
@@ -235,7 +237,7 @@ def _largest_by_counting(
 ) -> float:
     """Returns the largest parameter by exact composition, or the lower bound, which fits, if that is not larger."""
     least, most = bounds
-    if not counting.is_countable(event(least), epsilon):
+    if tokens > _MOST_COUNTED or not counting.is_countable(event(least), epsilon):
         return least
 
     @cache

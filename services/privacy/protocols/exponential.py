@@ -222,6 +222,11 @@ class Exponential(Protocol):
         weights = public * np.exp(clipped.mean(axis=0))
         return np.asarray(weights / weights.sum())
 
+    @property
+    def formula_error(self) -> float:
+        """A mean of clipped log-ratios is wrong by half a step at most, and a probability by half of that."""
+        return max(super().formula_error, self._step / 4)
+
     @cached_property
     def event(self) -> FixedSizeExponentialEvent:
         return FixedSizeExponentialEvent(self.parts, self.sample, self.radius)

@@ -4,6 +4,7 @@ import os
 import random
 import resource
 import time
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from uuid import uuid4
@@ -24,6 +25,10 @@ from services.files import write_atomically
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
+
+# What the first lease imports: a process that is killed after milliseconds, or that may no longer read them, has them.
+for needed in ("scipy.special", "dp_accounting.rdp"):
+    import_module(needed)
 
 
 def lease_forever(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:

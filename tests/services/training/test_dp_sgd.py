@@ -218,7 +218,7 @@ def test_the_event_depends_on_the_options_alone() -> None:
     batches = planned(DpSgdOptions(expected_batch=4, population=50, steps=25, epsilon=2))
     assert (batches.sampling_rate, batches.steps) == (4 / 50, 25)
     with pytest.raises(InputError, match="epsilon 1e-09 at delta"):
-        planned(PRIVATE.model_copy(update={"epsilon": 1e-9}))
+        planned(PRIVATE.model_copy(update={"epsilon": 1e-9, "delta": 1e-12}))
     for given in ({"expected_batch": 4}, {"population": 4}):
         with pytest.raises(InputError, match=r"population: .* give it with expected_batch"):
             DpSgdOptions.checked(**given)

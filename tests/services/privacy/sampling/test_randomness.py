@@ -20,6 +20,7 @@ NOT_PRIVATE = {
     "cluster/work/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
     "services/budget/verification.py": ({"Generator"}, "the type of a reading, which draws no numbers"),
     "services/people_text.py": ({"secrets"}, "the name of the marks in one chat, which nobody can type"),
+    "services/structure/compiler.py": ({"random"}, "texts that a new grammar is tried with, from its own text alone"),
     "services/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
     "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
     "services/laboratory/audit/attacks/accounts.py": ({"default_rng", "normal"}, "inputs of an audit"),
