@@ -462,7 +462,10 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if self._runs_together:
             return self._run_together(self._batch, options["input_ids"], options["positions"])
         hidden_states, forks = super()._model_forward(*arguments, **options)
-        return torch.cat([self._run_readers(self._batch, forks[0]), hidden_states]), forks
+        # Below the first layer nothing was added yet, and vLLM hands out the embeddings themselves: norms that add in
+        # place have overwritten them since.
+        fork = forks[0] if self._fork else self.get_model().model.embed_input_ids(options["input_ids"])
+        return torch.cat([self._run_readers(self._batch, fork), hidden_states]), forks
 
     @property
     def _runs_together(self) -> bool:
