@@ -55,9 +55,9 @@ def connected(address: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Connects to the cluster of a running service. What Ray prints goes to standard error: standard output is for the
-    result, which is printed after this."""
-    with connected(address), redirect_stdout(sys.stderr):
+    """Connects to the cluster of a running service. What Ray prints, from the connecting on, goes to standard error:
+    standard output is for the result, which is printed after this."""
+    with redirect_stdout(sys.stderr), connected(address):
         yield
 
 

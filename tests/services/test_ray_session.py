@@ -87,3 +87,16 @@ def test_no_worker_inherits_the_settings_of_the_environment(monkeypatch: pytest.
         assert all(os.environ[name] == "value" for name in secret), "the command itself reads them"
     assert not set(secret) & set(seen)
     assert seen["PRIVMIX_CACHE"] == "value"
+
+
+def test_what_ray_says_while_it_connects_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as its warning of many processes, which it prints at any moment."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: print("a warning"))
+    monkeypatch.setattr(ray, "shutdown", lambda: print("another"))
+    with ray_session.joined("192.0.2.1:6379"):
+        pass
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "a warning\nanother\n")
