@@ -329,14 +329,7 @@ class BatchStore:
     def _write_part(self, owner: str, batch_id: str, content: bytes) -> str:
         """Writes a content that no line names yet, and returns its id. `purge` deletes it if none ever does."""
         now = int(time.time())
-        part = File(
-            id=new_id("part-"),
-            bytes=len(content),
-            created_at=now,
-            expires_at=now,
-            filename=f"{batch_id}_part.jsonl",
-            purpose="batch_output",
-        )
+        part = _results(new_id("part-"), f"{batch_id}_part", content, now, now)
         with self._database.transaction() as connection:
             _insert_file(connection, owner, part, PART)
         self._contents.write(part.id, content)
@@ -366,14 +359,7 @@ class BatchStore:
         outcome = self._outcome(batch.id, ending, custom_ids, missing)
         contents = {kind: outcome.content(kind) for kind in (OUTPUT, ERRORS)}
         files = {
-            kind: File(
-                id=new_id("file-"),
-                bytes=len(content),
-                created_at=now,
-                expires_at=expires,
-                filename=f"{batch.id}_{kind}.jsonl",
-                purpose="batch_output",
-            )
+            kind: _results(new_id("file-"), f"{batch.id}_{kind}", content, now, expires)
             for kind, content in contents.items()
             if content
         }
@@ -496,6 +482,17 @@ def _check_lease(connection: Connection, holder: str) -> None:
 def _stored(connection: Connection, owner: str) -> int:
     total = select(func.coalesce(func.sum(files_table.c.bytes), 0)).where(files_table.c.owner == owner)
     return int(connection.execute(total).scalar_one())
+
+
+def _results(id_: str, name: str, content: bytes, created_at: int, expires_at: int) -> File:
+    return File(
+        id=id_,
+        bytes=len(content),
+        created_at=created_at,
+        expires_at=expires_at,
+        filename=f"{name}.jsonl",
+        purpose="batch_output",
+    )
 
 
 def _insert_file(connection: Connection, owner: str, file: File, state: str) -> None:

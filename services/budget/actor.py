@@ -144,11 +144,8 @@ class Budget:
 
     def _watch(self) -> None:
         """Sends heartbeats to the ledger and checks it for the alerts, without end."""
-        for needed in (
-            "scipy.special",
-            "dp_accounting",
-        ):  # by the first lease, whose client would wait for their imports
-            import_module(needed)
+        for needed in ("scipy.special", "dp_accounting"):
+            import_module(needed)  # here, because the first lease needs it and its client would wait
         while True:
             try:
                 self._metrics.checked(self.health())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.privacy import accounting
 from services.privacy.accounting import counting
 from services.privacy.accounting.composition import Spent
-from services.privacy.events import PLD_INTERVAL, Accountant, Event, Orders
+from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
 
 # How closely exact composition is searched, relatively, and the digits of what it finds: a service that starts again on
 # another processor must find the same parameter to the last bit, or it would pay for tokens of another event.
@@ -107,12 +107,12 @@ def largest(
     Raises:
         ValueError: even the smallest value costs more than the budget.
     """
-    before = before or {}
     if (planned := _planned(event, tokens, kept)) is not None:
         return planned
-    by_order = _largest_by_order(event, tokens, epsilon, delta, bounds, before)
+    search = _Search(event, tokens, epsilon, delta, bounds, before or {})
+    by_order = search.by_order()
     if accounting.orders_for(kept) is accounting.ORDERS:
-        by_order = _largest_by_larger_orders(event, tokens, epsilon, delta, bounds, before, by_order)
+        by_order = search.by_larger_orders(by_order)
     if by_order is None:
         besides = " besides the private base" if before else ""
         raise ValueError(
@@ -120,7 +120,7 @@ def largest(
         )
     if kept is not None and kept.tokens is None:
         return by_order
-    return _largest_by_counting(event, tokens, epsilon, delta, (by_order, bounds[1]), before)
+    return search.by_counting(by_order)
 
 
 def smallest(
@@ -161,102 +161,87 @@ def _same(event: Callable[[float], Event], value: float, planned: Event) -> bool
         return False
 
 
-def _largest_by_order(
-    event: Callable[[float], Event],
-    tokens: int,
-    epsilon: float,
-    delta: float,
-    bounds: tuple[float, float],
-    before: Spent[Event],
-) -> float | None:
-    """Returns the largest parameter at the best of the earlier orders; None if even the smallest costs too much.
+@dataclass(frozen=True)
+class _Search:
+    """Searches the largest parameter within a budget, by one way of composing after the other; see `largest`."""
 
-    An earlier ledger, and one that a later version made at one of these orders, finds the same value to the last bit.
-    """
+    event: Callable[[float], Event]
+    tokens: int
+    epsilon: float
+    delta: float
+    bounds: tuple[float, float]
+    before: Spent[Event]
 
-    def excess(value: float) -> float:
-        return _by_order(event(value), tokens, delta, before, _EARLIER).epsilon - epsilon
+    def by_order(self) -> float | None:
+        """Returns the largest parameter at the best of the earlier orders; None if even the smallest costs too much.
 
-    low, high = bounds
-    if excess(low) > 0:
-        return None
-    if excess(high) <= 0:
-        return high
-    width = 1e-12 * high
-    return max(low, float(scipy.optimize.bisect(excess, low, high, xtol=width)) - 2 * width)
+        An earlier ledger, and one that a later version made at one of these orders, finds the same value to the last
+        bit.
+        """
+        excess = self._excess(_EARLIER)
+        low, high = self.bounds
+        if excess(low) > 0:
+            return None
+        if excess(high) <= 0:
+            return high
+        width = 1e-12 * high
+        return max(low, float(scipy.optimize.bisect(excess, low, high, xtol=width)) - 2 * width)
 
+    def by_larger_orders(self, known: float | None) -> float | None:
+        """Returns a larger parameter than is ``known``, where the best order is beyond the earlier ones.
 
-def _largest_by_larger_orders(
-    event: Callable[[float], Event],
-    tokens: int,
-    epsilon: float,
-    delta: float,
-    bounds: tuple[float, float],
-    before: Spent[Event],
-    known: float | None,
-) -> float | None:
-    """Returns a larger parameter than is ``known``, where the best order is beyond the earlier ones.
-
-    A small epsilon needs large orders, about log(1 / delta) / epsilon.
-    """
-    low, high = (bounds[0] if known is None else known), bounds[1]
-    if low >= high:
-        return known
-    if known is not None:
-        cost = _by_order(event(low), tokens, delta, before, _EARLIER)
-        # Where an epsilon jumps to 0, because the divergences are tiny, the search ended far below the budget.
-        if cost.order < _EARLIER[-1] and cost.epsilon > epsilon * (1 - _CLOSE):
+        A small epsilon needs large orders, about log(1 / delta) / epsilon.
+        """
+        low, high = (self.bounds[0] if known is None else known), self.bounds[1]
+        if low >= high:
             return known
+        if known is not None:
+            cost = self._cost(low, _EARLIER, accounting.rdp(self.before, _EARLIER))
+            # Where an epsilon jumps to 0, because the divergences are tiny, the search ended far below the budget.
+            if cost.order < _EARLIER[-1] and cost.epsilon > self.epsilon * (1 - _CLOSE):
+                return known
+        excess = self._excess(_LARGER)
+        if excess(low) > 0:
+            return known
+        if excess(high) <= 0:
+            return high
+        found = float(scipy.optimize.brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-12))
+        # Tiny divergences have fewer digits than the search asks for.
+        return next((value for margin in _MARGINS if excess(value := found * (1 - margin)) <= 0 and value > low), low)
 
-    def excess(value: float) -> float:
-        return _by_order(event(value), tokens, delta, before, _LARGER).epsilon - epsilon
+    def by_counting(self, least: float) -> float:
+        """Returns the largest parameter by exact composition, or ``least``, which fits, if that is not larger."""
+        most = self.bounds[1]
+        if self.tokens > _MOST_COUNTED or not counting.is_countable(self.event(least), self.epsilon):
+            return least
 
-    if excess(low) > 0:
-        return known
-    if excess(high) <= 0:
-        return high
-    found = float(scipy.optimize.brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-12))
-    # Tiny divergences have fewer digits than the search asks for.
-    return next((value for margin in _MARGINS if excess(value := found * (1 - margin)) <= 0 and value > low), low)
+        @cache
+        def excess(value: float, interval: float) -> float:
+            return counting.excess(self.event(value), self.tokens, self.epsilon, self.delta, self.before, interval)
 
+        # Losses are rounded up to a grid. One that is coarse beside a token's largest loss finds nearly the same
+        # parameter.
+        coarse = max(PLD_INTERVAL, float(self.event(least).rdp(accounting.ORDERS[-1:])[0]) / _CELLS)
+        interval = next((grid for grid in (coarse, PLD_INTERVAL) if excess(least, grid) <= 0), None)
+        if interval is None:
+            return least
+        fits = too_large = least
+        while excess(too_large, interval) <= 0:
+            if too_large == most:
+                return most
+            fits, too_large = too_large, min(most, _STEP * too_large)
+        found = float(scipy.optimize.brentq(lambda value: excess(value, interval), fits, too_large, xtol=_CLOSE * fits))
+        rounded = _rounded_down(found * (1 - _CLOSE))
+        return rounded if rounded > least and excess(rounded, PLD_INTERVAL) <= 0 else least
 
-def _by_order(
-    event: Event, tokens: int, delta: float, before: Spent[Event], orders: NDArray[np.float64]
-) -> accounting.Epsilon:
-    divergences = accounting.rdp(before, orders) + accounting.rdp({event: tokens}, orders)
-    return accounting.epsilon(divergences, delta, orders)
+    def _excess(self, orders: NDArray[np.float64]) -> Callable[[float], float]:
+        """Returns what a parameter costs above epsilon at the best of the orders."""
+        earlier = accounting.rdp(self.before, orders)
+        return lambda value: self._cost(value, orders, earlier).epsilon - self.epsilon
 
-
-def _largest_by_counting(
-    event: Callable[[float], Event],
-    tokens: int,
-    epsilon: float,
-    delta: float,
-    bounds: tuple[float, float],
-    before: Spent[Event],
-) -> float:
-    """Returns the largest parameter by exact composition, or the lower bound, which fits, if that is not larger."""
-    least, most = bounds
-    if tokens > _MOST_COUNTED or not counting.is_countable(event(least), epsilon):
-        return least
-
-    @cache
-    def excess(value: float, interval: float) -> float:
-        return counting.excess(event(value), tokens, epsilon, delta, before, interval)
-
-    # Losses are rounded up to a grid. One that is coarse beside a token's largest loss finds nearly the same parameter.
-    coarse = max(PLD_INTERVAL, float(event(least).rdp(accounting.ORDERS[-1:])[0]) / _CELLS)
-    interval = next((grid for grid in (coarse, PLD_INTERVAL) if excess(least, grid) <= 0), None)
-    if interval is None:
-        return least
-    fits = too_large = least
-    while excess(too_large, interval) <= 0:
-        if too_large == most:
-            return most
-        fits, too_large = too_large, min(most, _STEP * too_large)
-    found = float(scipy.optimize.brentq(lambda value: excess(value, interval), fits, too_large, xtol=_CLOSE * fits))
-    rounded = _rounded_down(found * (1 - _CLOSE))
-    return rounded if rounded > least and excess(rounded, PLD_INTERVAL) <= 0 else least
+    def _cost(self, value: float, orders: NDArray[np.float64], earlier: Divergences) -> accounting.Epsilon:
+        divergences = earlier + accounting.rdp({self.event(value): self.tokens}, orders)
+        return accounting.epsilon(divergences, self.delta, orders)
 
 
 def _rounded_down(value: float) -> float:
