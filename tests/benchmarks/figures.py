@@ -7,7 +7,8 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 from services.training.expectation import TABLE as GAINS
@@ -34,25 +35,13 @@ TASK_ROWS = {
 NODE_EUR_AN_HOUR, NODE_TOKENS_A_SECOND = 2, 1000
 """The runbook's example: the price of a node, and what plain vLLM reaches on it."""
 
-FIGURES: dict[str, Callable[[], str]] = {}
-"""By the names in the pages' marks."""
-
-
-def shown(function: Callable[[], str]) -> Callable[[], str]:
-    """Adds a function to `FIGURES` under its name."""
-    FIGURES[function.__name__] = function
-    return function
-
-
 record = cache(MeasuredRecord.read)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], below: str = "") -> str:
     """Returns a table on lines of its own, with a paragraph below it."""
     lines = [columns, ["---"] * len(columns), *rows]
-    text = "".join(
-        f"\n| {' | '.join(map(str, line))} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines
-    )
+    text = "".join("\n|" + "".join(f" {cell} |" if cell != "" else " |" for cell in line) for line in lines)
     paragraph = textwrap.fill(below, WIDTH, break_long_words=False, break_on_hyphens=False)
     return f"{text}\n\n{paragraph}\n" if below else f"{text}\n"
 
@@ -65,6 +54,11 @@ def source(*names: str, commands: bool = True) -> str:
     return f"Measured {'; '.join(places)}{repeated}."
 
 
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """Returns the range of values."""
+    return f"{format(min(values), form)} to {format(max(values), form)}"
+
+
 # Speed
 
 
@@ -75,7 +69,6 @@ def _share(name: str, streams: int = 8) -> float:
     return share
 
 
-@shown
 def speed() -> str:
     """Compares with plain vLLM: whole answers over HTTP, and decoding alone by stage."""
     settings = {
@@ -104,7 +97,6 @@ def _speed_cell(name: str) -> str:
     return f"**{share:.2f}**" + (f": {speed:.1f}" if speed else "")
 
 
-@shown
 def decoded() -> str:
     """Says how many plain tokens one token costs after the first one."""
     names = {"PMixed": "load-pmixed", "individual budgets": "load-individual"}
@@ -122,7 +114,7 @@ def _many_parts() -> str:
 def _host_ms() -> str:
     """Returns the range of the host's milliseconds of a step of 64 sequences."""
     times = [cell["host_ms"]["now"] for cell in record("sides").figures.values()]
-    return f"{min(times):.1f} to {max(times):.1f} ms"
+    return f"{spread(times, '.1f')} ms"
 
 
 def _start() -> str:
@@ -144,7 +136,6 @@ def _adapters_gib() -> str:
     return " and ".join(f"{each['adapters_gib']:.2f} GiB with {each['layers']} layers" for each in figures)
 
 
-@shown
 def other_speeds() -> str:
     """Lists figures of one line, with where they were measured."""
     rows = [
@@ -153,7 +144,7 @@ def other_speeds() -> str:
         ("the host's share of a step of 64 sequences", _host_ms(), "sides"),
         ("the adapters of 1,000 parts", _adapters_gib(), "parts"),
         ("400 parts over 80 parts, tokens a second with 8 and 32 streams", _many_parts(), "load-400-parts"),
-        ("requests with keys a second, SQLite and PostgreSQL", key_requests(), "keys"),
+        ("requests with keys a second, SQLite and PostgreSQL", _keys("requests_per_s", ",.0f"), "keys"),
     ]
     return table(
         ["measured", "figure", "when, and where", "command"],
@@ -173,77 +164,15 @@ def _keys(figure: str, form: str) -> str:
     return " and ".join(format(figures[database][figure], form) for database in ("sqlite", "postgresql"))
 
 
-@shown
-def key_requests() -> str:
-    return _keys("requests_per_s", ",.0f")
-
-
-@shown
-def key_ms() -> str:
-    return _keys("cpu_ms_per_request", ".2f")
-
-
-@shown
-def key_statements() -> str:
-    return _keys("statements_per_request", ".1f")
-
-
-@shown
-def key_transactions() -> str:
-    return f"{record('keys').figures['sqlite']['transactions_per_request']:.2f}"
-
-
-@shown
-def share_8() -> str:
-    return f"{_share('load-pmixed'):.2f}"
-
-
-@shown
-def share_32() -> str:
-    return f"{_share('load-pmixed', 32):.2f}"
-
-
-@shown
-def step_share() -> str:
-    return f"{_share('step-pmixed'):.2f}"
-
-
-@shown
-def node_price() -> str:
-    return f"{NODE_EUR_AN_HOUR}"
-
-
-@shown
-def node_plain_tokens() -> str:
-    return f"{NODE_TOKENS_A_SECOND:,}"
-
-
-@shown
-def node_tokens() -> str:
-    """Returns the tokens a second of the example's node, with the share of whole answers."""
-    return f"{NODE_TOKENS_A_SECOND * _share('load-pmixed'):,.0f}"
-
-
-@shown
-def node_eur() -> str:
-    """Returns the price of a million tokens in the example."""
-    return f"{1e6 * NODE_EUR_AN_HOUR / (3600 * NODE_TOKENS_A_SECOND * _share('load-pmixed')):.2f}"
+def _node_tokens() -> float:
+    """Returns the tokens a second of the example's node."""
+    return NODE_TOKENS_A_SECOND * _share("load-pmixed")
 
 
 def _agreement(figure: str) -> str:
     """Compares a distance from float32 of logits in float32 with that of logits in bfloat16."""
     agreement = record("agreement").figures["families"]["agreement"]
     return f"{agreement['float32'][figure]:.3f} instead of {agreement['model'][figure]:.3f}"
-
-
-@shown
-def rounding_of_rows() -> str:
-    return _agreement("mean")
-
-
-@shown
-def rounding_of_ratios() -> str:
-    return _agreement("ratio")
 
 
 # A GPU
@@ -259,7 +188,6 @@ def _gpu_cells() -> dict[tuple[str, int, int], Mapping[str, float]]:
     return cells
 
 
-@shown
 def gpu() -> str:
     """Shows a step by model and context, and by the number of parts drawn."""
     figures, cells = record("gpu").figures, _gpu_cells()
@@ -280,24 +208,23 @@ def gpu() -> str:
 
 def _gpu_ratio(parts: int) -> str:
     found = [each["rows over plain"] for (_, _, number), each in _gpu_cells().items() if number == parts]
-    return f"{min(found):.1f} to {max(found):.1f}"
+    return spread(found, ".1f")
 
 
-@shown
-def gpu_one() -> str:
-    """Returns the range of plain tokens that the rows of a private token cost, with one part."""
-    return _gpu_ratio(1)
+def _gpu_graph(shape: str) -> str:
+    """Returns the range of the milliseconds of a step's captured passes."""
+    passes = [each["passes"] for each in record("gpu").figures[shape]["all"]["stages_ms"].values()]
+    return f"{spread(passes, '.1f')} ms"
 
 
-@shown
-def gpu_sixteen() -> str:
-    return _gpu_ratio(16)
+def _gpu_rates() -> str:
+    rates = record("gpu").figures["rates"]["device"]
+    return f"{rates['bytes'] / 1e12:.3g} TB/s and {rates['operations'] / 1e12:.0f} TFLOP/s"
 
 
 # Quality of ensembles
 
 
-@shown
 def ensembles() -> str:
     """Shows the change of perplexity by the number of parts."""
     found = {name: record(f"compare-{name}").figures for name in ("speeches", "commits")}
@@ -313,19 +240,19 @@ def ensembles() -> str:
     return table(["epsilon, tokens", *columns], rows, source("compare-speeches", "compare-commits"))
 
 
-@shown
 def widest() -> str:
     """Returns the widest half of an interval in `ensembles`, in points."""
-    cells = [
-        interval
-        for name in ("speeches", "commits")
-        for by_parts in record(f"compare-{name}").figures["change"].values()
-        for interval in by_parts.values()
-    ]
+    changes = [record(f"compare-{name}").figures["change"].values() for name in ("speeches", "commits")]
+    cells = [interval for rows in changes for by_parts in rows for interval in by_parts.values()]
     return f"{max((high - low) / 2 for _, low, high in cells):.1f}"
 
 
-@shown
+def _compared(figure: str) -> str:
+    """Returns a figure of the speeches and of the commits; the mean, if it has an interval."""
+    found = (record(f"compare-{name}").figures[figure] for name in ("speeches", "commits"))
+    return " and ".join(str(each[0] if isinstance(each, list) else each) for each in found)
+
+
 def protocols() -> str:
     """Shows the change of perplexity by protocol, with 64 parts of the speeches."""
     found = record("compare-speeches").figures["protocols"]
@@ -333,7 +260,6 @@ def protocols() -> str:
     return table(["protocol", *cells], ([name, *(f"{row[cell]:.1f}" for cell in cells)] for name, row in found.items()))
 
 
-@shown
 def budgets() -> str:
     """Shows the gains at equal budgets with 64 parts: the exponential mechanism, PMixed, individual budgets."""
     found = record("budgets").figures
@@ -355,20 +281,16 @@ def _ahead(cell: Mapping[str, Any]) -> bool:
     return bool(cell["ahead"][1] > 0 if "ahead" in cell else cell["ahead_outside_the_interval"])
 
 
-@shown
 def budgets_ahead() -> str:
     """Counts the cells in which individual budgets are ahead of the exponential mechanism outside the interval."""
     cells = [cell for by_corpus in record("budgets").figures.values() for cell in by_corpus]
     return f"{sum(map(_ahead, cells))} of {len(cells)}"
 
 
-@shown
 def budgets_ratio() -> str:
-    ratios = [cell["ratio"] for by_corpus in record("budgets").figures.values() for cell in by_corpus]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return spread([cell["ratio"] for by_corpus in record("budgets").figures.values() for cell in by_corpus])
 
 
-@shown
 def fading() -> str:
     """Returns the range of what the shorter horizon gains of the longer one's gain in the last window."""
     lasts = [
@@ -376,7 +298,7 @@ def fading() -> str:
         for methods in record("fading").figures["gain_by_window"].values()
     ]
     short = [each["individual, horizon 1024"] / each["individual, horizon 16384"] for each in lasts]
-    return f"{min(short):.2f} to {max(short):.2f}"
+    return spread(short)
 
 
 # A private base
@@ -400,7 +322,6 @@ def base_gain(corpus: str, epsilon: str, method: str, tokens: int, based: bool) 
     return mean, low, high
 
 
-@shown
 def private_base() -> str:
     """Shows individual budgets, alone and on a private base, beside DP-SGD with all of epsilon."""
     rows = []
@@ -431,14 +352,9 @@ def _verdict(corpus: str, epsilon: str) -> str:
     return ", ".join(said) + " tokens"
 
 
-for _corpus, _epsilon in (("commits", "8"), ("commits", "2"), ("demo", "8"), ("demo", "2")):
-    FIGURES[f"base_{_corpus}_{_epsilon}"] = lambda corpus=_corpus, epsilon=_epsilon: _verdict(corpus, epsilon)
-
-
 # Training
 
 
-@shown
 def layers() -> str:
     """Shows what readers of the last layers keep of the gain of all layers, each at its best rate with rank 4."""
     cells = [(tokens, corpus) for tokens in (2000, 12000) for corpus in ("speeches", "commits")]
@@ -460,7 +376,6 @@ def _kept_by_layers(name: str) -> dict[int, float]:
     return {number: gain / best[max(best)] for number, gain in best.items()}
 
 
-@shown
 def plain_lora() -> str:
     """Compares the gains of plain LoRA with those of readers of all layers."""
     found = [record(f"adapters-{corpus}-12000").figures for corpus in ("speeches", "commits")]
@@ -470,7 +385,6 @@ def plain_lora() -> str:
     return f"{plain} against {reader}"
 
 
-@shown
 def trainings() -> str:
     """Shows how fast parts are trained."""
     kinds = record("train").figures["kinds"]
@@ -486,19 +400,16 @@ def trainings() -> str:
     return table(["adapters an hour of a core", *kinds, "over all layers"], rows, source("train"))
 
 
-@shown
 def beside_opacus() -> str:
     """Returns the ratios of users a second over Opacus' hooks, by the tokens of a user."""
     return ", ".join(f"{each['ratio']:.2f}" for each in record("train").figures["dp_sgd"].values())
 
 
-@shown
 def users_a_second() -> str:
     speeds = record("train").figures["dp_sgd"]
     return ", ".join(f"{each['privmix']:.2g} of {tokens} tokens" for tokens, each in speeds.items())
 
 
-@shown
 def dp_sgd() -> str:
     """Shows the gain of DP-SGD by its rate."""
     names = ("dp_sgd-commits-8", "dp_sgd-speeches-8", "dp_sgd-speeches-2")
@@ -511,7 +422,6 @@ def dp_sgd() -> str:
     return table(["recipe", *found], rows, source(names[0]))
 
 
-@shown
 def text_parts() -> str:
     """Shows the change of perplexity with texts as parts."""
     figures = record("evaluate-texts").figures
@@ -524,7 +434,6 @@ def text_parts() -> str:
     return table(["epsilon, tokens", *columns], rows, source("evaluate-texts"))
 
 
-@shown
 def text_rows() -> str:
     """Shows the gain of a text by its length, as a part and in the prompt."""
     found = {corpus: record(f"texts-{corpus}").figures for corpus in ("speeches", "commits")}
@@ -536,7 +445,6 @@ def text_rows() -> str:
     return table(["tokens of a text", *columns], rows, source("texts-speeches"))
 
 
-@shown
 def references() -> str:
     """Shows the gains of published methods beside texts as parts, at each epsilon."""
     methods: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
@@ -562,49 +470,29 @@ def _gains() -> Mapping[str, Mapping[str, Any]]:
     return kinds
 
 
-def _nats(values: Sequence[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
-
-
-@shown
 def part_gains() -> str:
     """Shows what a part gains by the tokens of its text."""
     rows = [
         [
             {"reader": "adapter"}.get(kind, kind),
             f"{int(size):,}",
-            *(_nats(each["gain_by_part_tokens"][size]) for each in by),
+            *(spread(each["gain_by_part_tokens"][size]) for each in by),
         ]
         for kind, by in ((kind, list(each["corpora"].values())) for kind, each in _gains().items())
         for size in by[0]["gain_by_part_tokens"]
     ]
     names = next(iter(_gains().values()))["corpora"]
-    return table(["part", "tokens", *map(CORPORA.__getitem__, names)], rows)
+    when = f"Measured {json.loads(GAINS.read_bytes())['measured']}, one thread of a CPU."
+    return table(["part", "tokens", *map(CORPORA.__getitem__, names)], rows, when)
 
 
 def _kept(protocol: str) -> str:
     """Returns the range of the share of the gain that a protocol keeps at a radius of 0.4, over all texts."""
     corpora = [by for each in _gains().values() for by in each["corpora"].values()]
     shares = [100 * share for by in corpora for share in by["kept"][protocol]["0.4"]]
-    return f"{min(shares):.0f} to {max(shares):.0f} %"
+    return f"{spread(shares, '.0f')} %"
 
 
-@shown
-def kept_pmixed() -> str:
-    return _kept("pmixed")
-
-
-@shown
-def kept_exponential() -> str:
-    return _kept("exponential")
-
-
-@shown
-def kept_individual() -> str:
-    return _kept("individual")
-
-
-@shown
 def published() -> str:
     """Shows what the papers' settings guarantee."""
     rows = [
@@ -619,7 +507,6 @@ def published() -> str:
 # What synthetic text is worth
 
 
-@shown
 def tasks() -> str:
     """Shows the accuracy of logistic regression that is trained on each set, in per cent with its interval."""
     cells = {
@@ -642,8 +529,48 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     return ""
 
 
-@shown
 def task_more() -> str:
     """Returns the points that all texts of DP-SGD's model gain over its first 160, on the demo at epsilon 8."""
     (row,) = (row for row in record("task-demo-8").figures["rows"] if row["name"] == "all of its texts")
     return f"{100 * row['over_first']['logistic regression']['mean']:.0f}"
+
+
+FIGURES: Mapping[str, Callable[[], str]] = {
+    **{
+        function.__name__: function
+        for function in (
+            *(speed, decoded, other_speeds, gpu),
+            *(ensembles, widest, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
+            *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
+            *(text_parts, text_rows, references, part_gains, published, tasks, task_more),
+        )
+    },
+    **{
+        f"base_{corpus}_{epsilon}": partial(_verdict, corpus, epsilon)
+        for corpus, epsilon in product(("commits", "demo"), ("8", "2"))
+    },
+    "gpu_one": lambda: _gpu_ratio(1),
+    "gpu_sixteen": lambda: _gpu_ratio(16),
+    "gpu_rates": _gpu_rates,
+    "gpu_graph_small": lambda: _gpu_graph("small"),
+    "gpu_graph_large": lambda: _gpu_graph("large"),
+    "kept_pmixed": lambda: _kept("pmixed"),
+    "kept_exponential": lambda: _kept("exponential"),
+    "kept_individual": lambda: _kept("individual"),
+    "key_ms": lambda: _keys("cpu_ms_per_request", ".2f"),
+    "key_requests": lambda: _keys("requests_per_s", ",.0f"),
+    "key_statements": lambda: _keys("statements_per_request", ".1f"),
+    "key_transactions": lambda: f"{record('keys').figures['sqlite']['transactions_per_request']:.2f}",
+    "node_price": lambda: f"{NODE_EUR_AN_HOUR}",
+    "node_plain_tokens": lambda: f"{NODE_TOKENS_A_SECOND:,}",
+    "node_tokens": lambda: f"{_node_tokens():,.0f}",
+    "node_eur": lambda: f"{1e6 * NODE_EUR_AN_HOUR / (3600 * _node_tokens()):.2f}",
+    "rounding_of_rows": lambda: _agreement("mean"),
+    "rounding_of_ratios": lambda: _agreement("ratio"),
+    "share_8": lambda: f"{_share('load-pmixed'):.2f}",
+    "share_32": lambda: f"{_share('load-pmixed', 32):.2f}",
+    "step_share": lambda: f"{_share('step-pmixed'):.2f}",
+    "perplexities": lambda: _compared("perplexity"),
+    "fine_tuned": lambda: _compared("fine_tuned"),
+}
+"""By the names in the pages' marks."""
