@@ -175,6 +175,47 @@ def _agreement(figure: str) -> str:
     return f"{agreement['float32'][figure]:.3f} instead of {agreement['model'][figure]:.3f}"
 
 
+# The reduction of rows
+
+
+def reduced_bytes() -> str:
+    """Shows the kB that leave the shards for a token, by the protocol and the number of shards."""
+    figures = record("reduction").figures["bytes_a_token"]
+    asked = {
+        "pmixed": "one part: PMixed",
+        "exponential": "16 parts: exponential",
+        "individual": "all 80: individual budgets",
+    }
+    rows = []
+    for protocol, text in asked.items():
+        cells = {int(cell.split(",")[2]): each for cell, each in figures.items() if cell.startswith(protocol)}
+        left = (each["held"] if shards == 1 else each["reduced"] for shards, each in cells.items())
+        rows.append([text, *(_kb(size) for size in (cells[1]["raw"], *left))])
+    return table(["asked", "raw rows", "1 shard", "2 shards", "8 shards"], rows, source("reduction"))
+
+
+def _kb(size: int) -> str:
+    return f"{size / 1000:,.0f}" if size >= 1000 else f"{size / 1000:g}"
+
+
+def reduced_ms() -> str:
+    """Shows the processor time from log-probabilities to weights."""
+    figures = record("reduction").figures["ms"]
+    sizes = list(dict.fromkeys(int(cell.split(",")[1]) for cell in figures))
+    rows = [
+        [protocol, *(f"{figures[f'{protocol},{size}'][kind]:,.0f}" for size in sizes for kind in ("raw", "reduced"))]
+        for protocol in dict.fromkeys(cell.split(",")[0] for cell in figures)
+    ]
+    columns = [f"{size:,}: {kind}" for size in sizes for kind in ("raw rows", "reduced")]
+    return table(["protocol, vocabulary", *columns], rows, source("reduction"))
+
+
+def _adding(kind: str) -> str:
+    """Returns the milliseconds of adding sums of two and of eight groups."""
+    adding = record("reduction").figures["adding"]
+    return " and ".join(f"{adding[f'exponential,{groups}'][kind]:.0f}" for groups in (2, 8))
+
+
 # A GPU
 
 
@@ -434,15 +475,9 @@ def text_parts() -> str:
     return table(["epsilon, tokens", *columns], rows, source("evaluate-texts"))
 
 
-def text_rows() -> str:
-    """Shows the gain of a text by its length, as a part and in the prompt."""
-    found = {corpus: record(f"texts-{corpus}").figures for corpus in ("speeches", "commits")}
-    rows = [
-        [f"{int(size):,}", *(f"{each[size][kind]:.2f}" for each in found.values() for kind in ("row", "prompt"))]
-        for size in found["speeches"]
-    ]
-    columns = [f"{corpus}: {kind}" for corpus in found for kind in ("as a part", "in the prompt")]
-    return table(["tokens of a text", *columns], rows, source("texts-speeches"))
+def _texts(kind: str) -> str:
+    """Returns the gains of a text of 1,024 tokens, as a part ("row") or in the prompt."""
+    return " and ".join(f"{record(f'texts-{corpus}').figures['1024'][kind]:.2f}" for corpus in ("speeches", "commits"))
 
 
 def references() -> str:
@@ -539,16 +574,18 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     **{
         function.__name__: function
         for function in (
-            *(speed, decoded, other_speeds, gpu),
+            *(speed, decoded, other_speeds, reduced_bytes, reduced_ms, gpu),
             *(ensembles, widest, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
-            *(text_parts, text_rows, references, part_gains, published, tasks, task_more),
+            *(text_parts, references, part_gains, published, tasks, task_more),
         )
     },
     **{
         f"base_{corpus}_{epsilon}": partial(_verdict, corpus, epsilon)
         for corpus, epsilon in product(("commits", "demo"), ("8", "2"))
     },
+    "adding_sent": lambda: _adding("sent_ms"),
+    "adding_wide": lambda: _adding("wide_ms"),
     "gpu_one": lambda: _gpu_ratio(1),
     "gpu_sixteen": lambda: _gpu_ratio(16),
     "gpu_rates": _gpu_rates,
@@ -567,6 +604,8 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "node_eur": lambda: f"{1e6 * NODE_EUR_AN_HOUR / (3600 * _node_tokens()):.2f}",
     "rounding_of_rows": lambda: _agreement("mean"),
     "rounding_of_ratios": lambda: _agreement("ratio"),
+    "text_rows": lambda: _texts("row"),
+    "text_prompts": lambda: _texts("prompt"),
     "share_8": lambda: f"{_share('load-pmixed'):.2f}",
     "share_32": lambda: f"{_share('load-pmixed', 32):.2f}",
     "step_share": lambda: f"{_share('step-pmixed'):.2f}",
