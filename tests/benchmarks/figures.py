@@ -15,8 +15,6 @@ from services.training.expectation import TABLE as GAINS
 from tests.benchmarks.record import MeasuredRecord
 
 WIDTH = 120
-CORPORA = {"commits": "commits", "shakespeare": "speeches", "speeches": "speeches", "demo": "demo"}
-"""What the pages call the corpora. `demo` is that of fictional clinic dialogues."""
 TOKENS = (1024, 16384, 131072)
 TASK_ROWS = {
     "real text": "real text",
@@ -34,6 +32,12 @@ TASK_ROWS = {
 """The rows of `tasks`, by the beginnings of the sets' names."""
 NODE_EUR_AN_HOUR, NODE_TOKENS_A_SECOND = 2, 1000
 """The runbook's example: the price of a node, and what plain vLLM reaches on it."""
+
+
+def titled(corpus: str) -> str:
+    """Returns what the pages call a corpus, which records name by its file."""
+    return {"shakespeare": "speeches"}.get(corpus, corpus)
+
 
 record = cache(MeasuredRecord.read)
 
@@ -220,12 +224,13 @@ def _adding(kind: str) -> str:
 
 
 def _gpu_cells() -> dict[tuple[str, int, int], Mapping[str, float]]:
-    """Returns the ratios by shape, context and parts drawn."""
+    """Returns the ratios by shape, context and parts drawn, of this engine."""
     ratios: Mapping[str, Mapping[str, float]] = record("gpu").figures["ratios"]
     cells = {}
     for name, each in ratios.items():
         shape, context, parts = name.split(",")
-        cells[shape, int(context), int(parts)] = each
+        if shape != "before":
+            cells[shape, int(context), int(parts)] = each
     return cells
 
 
@@ -309,7 +314,7 @@ def budgets() -> str:
         for cells in zip(*found.values(), strict=True)
         if cells[0]["parts"] == 64
     ]
-    return table(["epsilon, tokens", *map(CORPORA.__getitem__, found)], rows, source("budgets"))
+    return table(["epsilon, tokens", *map(titled, found)], rows, source("budgets"))
 
 
 def _budget_cell(cell: Mapping[str, Any]) -> str:
@@ -371,7 +376,7 @@ def private_base() -> str:
             trained, *_ = base_gain(corpus, epsilon, "DP-SGD", TOKENS[0], False)
             alone = (base_gain(corpus, epsilon, "individual", tokens, False) for tokens in TOKENS)
             based = (_base_cell(corpus, epsilon, "individual", tokens, True) for tokens in TOKENS)
-            name = f"{CORPORA.get(corpus, corpus)}, {epsilon}"
+            name = f"{titled(corpus)}, {epsilon}"
             gains = ", ".join(f"{mean:.3f}" for mean, _, _ in alone)
             rows.append([name, f"{trained:.3f}", gains, *map(_beside_dp_sgd, based)])
     columns = ["corpus, epsilon", "DP-SGD", "ensemble alone", *(f"on a base: {tokens:,}" for tokens in TOKENS)]
@@ -518,7 +523,7 @@ def part_gains() -> str:
     ]
     names = next(iter(_gains().values()))["corpora"]
     when = f"Measured {json.loads(GAINS.read_bytes())['measured']}, one thread of a CPU."
-    return table(["part", "tokens", *map(CORPORA.__getitem__, names)], rows, when)
+    return table(["part", "tokens", *map(titled, names)], rows, when)
 
 
 def _kept(protocol: str) -> str:

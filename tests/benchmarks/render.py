@@ -29,7 +29,8 @@ def rendered(page: str, figures: Mapping[str, Callable[[], str]] = FIGURES) -> s
     """Returns the text of a page with its figures as they were measured.
 
     Raises:
-        ValueError: a mark names no figure, has no end or beginning, or begins a line with text after it.
+        ValueError: a mark names no figure, has no end or beginning, or begins a line with text after it; or a record
+            lacks a figure.
     """
     if len(MARK.findall(page)) != 2 * len(REGION.findall(page)):
         raise ValueError("a mark <!--=NAME--> needs its <!--/--> before the next one")
@@ -37,7 +38,14 @@ def rendered(page: str, figures: Mapping[str, Callable[[], str]] = FIGURES) -> s
         raise ValueError(f"{', '.join(sorted(unknown))}: no function of this name is in tests/benchmarks/figures.py")
     if found := AT_START.search(page):
         raise ValueError(f"{found[0].strip()[:40]}: begin the line with other text, or end it after the mark")
-    return REGION.sub(lambda region: f"<!--={region[1]}-->{figures[region[1]]()}<!--/-->", page)
+    return REGION.sub(lambda region: f"<!--={region[1]}-->{_measured(region[1], figures)}<!--/-->", page)
+
+
+def _measured(name: str, figures: Mapping[str, Callable[[], str]]) -> str:
+    try:
+        return figures[name]()
+    except LookupError as error:
+        raise ValueError(f"{name}: its record has no {error}") from error
 
 
 def pages() -> list[Path]:

@@ -56,13 +56,14 @@ def test_every_figure_is_shown_and_every_record_is_used(monkeypatch: pytest.Monk
         ("<!--/--> 1", "needs its <!--/-->"),
         ("a <!--=cost-->1 <!--=cost-->1<!--/--> one", "needs its <!--/-->"),
         ("a token costs <!--=price-->1<!--/--> plain one", "price: no function"),
+        ("a token costs <!--=lost-->1<!--/--> plain one", "lost: its record has no 'ratio'"),
         ("<!--=cost-->1<!--/--> plain tokens", "begin the line with other text"),
         ("- <!--=cost-->1<!--/--> plain tokens", "begin the line with other text"),
     ],
 )
-def test_marks_that_would_show_nothing_are_refused(page: str, error: str) -> None:
+def test_marks_that_show_nothing_are_refused(page: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        render.rendered(page, {"cost": lambda: "2"})
+        render.rendered(page, {"cost": lambda: "2", "lost": lambda: {}["ratio"]})
 
 
 def test_text_between_marks_is_replaced() -> None:
