@@ -62,8 +62,9 @@ def test_every_figure_is_shown_and_every_record_is_used(monkeypatch: pytest.Monk
     ],
 )
 def test_marks_that_show_nothing_are_refused(page: str, error: str) -> None:
+    measured: dict[str, str] = {}
     with pytest.raises(ValueError, match=error):
-        render.rendered(page, {"cost": lambda: "2", "lost": lambda: {}["ratio"]})
+        render.rendered(page, {"cost": lambda: "2", "lost": lambda: measured["ratio"]})
 
 
 def test_text_between_marks_is_replaced() -> None:
