@@ -71,10 +71,6 @@ def _v(rank: int, rate: float, **private: Any) -> TrainingRecipe:
     return TrainingRecipe(options, {"steps": 12} | private)
 
 
-def _last(layers: int, rate: float = 1e-2) -> TrainingRecipe:
-    return TrainingRecipe({"layers": layers, "learning_rate": rate})
-
-
 _EARLIER = {"targets": ("q_proj", "v_proj"), "rank": 4, "block": 128, "learning_rate": 2e-3}
 RECIPES: Mapping[str, TrainingRecipe] = {
     # 2 epochs of 64 users in 274, the first block of each.
@@ -97,12 +93,9 @@ RECIPES: Mapping[str, TrainingRecipe] = {
     "v, rank 16, rate 1e-3": _v(16, 1e-3),
     "v, rank 4, rate 1e-3, both": _v(4, 1e-3, matrices="both"),
     "v, rank 4, rate 2e-3, both": _v(4, 2e-3, matrices="both"),
-    "last 15 layers": _last(15),
-    "last 15 layers, rate 2e-2": _last(15, 2e-2),
-    "6 steps, rate 1e-2": _v(4, 1e-2, steps=6),
-    "6 steps, rate 2e-2": _v(4, 2e-2, steps=6),
-    "4 steps, rate 3e-2": _v(4, 3e-2, steps=4),
-    "3 steps, rate 2e-2": _v(4, 2e-2, steps=3),
+    "v, rank 4, rate 1e-2, 6 steps": _v(4, 1e-2, steps=6),
+    "v, rank 4, rate 2e-2, 6 steps": _v(4, 2e-2, steps=6),
+    "v, rank 4, rate 3e-2, 4 steps": _v(4, 3e-2, steps=4),
     "default": TrainingRecipe(),
     "default after public text": TrainingRecipe(public=64),
     "public text alone": TrainingRecipe(public=64, only_public=True),
