@@ -1,9 +1,14 @@
 """Declares the options that several commands share."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from services.training.corpus import Corpus
 
 NAMESPACE = "privmix"
 """The default `namespace` of a service."""
@@ -32,7 +37,6 @@ CorpusArgument = Annotated[
         "of a Hugging Face dataset, or a dataset's name with --split."
     ),
 ]
-SplitOption = Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")]
 UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
 TextFieldOption = Annotated[
     str,
@@ -42,6 +46,23 @@ TextFieldOption = Annotated[
     ),
 ]
 SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")]
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How corpora are read."""
+
+    user_field: UserFieldOption = "user"
+    text_field: TextFieldOption = "text"
+    split: Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")] = None
+    skip_bad: SkipBadOption = False
+
+    def corpus(self, paths: Path | Sequence[Path]) -> "Corpus":
+        """Returns the corpus in files. Raises `CorpusError` if one does not exist."""
+        from services.training.corpus import Corpus  # slow to import
+
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.split)
+
 
 EpsilonsOption = Annotated[
     list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from cluster.console import display
+from cluster.option_groups import grouped
 from cluster.options import (
     CorpusArgument,
+    CorpusOptions,
     DeltaOption,
     DrawnOption,
     EpsilonsOption,
@@ -18,12 +20,8 @@ from cluster.options import (
     ProtocolsOption,
     RunsOption,
     RunTokensOption,
-    SkipBadOption,
-    SplitOption,
     SweepOption,
-    TextFieldOption,
     TokensOption,
-    UserFieldOption,
 )
 from services.laboratory.evaluation.options import COMPARED_PARTS, QUANTITIES, EvaluationOptions
 from services.training.options import Resources, TrainingOptions
@@ -36,8 +34,10 @@ def _listed(counts: Sequence[int]) -> str:
     return ", ".join(map(str, counts))
 
 
+@grouped
 def compare(
     corpus: CorpusArgument,
+    reading: CorpusOptions,
     output: Annotated[Path, typer.Option(help="The directory for the split, the ensembles and the report.")],
     parts: Annotated[
         list[int] | None,
@@ -79,10 +79,6 @@ def compare(
     runs: RunsOption = _DEFAULTS.runs,
     sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     cpus: Annotated[float, typer.Option(help="The number of CPU cores for each adapter in training.")] = 1,
-    user_field: UserFieldOption = "user",
-    text_field: TextFieldOption = "text",
-    split: SplitOption = None,
-    skip_bad: SkipBadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.
@@ -91,11 +87,10 @@ def compare(
     """
     from cluster.work.evaluate import report
     from services.laboratory.evaluation.compare import compare as compare_methods
-    from services.training.corpus import Corpus
 
     started = time.monotonic()
     evaluation = compare_methods(
-        Corpus(corpus, user_field, text_field, skip_bad, split),
+        reading.corpus(corpus),
         output,
         parts=parts or (_QUICK_PARTS if quick else COMPARED_PARTS),
         held_out=held_out,

@@ -66,7 +66,7 @@ def perplexity(
         Path | None, typer.Option(help="An ensemble of one part, from `privmix train --parts 1`, as a reference.")
     ] = None,
     dp_sgd: Annotated[
-        list[Path] | None, typer.Option(help="A model from `privmix train --dp-sgd`; repeat for other budgets.")
+        list[Path] | None, typer.Option(help="A model from `privmix train-base`; repeat for other budgets.")
     ] = None,
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,

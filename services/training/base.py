@@ -31,7 +31,7 @@ class Base:
 def find_base(model: str | None, block: int) -> Base:
     """Finds the model with a name (see `public_model.resolve`) and checks that it supports the block size.
 
-    The name of a directory that `privmix train --dp-sgd` wrote is that of its private base.
+    The name of a directory that `privmix train-base` wrote is that of its private base.
 
     Args:
         block: the number of tokens in a block.

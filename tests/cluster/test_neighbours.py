@@ -51,7 +51,7 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
         users = len((output.parent / "corpus.jsonl").read_text().splitlines())
         return users // 8 if users > pipeline.USERS else 8
 
-    monkeypatch.setattr(work, "default_parts", counted)
+    monkeypatch.setattr(work, "proposed_parts", counted)
     worlds = pipeline.train_worlds(tmp_path, ["--part-kind", "text"], run)
     differences = pipeline.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)

@@ -132,7 +132,7 @@ class DpSgd(Protocol):
         if self.parts != 1:
             raise ValueError(
                 f"parts must be 1 for protocol dp-sgd, and this ensemble has {self.parts}: "
-                "train one model with `privmix train --dp-sgd`"
+                "train one model with `privmix train-base`"
             )
 
     @property
@@ -178,7 +178,7 @@ class DpSgdSettings(Settings):
         """
         if training is None:
             raise ValueError(
-                "protocol: dp-sgd serves what `privmix train --dp-sgd` trained, and this ensemble was trained without "
+                "protocol: dp-sgd serves what `privmix train-base` trained, and this ensemble was trained without "
                 "privacy: its tokens would cost without limit; take another protocol, or train again"
             )
         known = asdict(training.event)
