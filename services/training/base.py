@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.errors import InputError
 from services.training import public_model
@@ -26,6 +27,11 @@ class Base:
     tokenizer: str
     layers: int
     private: PrivateBase | None
+
+    def load_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer  # slow to import
+
+        return AutoTokenizer.from_pretrained(self.path)
 
 
 def find_base(model: str | None, block: int) -> Base:
