@@ -77,7 +77,7 @@ class ChainEnd(BaseModel):
             ledger=balance.id,
             rows=balance.rows,
             head=balance.head,
-            charged=tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items()),
+            charged=tuple((event.as_dict(), count) for event, count in balance.charged.items()),
             stopped=balance.stopped,
             parts=balance.parts,
         )

@@ -1,6 +1,5 @@
 """Implements the single writer of a ledger. A grant is on disk before `lease` or `charge` returns."""
 
-import json
 import math
 import threading
 from collections import Counter, deque
@@ -203,7 +202,7 @@ class Ledger:
             if event.accounts:
                 released = state.charged.total() - state.held.total()
                 count, allowances = state.accounts.divide(parts or 0, released, self.terms.horizon or 1, count)
-            leased = Leased(lease=name, event=json.loads(event.to_json()), count=count, allowances=allowances)
+            leased = Leased(lease=name, event=event.as_dict(), count=count, allowances=allowances)
             return Grant(name, count, held, allowances), [leased]
 
         return self._commit(decide)
@@ -304,7 +303,7 @@ class Ledger:
                     missing[event] = max(1, missing[event])
             for event, lost in missing.items():
                 charges = self._most_charged(state, event, missing) if event.accounts else ()
-                records.append(Forfeited(event=json.loads(event.to_json()), count=lost, charges=charges))
+                records.append(Forfeited(event=event.as_dict(), count=lost, charges=charges))
             unknown = self.terms.enforced == "measured" and any(event.measured for event in missing)
             if (unknown or any(lost_end.stopped for lost_end in self._lost.values())) and not state.stopped:
                 records.append(Stopped(charge=uuid4().hex))
@@ -574,7 +573,7 @@ def _opened(terms: PrivacyBudget, identity: str | None) -> Opened:
 def _charged(charge: str, event: Event, tokens: Sequence[Sequence[float]]) -> Charged:
     total = reduce(Losses.plus, tokens, NO_LOSSES)
     losses = total.parts or (total.alike,)
-    return Charged(charge=charge, event=json.loads(event.to_json()), count=len(tokens), losses=losses)
+    return Charged(charge=charge, event=event.as_dict(), count=len(tokens), losses=losses)
 
 
 def _check_recordable(event: Event) -> None:

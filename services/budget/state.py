@@ -1,6 +1,5 @@
 """Computes the state of a ledger from its rows."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -242,7 +241,7 @@ class LedgerState:
             id=self.id,
             terms=self.terms,
             stop_after=self.stop_after,
-            events=tuple(json.loads(event.to_json()) for event in events),
+            events=tuple(event.as_dict() for event in events),
             charged=tuple(self.charged.values()),
             latest=None if self.latest is None else index[self.latest],
             leases=tuple((name, index[lease.event], lease.count, lease.used) for name, lease in self.leases.items()),

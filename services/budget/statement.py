@@ -218,10 +218,9 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         stopped=balance.stopped,
         note=_note(terms),
         accounts=AccountsStatement.of(balance.accounts),
-        event=None if event is None else json.loads(event.to_json()),
+        event=None if event is None else event.as_dict(),
         charges=tuple(
-            Charge(event=json.loads(paid.to_json()), status=paid.guarantee.status, tokens=count)
-            for paid, count in charged.items()
+            Charge(event=paid.as_dict(), status=paid.guarantee.status, tokens=count) for paid, count in charged.items()
         ),
         epoch=balance.epoch,
         rows=balance.rows,

@@ -184,7 +184,7 @@ def lengthen(place: str, rows: int, title: str) -> None:
     database = LedgerDatabase(place, "write")
     with database.transaction() as connection:
         state = replay(connection)
-    fields = json.loads(EVENT.to_json())
+    fields = EVENT.as_dict()
     for _ in track(range(0, rows, BATCH), title, console=Console(stderr=True)):
         records: list[Record] = []
         for _ in range(BATCH // 2):

@@ -44,7 +44,7 @@ def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
         158,
     )
     assert 0 < stated["epsilon_spent"] <= stated["epsilon_bound"] < 8
-    assert stated["charges"] == [{"event": json.loads(EVENT.to_json()), "status": "certified", "tokens": 50}]
+    assert stated["charges"] == [{"event": EVENT.as_dict(), "status": "certified", "tokens": 50}]
     assert ledger.lease(EVENT, 1).count == 1, "reading does not fence the writer"
 
 

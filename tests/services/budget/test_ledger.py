@@ -1,7 +1,5 @@
 """Claim: a single writer grants a token only after the charge is on disk, and grants nothing after an error."""
 
-import json
-
 import pytest
 
 from services.budget.ledger import Ledger
@@ -140,7 +138,7 @@ def test_another_promise_is_refused_with_the_difference(
 def test_a_ledger_whose_tokens_cost_more_than_its_budget_states_their_cost(place: str, terms: PrivacyBudget) -> None:
     """As after a correction of an analysis: 267 tokens of COARSE cost more than the budget of 8."""
     Ledger(place, terms)
-    record = Leased(lease="old", event=json.loads(COARSE.to_json()), count=267)
+    record = Leased(lease="old", event=COARSE.as_dict(), count=267)
     append(place, epoch=1, kind="lease", body=record.model_dump_json())
     ledger = Ledger(place, terms)
     assert ledger.lease(COARSE, 1).count == 0
