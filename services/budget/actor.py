@@ -157,10 +157,10 @@ class Budget:
     def _opened(self) -> Ledger:
         with self._opening:
             if self._ledger is None:
-                self._ledger = Ledger(
+                begin = Ledger.create if self._create else Ledger.open
+                self._ledger = begin(
                     self._where,
                     self._terms,
-                    create=self._create,
                     identity=self._identity,
                     holder=self._holder,
                     anchors=self._anchors,

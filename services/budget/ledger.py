@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from sqlalchemy import Connection
@@ -86,56 +86,52 @@ class Grant:
 Decision = tuple[T, Sequence[Record]]
 
 
+class WriterOptions(TypedDict, total=False):
+    """Says who writes a ledger.
+
+    Attributes:
+        identity: the id that the ledger has, or gets; None accepts any.
+        holder: the name of the deployment, which does not change when the process restarts.
+        anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
+        keyed: record that clients of the deployment need a key, when this writer takes over.
+        key: signs each commit.
+    """
+
+    identity: str | None
+    holder: str | None
+    anchors: Sequence[Anchor]
+    keyed: bool
+    key: SigningKey | None
+
+
 class Ledger:
     """Writes the ledger at a path or URL. A ledger has one writer at a time.
 
-    Without a `holder`, the writer takes over the ledger on construction and writes until another writer takes over. A
+    Without a `holder`, the writer takes over the ledger when it opens it and writes until another writer takes over. A
     deployment names itself as `holder` and takes over with its first write. A deployment that was replaced gets Fenced;
     it may take the ledger back once the other deployment has released it or has sent no heartbeat for `PATIENCE_S`.
     The class is thread-safe: concurrent calls are committed together in one transaction.
 
-    Args:
-        ledger: a path or URL.
-        terms: the privacy budget that the ledger must keep.
-        create: create the ledger, with the id `identity`, if it does not exist.
-        identity: the expected id of the ledger; None accepts any.
-        holder: the name of the deployment, which does not change when the process restarts.
-        anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
-        restored: accept a ledger that lacks rows which an anchor knows. Only `forfeit` may follow.
-        keyed: record that clients of the deployment need a key, when this writer takes over.
-        key: signs each commit. With `create`, it signs an existing ledger, whose whole chain is verified.
+    `create`, `open` and `restore` take a path or URL, and the privacy budget that the ledger must keep. They raise:
 
-    Raises:
         LedgerMismatch: the ledger keeps another budget than `terms`, or has another id.
         LedgerUnsigned: the last row was not signed with `key`.
         LedgerRolledBack: an anchor knows rows that the ledger lacks.
         LedgerError: the ledger cannot be used. The subclass and the message say why.
     """
 
-    def __init__(
-        self,
-        ledger: str | Path,
-        terms: PrivacyBudget,
-        *,
-        create: bool = True,
-        identity: str | None = None,
-        holder: str | None = None,
-        anchors: Sequence[Anchor] = (),
-        restored: bool = False,
-        keyed: bool = False,
-        key: SigningKey | None = None,
-    ) -> None:
+    def __init__(self, ledger: str | Path, terms: PrivacyBudget, options: WriterOptions, *, create: bool) -> None:
         self.terms = terms
         self.filter = Filter(terms)
         self._writer = uuid4().hex
-        self._holder = holder
-        self._keyed = keyed
-        self._key = key
+        self._holder = options.get("holder")
+        self._keyed = options.get("keyed", False)
+        self._key = options.get("key")
         self._epoch: int | None = None
         self._waiting: deque[_Call] = deque()
         self._turn = threading.Condition()
         self._busy = False
-        self._anchors = tuple(anchors)
+        self._anchors = tuple(options.get("anchors", ()))
         self._lost: Mapping[str, ChainEnd] = {}
         # What each anchor stores, by its name: an end of this chain, or one in `_lost`.
         self._stored: dict[str, ChainEnd] = {}
@@ -144,14 +140,43 @@ class Ledger:
         self._anchor_failed = False
         self._database = LedgerDatabase(ledger, "write")
         self._state: LedgerState | None = self._begin(
-            LedgerDatabase(ledger, "create") if create else self._database, create=create, identity=identity
+            LedgerDatabase(ledger, "create") if create else self._database,
+            create=create,
+            identity=options.get("identity"),
         )
         self._confirmed, self._balance = self._state.head, self._state.balance()
-        if self._lost and not restored:
+
+    @classmethod
+    def create(cls, ledger: str | Path, terms: PrivacyBudget, **options: Unpack[WriterOptions]) -> Self:
+        """Creates a ledger, or opens an existing one and anchors its end.
+
+        With a `key` it signs an existing ledger that was not signed, whose whole chain is verified.
+        """
+        created = cls(ledger, terms, options, create=True)
+        created._refuse_lost_rows()
+        created._anchor()
+        created._start()
+        return created
+
+    @classmethod
+    def open(cls, ledger: str | Path, terms: PrivacyBudget, **options: Unpack[WriterOptions]) -> Self:
+        """Opens an existing ledger."""
+        opened = cls(ledger, terms, options, create=False)
+        opened._refuse_lost_rows()
+        opened._start()
+        return opened
+
+    @classmethod
+    def restore(cls, ledger: str | Path, terms: PrivacyBudget, **options: Unpack[WriterOptions]) -> Self:
+        """Opens an existing ledger that may lack rows which an anchor knows. Only `forfeit` may follow."""
+        return cls(ledger, terms, options, create=False)
+
+    def _refuse_lost_rows(self) -> None:
+        if self._lost:
             raise rolled_back(self._balance, self._lost).of(self.name)
-        if create and not self._lost:
-            self._anchor()
-        if holder is None and not restored:
+
+    def _start(self) -> None:
+        if self._holder is None:
             self.take_over()
 
     @property
@@ -611,5 +636,5 @@ def charge_release(ledger: str, event: Event, subject: str, budget: float, delta
     terms = PrivacyBudget(
         ensemble=subject, epsilon=budget, delta=delta, order=_RELEASES_ORDER, adjacency=event.adjacency
     )
-    if Ledger(ledger, terms).lease(event, 1).count == 0:
+    if Ledger.create(ledger, terms).lease(event, 1).count == 0:
         raise WorkError(f"ledger {ledger}: its budget does not suffice for another release; nothing was released")

@@ -181,7 +181,7 @@ def begin(
     if receipt is None:
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
-    Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
+    Ledger.create(ledger, terms, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
     with locked(ensemble / FILE):
         (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
     return LedgerCreation(receipt.ledger, place, new=True)
@@ -192,9 +192,7 @@ def _anchor_existing(
 ) -> None:
     """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
     anchors = anchors_of(ensemble, anchor)
-    Ledger(
-        ledger, terms, create=True, identity=identity, anchors=anchors, holder=uuid4().hex, key=key
-    )  # takes nothing over
+    Ledger.create(ledger, terms, identity=identity, anchors=anchors, holder=uuid4().hex, key=key)  # takes nothing over
 
 
 def known(

@@ -96,7 +96,7 @@ def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_pa
     elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
     with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
         check_ensemble(elsewhere.choose(), may_begin=True)
-    Ledger(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
+    Ledger.create(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
     with pytest.raises(LedgerMismatch, match=begun.ledger):
         check_ensemble(elsewhere.choose(), may_begin=True)
 
@@ -131,7 +131,7 @@ def test_another_partition_gives_nobody_a_second_account(
 def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
-    Receipt(ledger=Ledger(configuration.budget.ledger, terms).balance().id).save(spoilable)
+    Receipt(ledger=Ledger.create(configuration.budget.ledger, terms).balance().id).save(spoilable)
     with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
         launch(configuration)
     assert not ray.util.list_named_actors(all_namespaces=True)

@@ -210,7 +210,7 @@ def test_a_failed_ledger_raises_in_every_reservation(allowance: Allowance, roomy
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         assert await take(client, COARSE, 5) == 5
-        successor = Ledger(allowance.path, roomy)
+        successor = Ledger.create(allowance.path, roomy)
         assert await take(client, COARSE, 15) == 15, "these tokens were charged before"
         for _ in range(2):
             with pytest.raises(Fenced):

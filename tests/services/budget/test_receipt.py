@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_ledger_is_begun_once_and_then_recognized(place: str, terms: PrivacyBu
 def test_without_a_receipt_no_ledger_is_recognized(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
         known(place, terms, ensemble)
-    Ledger(place, terms)
+    Ledger.create(place, terms)
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
         known(place, terms, ensemble)
     assert not is_fresh(place, ensemble), "the operator must confirm an existing ledger"
@@ -63,7 +64,7 @@ def test_a_place_without_the_ensembles_ledger_is_refused(
 ) -> None:
     begun = begin(place, terms, ensemble)
     empty, another = str(tmp_path / "empty.db"), str(tmp_path / "another.db")
-    Ledger(another, terms)
+    Ledger.create(another, terms)
     for refuse in (known, begin):
         with pytest.raises(LedgerMissing, match=r"put it back, or correct budget\.ledger"):
             refuse(empty, terms, ensemble)
@@ -127,7 +128,7 @@ def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
     monkeypatch.setattr(receipt, "is_writable", lambda directory: False)
     anchors = anchors_of(ensemble, str(second))
     shutil.copy(path, kept)
-    assert Ledger(path, terms, create=False, anchors=anchors).lease(COARSE, 2).count == 2
+    assert Ledger.open(path, terms, anchors=anchors).lease(COARSE, 2).count == 2
     assert Receipt.load(ensemble) == stored
     known(str(path), terms, ensemble, anchor=str(second))
     with pytest.raises(LedgerRolledBack):
@@ -137,7 +138,7 @@ def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
 def test_an_unwritable_directory_uses_the_configured_id(
     place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path
 ) -> None:
-    identity = Ledger(place, terms).balance().id
+    identity = Ledger.create(place, terms).balance().id
     assert known(place, terms, ensemble, identity) == identity
     with pytest.raises(LedgerMismatch):
         known(place, terms, ensemble, "another")
@@ -150,12 +151,14 @@ def test_an_unwritable_directory_uses_the_configured_id(
 def test_an_interrupted_beginning_continues(
     place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:
-    def die(*arguments: object, **options: object) -> None:
+    create = Ledger.create
+
+    def die(*arguments: Any, **options: Any) -> None:
         if made:
-            Ledger(*arguments, **options)  # type: ignore[arg-type]
+            create(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(receipt, "Ledger", die)
+    monkeypatch.setattr(Ledger, "create", die)
     with pytest.raises(KeyboardInterrupt):
         begin(place, terms, ensemble)
     promised = Receipt.load(ensemble)
@@ -171,7 +174,7 @@ def test_a_moved_ledger_still_belongs_to_the_ensemble(
     path: Path, terms: PrivacyBudget, ensemble: Path, postgresql: Server
 ) -> None:
     begun, target = begin(str(path), terms, ensemble), postgresql.database()
-    Ledger(path, terms).lease(COARSE, 3)
+    Ledger.create(path, terms).lease(COARSE, 3)
     move(path, target)
     assert known(target, terms, ensemble) == begun.ledger
 

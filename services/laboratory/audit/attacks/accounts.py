@@ -168,10 +168,10 @@ def _forgets(protocol: Individual) -> bool:
     )
     with TemporaryDirectory() as folder:
         place = Path(folder) / "ledger.db"
-        ledger = Ledger(place, terms)
+        ledger = Ledger.create(place, terms)
         for name in ("settled", "open"):
             granted = ledger.lease(protocol.event, 4, name, protocol.parts)
         ledger.settle("settled", granted.count, tuple(granted.count * own for own in granted.allowances))
         before = ledger.balance().accounts
-        after = Ledger(place, terms).balance().accounts
+        after = Ledger.create(place, terms).balance().accounts
     return after != before or not any(before.charged) or not any(before.held)
