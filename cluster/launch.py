@@ -56,6 +56,7 @@ from services.keys import actor as keys
 from services.keys.records import Secret
 from services.keys.store import KeyStore
 from services.requests.settings import ClientSettings, RequestSettings
+from services.retrying import pauses, repeated_in_thread
 from services.training.cohorts import not_apart
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
@@ -438,15 +439,15 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
     Raises:
         WorkError: a coordinator is not healthy after `patience_s` seconds. The message says what does not work.
     """
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            ray.get([coordinator.health.remote() for coordinator in coordinators])
-            return
-        except CoordinatorUnavailable as error:
-            if time.monotonic() > deadline:
-                raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
-        time.sleep(1)
+    try:
+        repeated_in_thread(
+            lambda: ray.get([coordinator.health.remote() for coordinator in coordinators]),
+            CoordinatorUnavailable,
+            pauses(1.0),
+            patience_s=patience_s,
+        )
+    except CoordinatorUnavailable as error:
+        raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
 
 
 def stop_ensemble(ensemble: ServedEnsemble) -> None:

@@ -8,7 +8,7 @@ import base64
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypeVar
@@ -20,6 +20,7 @@ from services.alerts.outbox import Outbox, Undelivered
 from services.alerts.settings import key_of
 from services.database.clock import now
 from services.errors import KeysUnavailable
+from services.retrying import pauses, repeated
 
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0
@@ -114,17 +115,17 @@ class Webhook:
 
     async def _deliver_one(self, client: httpx.AsyncClient, alert: Undelivered) -> bool:
         """Posts an alert until the receiver answers. Returns False if it refuses the alert."""
-        pauses = _pauses(LONGEST_RETRY_S)
+        waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
         while (failure := await self._post(client, alert)) is not None and not failure.refused:
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(waits))
         return failure is None
 
     async def _retry(self, client: httpx.AsyncClient, alert: Undelivered) -> None:
         """Posts an alert that the receiver refused again and again."""
-        pauses = _pauses(LONGEST_REFUSED_RETRY_S)
-        await asyncio.sleep(next(pauses))
+        waits = pauses(FIRST_RETRY_S, LONGEST_REFUSED_RETRY_S)
+        await asyncio.sleep(next(waits))
         while await self._post(client, alert) is not None:
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(waits))
         self._refused.discard(alert.number)
 
     async def _post(self, client: httpx.AsyncClient, alert: Undelivered) -> DeliveryFailure | None:
@@ -140,18 +141,9 @@ class Webhook:
 
     async def _durably(self, work: Callable[[], T]) -> T:
         """Repeats a transaction until the database accepts it."""
-        pauses = _pauses(LONGEST_RETRY_S)
-        while True:
-            try:
-                return await asyncio.to_thread(work)
-            except KeysUnavailable as error:
-                _log.warning("alerts for %s wait: %s", self._host, error)
-            await asyncio.sleep(next(pauses))
-
-
-def _pauses(longest: float) -> Iterator[float]:
-    """Yields the seconds before each further attempt, which double up to `longest`."""
-    pause = FIRST_RETRY_S
-    while True:
-        yield pause
-        pause = min(2 * pause, longest)
+        return await repeated(
+            lambda: asyncio.to_thread(work),
+            KeysUnavailable,
+            pauses(FIRST_RETRY_S, LONGEST_RETRY_S),
+            log=lambda error: _log.warning("alerts for %s wait: %s", self._host, error),
+        )

@@ -22,6 +22,7 @@ from services.requests.keys import KeyService
 from services.requests.models import Models
 from services.requests.preparation import Preparation
 from services.requests.settings import RequestSettings
+from services.retrying import pauses, repeated
 
 MOST_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
@@ -257,12 +258,12 @@ class Runner:
             del job.answers[:stored]
 
     async def _answer_with_retries(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
-        pause = FIRST_RETRY_S
+        waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             try:
                 return await self._answer(job, line)
             except ApiError as failure:
-                delay = _delay_s(failure, pause)
+                delay = _delay_s(failure, next(waits))
                 if delay is None:
                     return _failed(line, failure)
             except _AnswerLostError as lost:  # another attempt would charge for the tokens again
@@ -274,7 +275,6 @@ class Runner:
             if job.ending != "completed":
                 raise asyncio.CancelledError
             await asyncio.sleep(delay)
-            pause = min(2 * pause, LONGEST_RETRY_S)
 
     async def _answer(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
         """Generates the result of one line.
@@ -357,11 +357,7 @@ def _delay_s(failure: ApiError, pause: float) -> float | None:
 
 async def _durably(work: Callable[[], T]) -> T:
     """Repeats a transaction until the database accepts it, because no result may be lost."""
-    pause = FIRST_RETRY_S
-    while True:
-        try:
-            return await asyncio.to_thread(work)
-        except KeysUnavailable as error:
-            _log.warning("%s", error)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_RETRY_S)
+    waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
+    return await repeated(
+        lambda: asyncio.to_thread(work), KeysUnavailable, waits, log=lambda error: _log.warning("%s", error)
+    )

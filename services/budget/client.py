@@ -16,6 +16,7 @@ from services.budget.accounts import Grains
 from services.budget.ledger import Grant
 from services.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
 from services.privacy.events import Event
+from services.retrying import pauses, repeated
 
 STEPS_AHEAD = 2
 """The number of steps that a lease covers at least, and how many steps ahead the next lease is requested."""
@@ -283,19 +284,15 @@ class BudgetClient:
         if lease.reserved:
             await lease.unreserved.wait()
         charges = lease.charges or (0,) * len(lease.allowances)
-        deadline = asyncio.get_running_loop().time() + SETTLE_S
-        while True:
-            try:
-                await self._budget.settle.remote(lease.name, lease.released, charges)
-                return
-            except (LedgerError, LeaseRefused, RayError) as error:
-                if (
-                    not isinstance(error, LedgerUnavailable | LedgerMissing)
-                    or asyncio.get_running_loop().time() > deadline
-                ):
-                    _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
-                    return
-            await asyncio.sleep(RETRY_S)
+        try:
+            await repeated(
+                lambda: self._budget.settle.remote(lease.name, lease.released, charges),
+                (LedgerUnavailable, LedgerMissing),
+                pauses(RETRY_S),
+                patience_s=SETTLE_S,
+            )
+        except (LedgerError, LeaseRefused, RayError) as error:
+            _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
 
     async def _is_open(self) -> bool:
         """Returns whether budget may be left. A client whose charge was cut short stays closed."""

@@ -33,6 +33,7 @@ from services.fleet.fleet import NAME as FLEET
 from services.fleet.shard_map import ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.settings import WhenExhausted
+from services.retrying import pauses, repeated_in_thread
 from services.shard import ShardStatus
 from services.structure.compiler import Compiler
 from services.structure.matcher import Matcher, Position
@@ -408,13 +409,17 @@ class Coordinator:
 
     def _current_shard_map(self) -> ShardMap:
         """Asks the fleet for its shard map until it answers: Ray does not restart an actor whose `__init__` raises."""
-        while True:
-            try:
-                shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
-                return shard_map
-            except (RayError, ValueError) as error:
-                logger.warning("the fleet does not answer: %s", type(error).__name__)
-                time.sleep(REPEAT_S)
+
+        def ask() -> ShardMap:
+            shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
+            return shard_map
+
+        return repeated_in_thread(
+            ask,
+            (RayError, ValueError),
+            pauses(REPEAT_S),
+            log=lambda error: logger.warning("the fleet does not answer: %s", type(error).__name__),
+        )
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)

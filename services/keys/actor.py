@@ -37,6 +37,7 @@ from services.keys.transactions import (
     Reserved,
     Settle,
 )
+from services.retrying import pauses, repeated
 
 NAME = "keys"
 WATCH_S = 5.0
@@ -398,13 +399,12 @@ class Keys:
 
     async def _settle(self, id_: str, used: int | None) -> OpenReservation | None:
         """Settles a reservation, and tries until the database answers."""
-        while True:
-            try:
-                settled: OpenReservation | None = await self._transactions.run(Settle(id_, used))
-                break
-            except KeysUnavailable as error:
-                _log.warning("a request is settled later: %s", error)
-            await asyncio.sleep(RETRY_S)
+        settled: OpenReservation | None = await repeated(
+            lambda: self._transactions.run(Settle(id_, used)),
+            KeysUnavailable,
+            pauses(RETRY_S),
+            log=lambda error: _log.warning("a request is settled later: %s", error),
+        )
         self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
             self._wake_waiting(settled.subjects)

@@ -32,6 +32,7 @@ from services.keys.records import CLIENT_SCOPES, Scope, Secret
 from services.requests.answers import Answer
 from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
 from services.requests.web_pages import check_sender
+from services.retrying import pauses, repeated
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """The identity of every client while no keys exist: it has no shares and cannot administer."""
@@ -196,14 +197,15 @@ class KeyService:
 
         Nothing else settles a request of a gateway that is alive, so its tokens and its places would be held for ever.
         """
-        while True:
+
+        async def settle() -> None:
             try:
                 await self.ask(Keys.settle, id_, used)
-                return
             except ApiError as error:
-                if error.status < 500:
-                    return
-            await asyncio.sleep(RETRY_S)
+                if error.status >= 500:
+                    raise
+
+        await repeated(settle, ApiError, pauses(RETRY_S))
 
     async def heartbeat(self, update: TrafficUpdate) -> None:
         """See `Keys.heartbeat`."""

@@ -8,11 +8,11 @@ from services.training.cohorts import EarlierEnsembles
 from services.training.corpus import Corpus, Document
 from services.training.marks import Marks
 
-Content = TypeVar("Content")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class CorpusRead(Generic[Content]):
+class CorpusRead(Generic[T]):
     """Holds what a corpus was read into.
 
     Attributes:
@@ -21,7 +21,7 @@ class CorpusRead(Generic[Content]):
         left_out: the number of documents whose users are in earlier ensembles.
     """
 
-    content: Content
+    content: T
     marks: Marks
     skipped: Mapping[str, int]
     left_out: int
@@ -30,9 +30,9 @@ class CorpusRead(Generic[Content]):
 def read(
     corpus: Corpus,
     salt: bytes,
-    into: Callable[[Iterable[Document]], Content],
+    into: Callable[[Iterable[Document]], T],
     earlier: EarlierEnsembles | None = None,
-) -> CorpusRead[Content]:
+) -> CorpusRead[T]:
     """Reads the documents of a corpus whose users are in no earlier ensemble.
 
     Args:
