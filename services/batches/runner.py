@@ -16,11 +16,11 @@ from services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
 from services.errors import KeysUnavailable, NotStored
 from services.requests.admission import Admission, complete_answer
-from services.requests.coordinator_client import ResponseQueue
 from services.requests.errors import ApiError, invalid, unexpected
 from services.requests.keys import KeyService
 from services.requests.models import Models
 from services.requests.preparation import Preparation
+from services.requests.response_queue import ResponseQueue
 from services.requests.settings import RequestSettings
 from services.retrying import pauses, repeated
 

@@ -14,8 +14,9 @@ from services.budget.statement import Statement
 from services.budget.together import JointGuarantee, together
 from services.gateway.openapi import REFUSALS, body
 from services.keys.records import Scope
+from services.requests.access_record import access_record
 from services.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
-from services.requests.keys import KeyService, access_record
+from services.requests.keys import KeyService
 from services.requests.models import Models, ServedModel
 from services.requests.preparation import read_body
 from services.requests.schema import DetokenizeRequest, TokenizeRequest

@@ -22,7 +22,8 @@ from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemb
 from services.keys.messages import TrafficUpdate
 from services.people_text import PeopleText, TypedMarks
 from services.requests.conversation import ChatWriter, TemplateMessage
-from services.requests.coordinator_client import CoordinatorClient, RequestCounters
+from services.requests.coordinator_client import CoordinatorClient
+from services.requests.counters import RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
 from services.requests.settings import RequestSettings

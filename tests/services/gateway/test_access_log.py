@@ -54,7 +54,7 @@ def test_one_line_for_each_request_without_text(
 def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Returns the gateway's log records without those of its channels, which cannot connect here."""
     entries = (entry for entry in caplog.records if entry.name.startswith("services"))
-    return [entry for entry in entries if entry.name != "services.requests.coordinator_client"]
+    return [entry for entry in entries if entry.name != "services.requests.channel"]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.admission import divide_tokens
 from services.requests.coordinator_client import CoordinatorClient
 from services.requests.errors import unavailable
-from services.requests.keys import rate_headers, refusal
+from services.requests.refusals import rate_headers, refusal
 from services.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled

@@ -23,8 +23,10 @@ from services.errors import CoordinatorUnavailable, Overloaded
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.admission import complete_answer, stream_answer
 from services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
-from services.requests.coordinator_client import CoordinatorClient, ResponseQueue, TokenCounters
+from services.requests.coordinator_client import CoordinatorClient
+from services.requests.counters import TokenCounters
 from services.requests.errors import ApiError
+from services.requests.response_queue import ResponseQueue
 
 pytestmark = pytest.mark.anyio
 
