@@ -14,8 +14,9 @@ import ray
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
+from cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
 from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.launch import EnsembleActors, check_cohorts, check_ensemble, check_files, check_keys, gateway, start_actors
+from cluster.launch import EnsembleActors, gateway, start_actors
 from services.actors import HEAD
 from services.fleet import fleet
 from services.fleet.replicas import DEPLOYMENT, ShardReplica
@@ -37,7 +38,7 @@ def build(arguments: Arguments) -> Application:
     The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`. Serve shows the message
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.checks`. Serve shows the message
             as the application's status.
     """
     on_head = ray.remote(num_cpus=0, resources=HEAD, max_calls=1)(_build)

@@ -128,7 +128,7 @@ def request_completion(service: "Service", steps: Steps) -> tuple[QuickstartResu
 
 def show(outcome: QuickstartResult, statement: dict[str, Any], service: "Service", directory: Path) -> None:
     """Prints the answer, its cost and the next steps."""
-    from services.budget.statement import DIGITS
+    from services.budget.sentence import DIGITS
     from services.privacy.accounting import shown, stated
 
     console = Console(highlight=False)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.checks import check_files, check_keys, keys_database
 from cluster.cli import app
 from cluster.configuration import Configuration
-from cluster.launch import check_files, check_keys, keys_database
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read

@@ -11,8 +11,9 @@ import pytest
 import ray
 from ray import serve
 
+from cluster.checks import check_cohorts, check_ensemble
 from cluster.configuration import Configuration
-from cluster.launch import APPLICATION, check_cohorts, check_ensemble, launch, wait_until_healthy
+from cluster.launch import APPLICATION, launch, wait_until_healthy
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
@@ -140,7 +141,7 @@ def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path)
 def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launch.is_writable", lambda directory: directory != spoilable)
+    monkeypatch.setattr("cluster.checks.is_writable", lambda directory: directory != spoilable)
     with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
         check_ensemble(load(tmp_path, spoilable).choose())
     (tmp_path / "anchors").mkdir()

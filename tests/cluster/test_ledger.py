@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.checks import check_ensemble
 from cluster.commands.ledger import ledger as application
 from cluster.configuration import Configuration
-from cluster.launch import check_ensemble
 from services.budget import ledger as writing
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger

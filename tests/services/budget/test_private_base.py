@@ -11,7 +11,8 @@ from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.statement import recompute, statement
+from services.budget.recomputation import recompute
+from services.budget.statement import statement
 from services.errors import LedgerMismatch
 from services.privacy import accounting
 from services.privacy.events import Accountant
