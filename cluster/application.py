@@ -21,7 +21,7 @@ from services.actors import HEAD
 from services.fleet import fleet
 from services.fleet.replicas import DEPLOYMENT, ShardReplica
 
-_log = logging.getLogger("ray.serve")
+logger = logging.getLogger("ray.serve")
 
 
 class Arguments(BaseModel):
@@ -48,11 +48,11 @@ def build(arguments: Arguments) -> Application:
 
 def _build(config: Path) -> Application:
     configuration = Configuration.load(config)
-    check_keys(configuration, _log.warning, listens=False)
+    check_keys(configuration, logger.warning, listens=False)
     check_files(configuration)
     check_cohorts(configuration)
-    checked = [check_ensemble(ensemble, _log.info) for ensemble in configuration.served]
-    actors = start_actors(configuration, checked, _log.info, keep=True)
+    checked = [check_ensemble(ensemble, logger.info) for ensemble in configuration.served]
+    actors = start_actors(configuration, checked, logger.info, keep=True)
     shards = (_shards(ensemble, actors[ensemble.name]) for ensemble in configuration.served)
     return gateway(configuration, checked, *shards)
 

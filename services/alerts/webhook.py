@@ -36,7 +36,7 @@ NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def signature(key: bytes, id_: str, timestamp: int, body: str) -> str:
@@ -132,10 +132,10 @@ class Webhook:
         """Posts an alert, and removes it if it was delivered or is too old. Returns why it is still there."""
         failure = await post(client, self._url, alert.id, alert.body, self._secret)
         if failure is not None and (now() - alert.created).total_seconds() < GIVE_UP_S:
-            _log.warning("an alert for %s waits: %s", self._host, failure.reason)
+            logger.warning("an alert for %s waits: %s", self._host, failure.reason)
             return failure
         if failure is not None:
-            _log.error("an alert for %s is dropped after a day: %s", self._host, failure.reason)
+            logger.error("an alert for %s is dropped after a day: %s", self._host, failure.reason)
         await self._durably(lambda: self._outbox.remove(alert.number))
         return None
 
@@ -145,5 +145,5 @@ class Webhook:
             lambda: asyncio.to_thread(work),
             KeysUnavailable,
             pauses(FIRST_RETRY_S, LONGEST_RETRY_S),
-            log=lambda error: _log.warning("alerts for %s wait: %s", self._host, error),
+            log=lambda error: logger.warning("alerts for %s wait: %s", self._host, error),
         )

@@ -24,7 +24,7 @@ from services.requests.response_queue import ResponseQueue
 from services.requests.settings import RequestSettings
 from services.retrying import pauses, repeated
 
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
@@ -32,7 +32,7 @@ HEARTBEAT_S = 1.0
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -144,9 +144,9 @@ class Runner:
         try:
             await self._run_to_end(job)
         except LeaseLost:
-            _log.warning("batch %s continues in another deployment", batch_id)
+            logger.warning("batch %s continues in another deployment", batch_id)
         except Exception as error:  # The batch stays open and continues when the service restarts.
-            _log.error("batch %s stopped with %s", batch_id, type(error).__name__)
+            logger.error("batch %s stopped with %s", batch_id, type(error).__name__)
         finally:
             del self._jobs[batch_id]
 
@@ -233,8 +233,8 @@ class Runner:
     async def _run_line(self, job: RunningBatch, line: Line) -> None:
         batch_id, worker = job.open_batch.batch.id, _worker()
         attempts = await _durably(lambda: self._store.begin_line(batch_id, line.number, self._holder))
-        if attempts > MOST_ATTEMPTS:
-            interrupted = f"the service was restarted {MOST_ATTEMPTS} times during this request"
+        if attempts > MAX_ATTEMPTS:
+            interrupted = f"the service was restarted {MAX_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))
         elif await _durably(lambda: self._store.stored(job.open_batch.owner)) >= self._settings.max_stored_bytes:
             full = f"the files of this key have {self._settings.max_stored_bytes} bytes together; delete some files"
@@ -335,14 +335,14 @@ def _writable(line: Line, result: LineResult, usage: tuple[int, int]) -> tuple[L
     try:
         result.text()
     except Exception as error:
-        _log.error("the result of a line cannot be written: %s", type(error).__qualname__)
+        logger.error("the result of a line cannot be written: %s", type(error).__qualname__)
         return _failed(line, unexpected(), usage)
     return result, usage
 
 
 def _log_failure(job: RunningBatch, error: Exception) -> None:
     """Logs the kind of an error. Its message could quote a prompt."""
-    _log.error("a line of batch %s failed with %s", job.open_batch.batch.id, type(error).__qualname__)
+    logger.error("a line of batch %s failed with %s", job.open_batch.batch.id, type(error).__qualname__)
 
 
 def _delay_s(failure: ApiError, pause: float) -> float | None:
@@ -359,5 +359,5 @@ async def _durably(work: Callable[[], T]) -> T:
     """Repeats a transaction until the database accepts it, because no result may be lost."""
     waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
     return await repeated(
-        lambda: asyncio.to_thread(work), KeysUnavailable, waits, log=lambda error: _log.warning("%s", error)
+        lambda: asyncio.to_thread(work), KeysUnavailable, waits, log=lambda error: logger.warning("%s", error)
     )

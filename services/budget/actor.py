@@ -26,7 +26,7 @@ from services.errors import Fenced, LedgerError, LedgerMoved
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Budget:
@@ -70,7 +70,7 @@ class Budget:
             else:
                 self._opened()
         except LedgerError as error:
-            _log.error("%s", error)  # callers get the same error until the ledger is available
+            logger.error("%s", error)  # callers get the same error until the ledger is available
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ready(self) -> PrivacyBudget:
@@ -151,7 +151,7 @@ class Budget:
                 self._metrics.checked(self.health())
                 self._opened().beat()
             except Exception as error:  # no error may end the heartbeats
-                _log.warning("the ledger was not reached: %s", type(error).__name__)
+                logger.warning("the ledger was not reached: %s", type(error).__name__)
             time.sleep(WATCH_S)
 
     def _opened(self) -> Ledger:
@@ -167,7 +167,7 @@ class Budget:
                     keyed=self._keyed,
                     key=self._key,
                 )
-                _log.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
+                logger.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
 
 

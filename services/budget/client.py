@@ -25,7 +25,7 @@ SETTLE_S = 60.0
 """How long a settlement is repeated while the database does not answer. Below `coordinator.recovery_s`."""
 RETRY_S = 0.5
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Recall = Callable[[], Awaitable[None]]
 
@@ -292,7 +292,7 @@ class BudgetClient:
                 patience_s=SETTLE_S,
             )
         except (LedgerError, LeaseRefused, RayError) as error:
-            _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
+            logger.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
 
     async def _is_open(self) -> bool:
         """Returns whether budget may be left. A client whose charge was cut short stays closed."""

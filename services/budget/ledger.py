@@ -20,7 +20,7 @@ from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check_same_ledger, replay, replay_whole
 from services.budget.records import (
-    LARGEST_LEASE,
+    MAX_LEASE,
     Charged,
     Epoch,
     Forfeited,
@@ -55,7 +55,7 @@ T = TypeVar("T")
 CHECKPOINT_ROWS = 10_000
 
 # The maximum number of calls in one transaction: enough to use a slow disk well, and few enough to keep it short.
-LARGEST_BATCH = 256
+MAX_BATCH = 256
 
 # The minimum size of a lease whose tokens cost nothing: it saves rows in the ledger.
 FREE_LEASE = 2**14
@@ -200,8 +200,8 @@ class Ledger:
                 cannot represent the event, or it has accounts and the ledger has none, or none for all `parts`.
             LedgerError: nothing is granted. If the row has reached the disk nevertheless, it stays charged.
         """
-        if not 1 <= wanted <= LARGEST_LEASE:
-            raise LeaseRefused(f"a lease holds 1 to {LARGEST_LEASE} tokens, not {wanted}")
+        if not 1 <= wanted <= MAX_LEASE:
+            raise LeaseRefused(f"a lease holds 1 to {MAX_LEASE} tokens, not {wanted}")
         if event.measured:
             raise LeaseRefused(f"the cost of a token of {event.kind} is known only once it is computed: charge it then")
         _check_recordable(event)
@@ -248,7 +248,7 @@ class Ledger:
         """
         if not event.measured:
             raise LeaseRefused(f"tokens of {event.kind} are leased, not charged with losses")
-        if not 1 <= len(tokens) <= LARGEST_LEASE or not all(map(are_losses, tokens)):
+        if not 1 <= len(tokens) <= MAX_LEASE or not all(map(are_losses, tokens)):
             raise LeaseRefused("a charge needs at least 1 token, and each token needs losses that are not negative")
         _check_recordable(event)
 
@@ -305,8 +305,8 @@ class Ledger:
             LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, the ledger has no
                 charges yet, or the number of its parts is unknown.
         """
-        if count is not None and not 1 <= count <= LARGEST_LEASE:
-            raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens can be forfeited at once, not {count}")
+        if count is not None and not 1 <= count <= MAX_LEASE:
+            raise LeaseRefused(f"1 to {MAX_LEASE} tokens can be forfeited at once, not {count}")
         if count is None and not self._lost:
             raise LeaseRefused("no anchor knows rows that this ledger lacks; give the number of tokens to charge")
 
@@ -430,7 +430,7 @@ class Ledger:
     def _commit_waiting(self) -> None:
         """Commits the waiting calls. The caller holds `_turn`, which is released during the commit."""
         self._busy = True
-        calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
+        calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         self._turn.release()
         try:
             self._write(calls)

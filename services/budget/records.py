@@ -9,9 +9,9 @@ from services.privacy.events import from_json
 from services.privacy.protocols.individual import WHOLE
 
 # The maximum number of tokens in a lease. It keeps counts within the integers of every database and reader.
-LARGEST_LEASE = 2**31 - 1
+MAX_LEASE = 2**31 - 1
 
-Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
+Count = Annotated[int, Field(ge=0, le=MAX_LEASE, strict=True)]
 StoredGrains = tuple[Annotated[int, Field(ge=0, le=WHOLE, strict=True)], ...]
 
 
@@ -166,7 +166,7 @@ KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
 
 __all__ = [
     "KINDS",
-    "LARGEST_LEASE",
+    "MAX_LEASE",
     "Charged",
     "Checkpoint",
     "Epoch",

@@ -46,10 +46,10 @@ HEARTBEAT_TIMEOUT_S = 60.0
 
 IDENTITY_AGE_S = 1.0
 """How long a key is not read again from the database. A key that another process revokes is refused after this time."""
-MOST_IDENTITIES = 10_000
+MAX_IDENTITIES = 10_000
 RETRY_S = 1.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -403,7 +403,7 @@ class Keys:
             lambda: self._transactions.run(Settle(id_, used)),
             KeysUnavailable,
             pauses(RETRY_S),
-            log=lambda error: _log.warning("a request is settled later: %s", error),
+            log=lambda error: logger.warning("a request is settled later: %s", error),
         )
         self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
@@ -423,7 +423,7 @@ class Keys:
             return known
         key: Key | None = await self._transactions.run(Find(hash_))
         if key is not None:
-            if len(self._identities) >= MOST_IDENTITIES:
+            if len(self._identities) >= MAX_IDENTITIES:
                 self._identities.clear()
             self._identities[hash_] = time.monotonic(), key
         return key

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from services.keys.messages import EnsembleTraffic, TrafficUpdate
 
-MOST_TIMES = 200
+MAX_TIMES = 200
 
 
 class TokenCounters:
@@ -19,7 +19,7 @@ class TokenCounters:
 
     def first_token(self, seconds: float) -> None:
         """Records the time from a request to its first token."""
-        if len(self._traffic.first_token_s) < MOST_TIMES:
+        if len(self._traffic.first_token_s) < MAX_TIMES:
             self._traffic.first_token_s.append(seconds)
 
     def take(self, live: int) -> EnsembleTraffic:

@@ -238,7 +238,7 @@ def _too_long(field: str, limit: int) -> ApiError:
 LOOK_S = 1.0
 ASK_S = 10.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ServedModel:
@@ -411,7 +411,7 @@ class Models:
         try:
             served = await asyncio.to_thread(ServedModel.of, ensemble)
         except Exception as error:  # An invalid ensemble must not affect the others.
-            _log.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
+            logger.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
             return False
         served.state = state
         stack = AsyncExitStack()

@@ -16,7 +16,7 @@ from services.errors import BatchesError, NotStored
 from tests.postgresql import Server
 
 TEXT = b'{"prompt": "Wilhelmina"}'
-MOST, MOST_FILES, DAY_S = 1000, 10, 86_400
+MAX_COUNT, MAX_FILES, DAY_S = 1000, 10, 86_400
 HOLDER = "this deployment"
 
 
@@ -40,7 +40,7 @@ def put(store: BatchStore, owner: str = "alice", content: bytes = TEXT, expires_
         filename="in.jsonl",
         purpose="batch",
     )
-    return store.put_file(owner, file, content, MOST, MOST_FILES)
+    return store.put_file(owner, file, content, MAX_COUNT, MAX_FILES)
 
 
 def begin(store: BatchStore, owner: str = "alice", file: File | None = None) -> Batch:
