@@ -11,7 +11,7 @@ from services.batches.contents import default_place
 from services.budget import actor as budget
 from services.budget.anchor import is_writable
 from services.budget.reader import read
-from services.budget.receipt import begin, is_fresh, known
+from services.budget.receipt import begin, is_fresh, verified_ledger_id
 from services.database.service import ServiceDatabase, default_database
 from services.ensembles.records import ServedEnsemble
 from services.errors import ConfigurationError, LedgerMissing, LedgerUnknown
@@ -78,7 +78,7 @@ def check_files(configuration: Configuration) -> None:
 def _had_keys(configuration: EnsembleConfiguration) -> bool:
     """Returns whether the ensemble's ledger records keys. Its directory may be one that no service can write."""
     with suppress(LedgerMissing):
-        return read(configuration.budget.ledger).keyed
+        return read(configuration.budget.ledger).clients_needed_keys
     return False
 
 
@@ -189,6 +189,6 @@ def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: 
             receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor, key=settings.key())
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
-        return known(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
+        return verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error

@@ -408,7 +408,7 @@ def _start_budget(configuration: EnsembleConfiguration, checked: CheckedEnsemble
         identity=checked.ledger,
         lifetime="detached",
         anchors=anchors_of(configuration.ensemble, configuration.budget.anchor),
-        keyed=KeyStore(ServiceDatabase(database)).required(),
+        clients_need_keys=KeyStore(ServiceDatabase(database)).required(),
         key=configuration.budget.key(),
     )
 

@@ -93,14 +93,14 @@ class WriterOptions(TypedDict, total=False):
         identity: the id that the ledger has, or gets; None accepts any.
         holder: the name of the deployment, which does not change when the process restarts.
         anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
-        keyed: record that clients of the deployment need a key, when this writer takes over.
+        clients_need_keys: record that clients of the deployment need a key, when this writer takes over.
         key: signs each commit.
     """
 
     identity: str | None
     holder: str | None
     anchors: Sequence[Anchor]
-    keyed: bool
+    clients_need_keys: bool
     key: SigningKey | None
 
 
@@ -125,7 +125,7 @@ class Ledger:
         self.filter = Filter(terms)
         self._writer = uuid4().hex
         self._holder = options.get("holder")
-        self._keyed = options.get("keyed", False)
+        self._clients_need_keys = options.get("clients_need_keys", False)
         self._key = options.get("key")
         self._epoch: int | None = None
         self._waiting: deque[_Call] = deque()
@@ -457,7 +457,10 @@ class Ledger:
                 self._state = None  # `state` now gets rows that are not on disk yet
                 written: list[LedgerRow] = []
                 if takes_over:
-                    written += applied(state, [Epoch(writer=self._writer, holder=self._holder, keyed=self._keyed)])
+                    written += applied(
+                        state,
+                        [Epoch(writer=self._writer, holder=self._holder, clients_needed_keys=self._clients_need_keys)],
+                    )
                 if takes_over or (unconfirmed and state.writer == self._writer):
                     # Rows of a commit that was not confirmed may be on this server and not on its synchronous standby.
                     # Only a transaction that writes waits for the standby.

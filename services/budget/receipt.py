@@ -1,7 +1,7 @@
 """Records in an ensemble's directory which ledger keeps its budget, so that it never gets a second ledger.
 
 A second ledger would forget what was spent. So a ledger is created only once and explicitly (`begin`), and an ensemble
-is served only with the ledger that its receipt or the configuration names (`known`).
+is served only with the ledger that its receipt or the configuration names (`verified_ledger_id`).
 """
 
 import os
@@ -169,7 +169,7 @@ def begin(
     """
     receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
     if identity is not None or (receipt is not None and receipt.begun):
-        id_ = known(ledger, terms, ensemble, identity, anchored=False)
+        id_ = verified_ledger_id(ledger, terms, ensemble, identity, anchored=False)
         _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
         return LedgerCreation(id_, place, new=False)
     if receipt is None and not is_missing(ledger):
@@ -195,7 +195,7 @@ def _anchor_existing(
     Ledger.create(ledger, terms, identity=identity, anchors=anchors, holder=uuid4().hex, key=key)  # takes nothing over
 
 
-def known(
+def verified_ledger_id(
     ledger: str,
     terms: PrivacyBudget,
     ensemble: Path,

@@ -21,7 +21,9 @@ class Record(BaseModel):
     `private` names the fields that depend on the private text: no client may see them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="constants", populate_by_name=True, serialize_by_alias=True
+    )
     kind: ClassVar[str]
     private: ClassVar[frozenset[str]] = frozenset()
 
@@ -39,14 +41,14 @@ class Opened(Record):
 class Epoch(Record):
     """Records that a writer took over: the row begins its epoch and fences out all earlier writers.
 
-    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor. `keyed` says
-    that clients of the deployment needed a key.
+    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor.
+    `clients_needed_keys` says that clients of the deployment needed a key.
     """
 
     kind = "epoch"
     writer: str | None = None
     holder: str | None = None
-    keyed: bool = False
+    clients_needed_keys: bool = Field(False, alias="keyed")
 
 
 class Leased(Record):
@@ -123,7 +125,7 @@ class Checkpoint(Record):
         alike, parts: the measured losses (`Losses`).
         writer: the writer of the current epoch.
         holders: the last deployments that held the ledger; the current one comes last.
-        keyed: whether clients of a deployment ever needed a key.
+        clients_needed_keys: whether clients of a deployment ever needed a key.
     """
 
     kind = "checkpoint"
@@ -143,7 +145,7 @@ class Checkpoint(Record):
     stopped: bool
     writer: str | None
     holders: tuple[str | None, ...]
-    keyed: bool = False
+    clients_needed_keys: bool = Field(False, alias="keyed")
 
 
 class Moved(Record):

@@ -62,7 +62,7 @@ def with_instructions(messages: Sequence[TemplateMessage], tools: Sequence[dict[
     return [first, *messages[1:]]
 
 
-class Prompts:
+class PromptTokenizer:
     """Tokenises prompts and chats. Long ones in threads of its own, in which the Rust tokenizer blocks nobody.
 
     A client waits for its own long texts. `limit` is the maximum number of tokens of each prompt: much longer texts
@@ -248,7 +248,9 @@ class ServedModel:
         exhausted: whether its budget was used up when it was last asked. It is asked only if it is in a cohort.
     """
 
-    def __init__(self, ensemble: ServedEnsemble, prompts: Prompts, client: CoordinatorClient, status: Status) -> None:
+    def __init__(
+        self, ensemble: ServedEnsemble, prompts: PromptTokenizer, client: CoordinatorClient, status: Status
+    ) -> None:
         self.ensemble = ensemble
         self.prompts = prompts
         self.client = client
@@ -428,6 +430,6 @@ async def _look_at_budget(served: ServedModel) -> None:
 
 
 @cache
-def prompts_of(model: Path) -> Prompts:
+def prompts_of(model: Path) -> PromptTokenizer:
     """Returns the tokenizer of a model directory. Ensembles with the same base model share it."""
-    return Prompts.load(model)
+    return PromptTokenizer.load(model)

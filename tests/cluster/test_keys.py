@@ -126,7 +126,7 @@ def test_a_ledger_remembers_keys_where_the_ensembles_directory_cannot(tmp_path: 
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     Ledger.create(tmp_path / "ledger.db", terms)
     check_keys(configured(tmp_path))
-    Ledger.create(tmp_path / "ledger.db", terms, keyed=True)
+    Ledger.create(tmp_path / "ledger.db", terms, clients_need_keys=True)
     Ledger.create(tmp_path / "ledger.db", terms)
     with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
         check_keys(configured(tmp_path))

@@ -15,7 +15,7 @@ from services.budget.anchor import Anchor, ChainEnd, DatabaseAnchor, DirectoryAn
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
-from services.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, known
+from services.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, verified_ledger_id
 from services.errors import (
     LeaseRefused,
     LedgerForeign,
@@ -110,12 +110,12 @@ def test_a_rolled_back_ledger_is_refused_and_forfeit_charges_what_it_lost(
     assert read(place).charged == {COARSE: 10}, "the copy is an intact chain"
     with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
         opened(place, roomy, anchors)
-    for verify in (known, begin):
+    for verify in (verified_ledger_id, begin):
         with pytest.raises(LedgerRolledBack):
             verify(place, roomy, ensemble)
     assert opened(place, roomy, anchors, restored=True).forfeit() == {COARSE: 900}
     assert read(place).charged == {COARSE: 910}
-    known(place, roomy, ensemble)
+    verified_ledger_id(place, roomy, ensemble)
     assert opened(place, roomy, anchors).lease(COARSE, 1).count == 1
     restore()
     with pytest.raises(LedgerRolledBack):
@@ -258,9 +258,9 @@ def test_a_missing_anchor_is_refused_until_it_is_recorded(
     second.mkdir()
     begun = begin(str(path), roomy, ensemble)
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
-        known(str(path), roomy, ensemble, anchor=str(second))
+        verified_ledger_id(str(path), roomy, ensemble, anchor=str(second))
     begin(str(path), roomy, ensemble, anchor=str(second))
-    assert known(str(path), roomy, ensemble, anchor=str(second)) == begun.ledger
+    assert verified_ledger_id(str(path), roomy, ensemble, anchor=str(second)) == begun.ledger
     with pytest.raises(LedgerUnknown):
         Ledger.open(path, roomy, anchors=(ObjectAnchor(f"memory://{uuid4().hex}"),))
 

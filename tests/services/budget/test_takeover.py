@@ -8,6 +8,7 @@ from services.budget import ledger as module
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.budget.records import Epoch
 from services.budget.store.database import LedgerDatabase
 from services.budget.verification import verify
 from services.errors import Fenced
@@ -159,3 +160,9 @@ class UnconfirmedTransaction:
         self._transaction.__exit__(*error)  # type: ignore[attr-defined]
         if error == (None, None, None):
             raise ConnectionError
+
+
+def test_a_takeover_is_stored_as_in_earlier_ledgers() -> None:
+    body = '{"writer":"one","holder":"here","keyed":true}'
+    assert Epoch.model_validate_json(body).clients_needed_keys
+    assert Epoch(writer="one", holder="here", clients_needed_keys=True).model_dump_json() == body

@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 
-from services.requests.models import Prompts
+from services.requests.models import PromptTokenizer
 from tests.ensembles import write_ensemble
 from tests.running import PLANTED_HOST, RunningService, configure, eventually, running, settled
 
@@ -281,7 +281,9 @@ def logs(service: RunningService) -> str:
     return "\n".join(file.read_text(errors="replace") for file in (service.config.with_suffix(".log"), *files))
 
 
-def test_the_logs_contain_no_private_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
+def test_the_logs_contain_no_private_text(
+    service: RunningService, client: openai.OpenAI, prompts: PromptTokenizer
+) -> None:
     prompt = f"{SECRET} called because"
     (tokens,) = asyncio.run(prompts.tokens([prompt], 8192))
     answer = ask(client, prompt=prompt, user=SECRET, max_tokens=48)
