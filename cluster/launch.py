@@ -97,7 +97,7 @@ class Service:
         The coordinators end the open answers before the route closes, so that each client is told why.
         """
         served = _served_now(self.configuration) or self.started
-        _call(batches.NAME, self.configuration.namespace, batches.Batches.release)
+        _call(batches.NAME, self.configuration.namespace, batches.Batches.give_up)
         for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
             _kill(name, self.configuration.namespace)
         for ensemble in served:
@@ -311,7 +311,7 @@ def stop_ensemble(ensemble: ServedEnsemble) -> None:
     namespace = ensemble.namespace
     for name in ensemble.coordinators:
         _call(name, namespace, Coordinator.close)  # leases of a coordinator that does not respond stay charged
-    _call(ensemble.budget, namespace, budget.Budget.release)  # so that another deployment can open the ledger at once
+    _call(ensemble.budget, namespace, budget.Budget.give_up)  # so that another deployment can open the ledger at once
     for name in ensemble.coordinators:
         _kill(name, namespace)
     _call(ensemble.fleet, namespace, Fleet.close)

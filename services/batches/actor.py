@@ -78,7 +78,7 @@ class Batches:
         """Records that a gateway of this deployment serves. Gateways call it every few seconds."""
         self._route_serves.set()
 
-    async def release(self) -> None:
+    async def give_up(self) -> None:
         """Gives up the lease before this actor is stopped."""
         self._route_serves.clear()
         await self._do(lambda store: store.release_lease(self._holder))

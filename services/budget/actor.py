@@ -138,9 +138,9 @@ class Budget:
         """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
         return AccountsStatement.of(self._opened().balance().accounts)
 
-    def release(self) -> None:
-        """See `Ledger.release`."""
-        self._opened().release()
+    def give_up(self) -> None:
+        """See `Ledger.give_up`."""
+        self._opened().give_up()
 
     def _watch(self) -> None:
         """Sends heartbeats to the ledger and checks it for the alerts, without end."""

@@ -373,7 +373,7 @@ class Ledger:
                 if silence_s(connection, self._epoch) < math.inf:
                     beat(connection, self._epoch)
 
-    def release(self) -> None:
+    def give_up(self) -> None:
         """Gives up the ledger, so that another deployment may take it at once."""
         if self._epoch is not None:
             with self._database.transaction() as connection:

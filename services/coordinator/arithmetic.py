@@ -32,7 +32,7 @@ class Arithmetic:
         self._shares = threads if device == "cpu" else 1
         self._pool = single_threaded_pool(self._shares)
 
-    async def release(
+    async def distributions(
         self,
         protocol: Protocol,
         rows: Rows,

@@ -347,14 +347,14 @@ class Coordinator:
             return answers
         if isinstance(answers, PartialSums):
             return await self._arithmetic.combine(self._protocol, answers)
-        return await self._arithmetic.release(self._protocol, answers, options, allowances)
+        return await self._arithmetic.distributions(self._protocol, answers, options, allowances)
 
     async def _charge(
         self, pending: HeldWeights | Sequence[PendingRelease], paying: Sequence[int], reserved: Reservation
     ) -> int:
         """Charges the tokens at these places among the private ones. Returns how many of the first are paid for.
 
-        Raises: see `Reservation.charge` and `Reservation.release_charged`. No token may be sampled.
+        Raises: see `Reservation.charge` and `Reservation.mark_charged`. No token may be sampled.
         """
         shares = [pending] if isinstance(pending, HeldWeights) else pending
         losses = [loss for share in shares for loss in share.losses or ()]
@@ -362,9 +362,9 @@ class Coordinator:
         granted = min(granted, len(paying))
         if self._protocol.event.accounts:
             charges = [charge for share in shares for charge in share.charges or ()]
-            reserved.release_charged({at: charges[at] for at in paying[:granted]})
+            reserved.mark_charged({at: charges[at] for at in paying[:granted]})
         else:
-            reserved.release(granted)
+            reserved.mark_released(granted)
         return granted
 
     def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
@@ -447,7 +447,7 @@ class Coordinator:
             del self._live[id_]
         if ended:
             self._metrics.live(len(self._live))
-            self._ensemble.release(ended)
+            self._ensemble.drop_caches(ended)
 
     def _close_channel(self, channel: str) -> None:
         """Cancels the generations of a channel without a reader, because they would only spend budget."""

@@ -288,11 +288,11 @@ class ShardedEnsemble:
         tokens = {sequence: token for own in picked for sequence, token in own.items()}
         return {at: tokens[held.sequences[at]] for at in places}
 
-    def release(self, sequences: Sequence[str]) -> None:
+    def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the draws and the caches of sequences that have ended."""
         self._draws.forget(sequences)
         for group in self._groups:
-            group.copies.release(sequences)
+            group.copies.drop_caches(sequences)
 
     async def status(self) -> list[list[ShardStatus | CoordinatorUnavailable]]:
         """Returns, for each group, the status of each copy or the error that explains its absence."""

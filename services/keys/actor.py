@@ -369,7 +369,7 @@ class Keys:
         ended = min(generations, request.places)
         request.places -= ended
         if ended and request.queue is not None:
-            request.queue.release(request.subjects[0], ended, background=request.background)
+            request.queue.free(request.subjects[0], ended, background=request.background)
 
     def _add(self, id_: str, request: _Request) -> None:
         self._requests[id_] = request

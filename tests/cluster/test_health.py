@@ -102,5 +102,5 @@ def test_a_writer_that_was_replaced_is_not_ready_until_the_other_has_ended(servi
     other = Ledger.create(service.ledger, read(service.ledger).terms)
     wait_until(service, False)
     assert "another deployment has the ledger" in troubles(service)["budget"]
-    other.release()
+    other.give_up()
     wait_until(service, True)

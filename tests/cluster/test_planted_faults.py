@@ -58,7 +58,7 @@ class ChargesTwice(Coordinator):
         await super()._advance(batch, reserved)
         released = reserved.released
         async with self._budget.reserve(self._protocol.event, released, parts=self._protocol.parts) as again:
-            again.release(released)
+            again.mark_released(released)
 
 
 class ChargesNothing(Coordinator):

@@ -142,8 +142,8 @@ class DpSgd(Protocol):
     def draw(self) -> tuple[int, ...]:
         return (0,)
 
-    def release(self, answers: Answers) -> Release:
-        return Ensemble(1).release(answers)
+    def distribution(self, answers: Answers) -> Release:
+        return Ensemble(1).distribution(answers)
 
     @cached_property
     def event(self) -> DpSgdEvent:

@@ -153,11 +153,11 @@ class Exponential(Protocol):
     def draw(self) -> tuple[int, ...]:
         return fixed_size_subsample(self.parts, self.sample)
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         """Raises ValueError where a sequence does not have ``sample`` rows: its cost would be another."""
         if any(len(models) != self.sample for models in answers.models):
             raise ValueError(f"models must name {self.sample} parts for each sequence")
-        return reduction.release(self, answers, self.sample)
+        return reduction.distribution(self, answers, self.sample)
 
     @property
     def additive(self) -> bool:

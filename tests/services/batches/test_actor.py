@@ -93,7 +93,7 @@ async def test_a_new_deployment_runs_no_batch_before_it_serves_and_while_another
     assert not runs(new, second), "the old deployment runs the new batch too"
     await new.cancel("alice", second.id)
     await until(new, second.id, "cancelled")
-    await old.release()
+    await old.give_up()
     async with asyncio.timeout(60):
         while not runs(new, batch):
             await asyncio.sleep(0.05)

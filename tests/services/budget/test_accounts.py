@@ -264,13 +264,13 @@ def test_the_client_charges_each_token_to_the_lease_that_allowed_it(
             async with client.reserve(EVENT, 3, parts=PARTS) as reserved:
                 assert reserved.count == 3
                 released = {token: (step, token, 0) for token in range(3) if (token + step) % 3}
-                reserved.release_charged(released)
+                reserved.mark_charged(released)
                 total += len(released)
         async with client.reserve(EVENT, 1, parts=PARTS) as reserved:
             with pytest.raises(ValueError, match="exceed its allowances"):
-                reserved.release_charged({0: (WHOLE, 0, 0)})
+                reserved.mark_charged({0: (WHOLE, 0, 0)})
             with pytest.raises(ValueError, match="cannot be released"):
-                reserved.release_charged({1: (0, 0, 0)})
+                reserved.mark_charged({1: (0, 0, 0)})
         await client.settle()
         return total
 

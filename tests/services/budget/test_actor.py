@@ -73,7 +73,7 @@ def test_a_replaced_actor_grants_nothing(allowance: Allowance, roomy: PrivacyBud
             ray.get(request)
     successor.settle(lease, 4)
     assert allowance.charged() == {COARSE: 4}
-    successor.release()
+    successor.give_up()
     assert ray.get(allowance.actor.lease.remote(COARSE_JSON, 1)).count == 1
     with pytest.raises(Fenced):
         successor.lease(COARSE, 1)

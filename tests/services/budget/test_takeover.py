@@ -52,7 +52,7 @@ def test_the_old_deployment_takes_the_ledger_back_after_the_new_one_ends(
 ) -> None:
     new = Ledger.create(place, roomy, holder="new")
     new.lease(COARSE, 5)
-    new.release()
+    new.give_up()
     old.check()
     assert read(place).epoch == 2, "a check does not take the ledger over"
     assert old.lease(COARSE, 3).count == 3
@@ -76,7 +76,7 @@ def test_the_old_deployment_takes_the_ledger_back_from_a_silent_one(
 def test_a_heartbeat_of_a_replaced_writer_is_ignored(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
     new = Ledger.create(place, roomy, holder="new")
     new.lease(COARSE, 5)
-    new.release()
+    new.give_up()
     old.beat()
     new.beat()
     assert old.lease(COARSE, 1).count == 1, "the new deployment has ended, in spite of its late heartbeat"
@@ -107,7 +107,7 @@ def test_a_restarted_process_of_a_replaced_deployment_waits(old: Ledger, place: 
     restarted = Ledger.create(place, roomy, holder="old")
     with pytest.raises(Fenced):
         restarted.take_over()
-    new.release()
+    new.give_up()
     assert restarted.lease(COARSE, 1).count == 1
 
 

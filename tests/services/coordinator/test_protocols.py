@@ -77,7 +77,7 @@ async def coordinating(
         yield coordinator, keeper
     finally:
         await coordinator.close()
-        ray.get(keeper.release.remote())
+        ray.get(keeper.give_up.remote())
 
 
 async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:

@@ -123,9 +123,9 @@ class RecordingShard(Shard):
         self._coming = len(coming)
         self._salts |= {(request.sequence, request.cache_salt) for request in requests}
 
-    def release(self, sequences: Sequence[str]) -> None:
-        super().release(sequences)
-        self._operations.append(("release", tuple(sequences)))
+    def drop_caches(self, sequences: Sequence[str]) -> None:
+        super().drop_caches(sequences)
+        self._operations.append(("drop caches", tuple(sequences)))
 
     def operations(self) -> list[Operation]:
         """Returns the operations since the last call."""
@@ -185,7 +185,7 @@ async def coordinating(
         yield coordinator
         await coordinator.close()
     finally:
-        ray.get(keeper.release.remote())
+        ray.get(keeper.give_up.remote())
 
 
 async def generate(

@@ -120,7 +120,7 @@ def rows_of(settings: EngineSettings) -> torch.Tensor:
                 ]
             )
         )
-    engine.release("one")
+    engine.drop_caches("one")
     rows.append(engine.next_token([Request("again", TOKENS[:150], (first, PUBLIC))]))
     engine.close()
     return torch.cat(rows)

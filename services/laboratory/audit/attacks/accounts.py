@@ -107,7 +107,7 @@ def _answers(protocol: Individual, public: Reals, rows: Reals, own: int) -> Answ
 
 def _released(protocol: Individual, public: Reals, rows: Reals, own: int) -> tuple[Reals, Tensor]:
     """Returns the exact distribution of the token, float64 [V], and the charges, int64 [parts]."""
-    release = protocol.release(_answers(protocol, public, rows, own))
+    release = protocol.distribution(_answers(protocol, public, rows, own))
     assert release.charges is not None
     weights = release.weights[0].numpy().astype(np.longdouble)
     return np.asarray(weights / weights.sum(), dtype=np.float64), release.charges[0]

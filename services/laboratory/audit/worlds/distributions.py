@@ -58,7 +58,7 @@ def _kinds(world: World, draw: Sequence[int]) -> DrawnParts:
 
 
 def _weights(protocol: Protocol, world: World, keys: Sequence[DrawnParts]) -> Tensor:
-    return protocol.release(answers(world, keys)).weights
+    return protocol.distribution(answers(world, keys)).weights
 
 
 def token_law(protocol: Protocol, world: World) -> Reals:

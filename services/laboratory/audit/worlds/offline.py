@@ -92,7 +92,7 @@ class SameRows:
             0,
         )
 
-    def release(self, sequences: Sequence[str]) -> None:
+    def drop_caches(self, sequences: Sequence[str]) -> None:
         """Does nothing: there are no caches."""
 
 

@@ -60,7 +60,7 @@ def part_logits(kind: str, public: Tensor, generator: torch.Generator) -> Tensor
 def released(protocol: PMixed | AdaPMixed, public: Tensor, parts: Tensor, models: list[tuple[int, ...]]) -> Integers:
     rows = parts[[i for drawn in models for i in drawn]].log_softmax(dim=1)
     answers = shape(public.log_softmax(dim=0).expand(len(models), -1), rows, models, SamplingOptions())
-    return protocol.release(answers).weights.numpy().astype(object)
+    return protocol.distribution(answers).weights.numpy().astype(object)
 
 
 def outside(numerators: Integers, denominator: int, public: Integers, radius: float) -> int:
@@ -134,7 +134,7 @@ def test_public_weights_are_exact() -> None:
     answers = shape(logits[None], torch.empty(0, VOCABULARY), [()], SamplingOptions())
     assert bool((answers.public == 0).any()), "some tokens fall below the floor"
     assert float(answers.public[answers.public > 0].min()) >= SUPPORT_FLOOR * (1 - 1e-6)
-    weights = PMixed(3, 0.5, 1.0).release(answers).weights
+    weights = PMixed(3, 0.5, 1.0).distribution(answers).weights
     assert torch.equal(weights.double() / 2.0**61, answers.public.double())
 
 
