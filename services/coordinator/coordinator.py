@@ -356,12 +356,12 @@ class Coordinator:
 
         Raises: see `Reservation.charge` and `Reservation.mark_charged`. No token may be sampled.
         """
-        shares = [pending] if isinstance(pending, HeldWeights) else pending
-        losses = [loss for share in shares for loss in share.losses or ()]
+        chunks = [pending] if isinstance(pending, HeldWeights) else pending
+        losses = [loss for chunk in chunks for loss in chunk.losses or ()]
         granted = await reserved.charge([losses[at] for at in paying] if losses else ()) if paying else 0
         granted = min(granted, len(paying))
         if self._protocol.event.accounts:
-            charges = [charge for share in shares for charge in share.charges or ()]
+            charges = [charge for chunk in chunks for charge in chunk.charges or ()]
             reserved.mark_charged({at: charges[at] for at in paying[:granted]})
         else:
             reserved.mark_released(granted)

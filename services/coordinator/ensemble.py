@@ -82,7 +82,7 @@ class Rows:
     computed: int
     received: int
 
-    def share(self, queries: slice) -> Rows:
+    def chunk(self, queries: slice) -> Rows:
         """Returns the rows of consecutive queries."""
         firsts = list(accumulate(map(len, self.models), initial=0))
         return replace(
@@ -119,7 +119,7 @@ class PartialSums:
     computed: int
     received: int
 
-    def share(self, queries: slice) -> PartialSums:
+    def chunk(self, queries: slice) -> PartialSums:
         """Returns the partials of consecutive queries."""
         before = sum(self.private[: queries.start])
         own = slice(before, before + sum(self.private[queries]))
