@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.parameters import ACCEPTED
-from tests.benchmarks import cost
+from services.laboratory.evaluation import cost
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "k8s", "services", "tests")

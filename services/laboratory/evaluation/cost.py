@@ -1,4 +1,4 @@
-"""Draws what privacy costs in quality, for the front page: `python -m tests.benchmarks.cost`.
+"""Draws what privacy costs in quality, for the front page: `python -m services.laboratory.evaluation.cost`.
 
 Writes `cost.svg` from `commits.json`, both beside this file. The latter holds the figures that
 `python -m tests.benchmarks.private_base` measured on the commits (tests/benchmarks/README.md has the command).
