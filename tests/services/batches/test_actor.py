@@ -26,11 +26,6 @@ BODY = {"model": "privmix", "prompt": "p", "max_tokens": 1}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def start(place: Path, holder: str = "this") -> Batches:
     namespace = "a-namespace-without-actors"
     ensemble = served("privmix", namespace=namespace, model=public_model.resolve())

@@ -19,7 +19,7 @@ from services.database.service import _KEYS, ServiceDatabase, migrations
 from services.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
 from services.keys.move import move_keys
 from services.keys.store import KeyStore
-from tests.services.batches.test_store import begin, put, result
+from tests.support.batches import begin, put, result
 
 DAY_S = 86_400
 

@@ -26,7 +26,7 @@ from services.errors import Fenced, LeaseRefused
 from services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import EVENTS
-from tests.services.budget.test_filter import exact_epsilon
+from tests.support.epsilons import exact_epsilon
 
 
 @dataclass

@@ -22,11 +22,6 @@ MakeClient = Callable[..., TestClient]
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def prompts() -> PromptTokenizer:
     return prompts_of(public_model.resolve())
 

@@ -33,7 +33,7 @@ from services.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.services.gateway.conftest import MakeClient
-from tests.services.gateway.test_fuzz import FIELDS, VALUES
+from tests.support.bodies import FIELDS, VALUES
 
 PROMPT = "The patient called because"
 KEYS, CLIENTS, SHARE = 10, 50, 24

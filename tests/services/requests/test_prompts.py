@@ -13,7 +13,7 @@ from services.requests.schema import ChatRequest, Function, Message
 from services.structure.trials import Trials
 from services.training.public_model import resolve
 from services.turns import Turns
-from tests.services.coordinator.test_text import ids, smollm, streamed
+from tests.support.texts import ids, smollm, streamed
 
 LIMIT = 1000
 

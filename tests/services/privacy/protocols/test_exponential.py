@@ -31,7 +31,7 @@ from tests.services.privacy.mechanism import (
     renyi_divergence,
     token_distribution,
 )
-from tests.services.privacy.mollifiers.test_mixture import PARTS, PUBLIC, part_logits, public_logits
+from tests.support.rows import PARTS, PUBLIC, part_logits, public_logits
 
 pytestmark = pytest.mark.usefixtures("operators")
 
