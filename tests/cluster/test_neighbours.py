@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from typer.testing import CliRunner
 
 from cluster.cli import app
@@ -16,14 +15,14 @@ from services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
 from services.laboratory.audit.report.finding import broken
 from services.training.partition import part_of
 from tests.services.gateway.conftest import app_client
+from tests.support.ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """One Ray for all trainings in this process."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_cluster(2):
+        yield
 
 
 def run(words: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ from tests.counting import write_counting_model
 from tests.ensembles import write_adapters
 from tests.served import served
 from tests.services.fleet.plans import SETTINGS, plans
+from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "planted"
 TOKENS, STREAMS, LINES = 20, 3, 3
@@ -122,8 +123,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("planted")
     place = Service(write_counting_model(folder / "model"), folder / "ledger.db", folder / "keys.db")
     adapters = write_adapters(folder / "parts", ["part-000"], place.model)
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
+    with ray_cluster(4, namespace=NAMESPACE):
         coordinators = (CORRECT, *FAULTY)
         plan = plans(place.model, adapters)
         fleet = FleetActor.options(name="fleet").remote(FleetSettings(NAMESPACE, plan, SETTINGS, None, coordinators), 1)
@@ -137,8 +137,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             started = class_.options(name=name, num_cpus=0, lifetime="detached").remote(settings)
             ray.get(started.load.remote())  # steps wait for a shard that is slow to answer
         yield place
-    finally:
-        ray.shutdown()
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
 from services.requests import keys as requests_keys
 from services.requests.keys import KeyService
+from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "settlement"
 LIMITS = AdmissionLimits("privmix", 1, max_waiting=1)
@@ -24,11 +25,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
+    with ray_cluster(1, namespace=NAMESPACE):
         yield
-    finally:
-        ray.shutdown()
 
 
 async def test_an_absent_actor_settles_a_request_when_it_is_back(
