@@ -144,6 +144,7 @@ def test_a_budget_exhausted_by_others_ends_the_job(tmp_path: Path) -> None:
         (lambda service: (service.url, request(1, tokens=5000)), "prompts: item 0 has 2 tokens"),
         (lambda service: ("http://127.0.0.1:9", request(1)), "url: no service answers"),
         (lambda service: ("nonsense", request(1)), "url:"),
+        (lambda service: (f"{service.url}/elsewhere", request(1)), "elsewhere answers 404: Not Found"),
     ],
 )
 def test_an_impossible_request_is_refused_before_the_first_token(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]
