@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,10 @@ from services.training.options import AUTO_BASE, PLAIN_TARGETS, TrainingOptions
 from services.units import DELTA, EPSILON, TOKENS
 
 _DEFAULTS = TrainingOptions()
-_PARTS = "Parts"
 _KIND = "What a part is"
+_parts_option = partial(typer.Option, rich_help_panel="Parts")
+_model_option = partial(typer.Option, rich_help_panel=MODEL)
+_kind_option = partial(typer.Option, rich_help_panel=_KIND)
 
 
 @dataclass(frozen=True)
@@ -35,60 +38,46 @@ class PartsOptions:
 
     parts: Annotated[
         int | None,
-        typer.Option(
+        _parts_option(
             help="The number of parts, each with its own adapter. Default: the number of parts in --output, or else "
-            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens.",
-            rich_help_panel=_PARTS,
+            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens."
         ),
     ] = None
     users: Annotated[
         int | None,
-        typer.Option(
+        _parts_option(
             parser=count,
             metavar="USERS",
             help="About how many users the corpus has, to propose --parts. The number is rounded and becomes public; "
             "privmix does not count the users, because the count would reveal whether a person is among them.",
-            rich_help_panel=_PARTS,
         ),
     ] = None
     tokens_per_user: Annotated[
         int | None,
-        typer.Option(
-            parser=count,
-            metavar="TOKENS",
-            help="About how many tokens a user's text has, in the same way for --users.",
-            rich_help_panel=_PARTS,
+        _parts_option(
+            parser=count, metavar="TOKENS", help="About how many tokens a user's text has, in the same way for --users."
         ),
     ] = None
-    epsilon: Annotated[
-        float,
-        typer.Option(help="The epsilon of the budget, to propose --parts and --base-share.", rich_help_panel=_PARTS),
-    ] = EPSILON
-    delta: Annotated[float, typer.Option(help="The delta of the budget.", rich_help_panel=_PARTS)] = DELTA
+    epsilon: Annotated[float, _parts_option(help="The epsilon of the budget, to propose --parts and --base-share.")] = (
+        EPSILON
+    )
+    delta: Annotated[float, _parts_option(help="The delta of the budget.")] = DELTA
     tokens: Annotated[
-        int,
-        typer.Option(
-            parser=count,
-            metavar="TOKENS",
-            help="The number of tokens that the budget must last for.",
-            rich_help_panel=_PARTS,
-        ),
+        int, _parts_option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
     ] = TOKENS
     halves: Annotated[
         bool,
-        typer.Option(
+        _parts_option(
             "--halves",
             help="Also train two adapters for each part, on the halves of its users. SubMix needs them. Training "
             "again without this option removes them.",
-            rich_help_panel=_PARTS,
         ),
     ] = False
     earlier: Annotated[
         list[Path],
-        typer.Option(
+        _parts_option(
             help="An earlier ensemble; repeat for more. Documents of its users are left out, so that both can be "
-            "cohorts of one model: each user is in one of them.",
-            rich_help_panel=_PARTS,
+            "cohorts of one model: each user is in one of them."
         ),
     ] = field(default_factory=list)
 
@@ -99,26 +88,21 @@ class BaseOptions:
 
     base: Annotated[
         str | None,
-        typer.Option(
+        _model_option(
             metavar="DIRECTORY",
             help="A directory from `train-base`, whose model the parts are trained on instead of a public one. "
             "The service charges both. With --earlier and the same directory, no user is in both. `auto` trains it "
             "first, from the same corpus into OUTPUT/base, with --base-share of --epsilon.",
-            rich_help_panel=MODEL,
         ),
     ] = None
     base_share: Annotated[
         float | None,
-        typer.Option(
+        _model_option(
             help="The share of --epsilon that --base auto spends on the base. Default: the best by `privmix plan` for "
-            "--users, --tokens-per-user and --tokens.",
-            rich_help_panel=MODEL,
+            "--users, --tokens-per-user and --tokens."
         ),
     ] = None
-    warm_start: Annotated[
-        Path | None,
-        typer.Option(help="With --base auto: as for `train-base`.", rich_help_panel=MODEL),
-    ] = None
+    warm_start: Annotated[Path | None, _model_option(help="With --base auto: as for `train-base`.")] = None
 
 
 @dataclass(frozen=True)
@@ -127,23 +111,20 @@ class PartRecipeOptions(RecipeOptions):
 
     part_kind: Annotated[
         str | None,
-        typer.Option(
+        _kind_option(
             help="What a part is: an adapter that attends to the public model's keys and values (reader), plain LoRA "
             "with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
-            f"which the public model reads before each sequence (text). Default: {_DEFAULTS.part_kind}.",
-            rich_help_panel=_KIND,
+            f"which the public model reads before each sequence (text). Default: {_DEFAULTS.part_kind}."
         ),
     ] = None
     text: Annotated[
-        int | None,
-        defaulting(_DEFAULTS, "text", "The number of tokens of a part's text with --part-kind text.", _KIND),
+        int | None, defaulting(_DEFAULTS, "text", "The number of tokens of a part's text with --part-kind text.", _KIND)
     ] = None
     layers: Annotated[
         int | None,
-        typer.Option(
+        _kind_option(
             help="The number of last layers that a part changes, with --part-kind reader. Fewer cost less to train, to "
-            "store and to serve. Default: half of the public model's.",
-            rich_help_panel=_KIND,
+            "store and to serve. Default: half of the public model's."
         ),
     ] = None
     dropout: Annotated[float | None, defaulting(_DEFAULTS, "dropout", "LoRA dropout.", LORA)] = None

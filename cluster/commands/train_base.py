@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,41 +14,29 @@ from cluster.training_options import RecipeOptions, RunOptions
 from services.training.options import DpSgdOptions
 
 _DEFAULTS = DpSgdOptions()
-_GUARANTEE = "Guarantee"
+_guarantee_option = partial(typer.Option, rich_help_panel="Guarantee")
 
 
 @dataclass(frozen=True)
 class GuaranteeOptions:
     """The guarantee of DP-SGD and its mechanism, as `DpSgdOptions` has them."""
 
-    epsilon: Annotated[float, typer.Option(help="The epsilon of the training.", rich_help_panel=_GUARANTEE)] = (
-        _DEFAULTS.epsilon
+    epsilon: Annotated[float, _guarantee_option(help="The epsilon of the training.")] = _DEFAULTS.epsilon
+    delta: Annotated[float, _guarantee_option(help="The delta of the training.")] = _DEFAULTS.delta
+    unit: Annotated[str, _guarantee_option(help="The protected unit, record or user; a base needs user.")] = (
+        _DEFAULTS.unit
     )
-    delta: Annotated[float, typer.Option(help="The delta of the training.", rich_help_panel=_GUARANTEE)] = (
-        _DEFAULTS.delta
+    clip: Annotated[float, _guarantee_option(help="The clipping norm of each unit's gradient.")] = _DEFAULTS.clip
+    blocks: Annotated[int, _guarantee_option(help="The maximum number of blocks of each unit's text.")] = (
+        _DEFAULTS.blocks
     )
-    unit: Annotated[
-        str, typer.Option(help="The protected unit, record or user; a base needs user.", rich_help_panel=_GUARANTEE)
-    ] = _DEFAULTS.unit
-    clip: Annotated[
-        float, typer.Option(help="The clipping norm of each unit's gradient.", rich_help_panel=_GUARANTEE)
-    ] = _DEFAULTS.clip
-    blocks: Annotated[
-        int, typer.Option(help="The maximum number of blocks of each unit's text.", rich_help_panel=_GUARANTEE)
-    ] = _DEFAULTS.blocks
-    steps: Annotated[int, typer.Option(help="The number of steps.", rich_help_panel=_GUARANTEE)] = _DEFAULTS.steps
+    steps: Annotated[int, _guarantee_option(help="The number of steps.")] = _DEFAULTS.steps
     expected_batch: Annotated[
         int | None,
-        typer.Option(
-            help="The average number of units in a step; needs --population. Default: all units.",
-            rich_help_panel=_GUARANTEE,
-        ),
+        _guarantee_option(help="The average number of units in a step; needs --population. Default: all units."),
     ] = None
     population: Annotated[
-        int | None,
-        typer.Option(
-            help="The number of units as it is publicly known, for --expected-batch.", rich_help_panel=_GUARANTEE
-        ),
+        int | None, _guarantee_option(help="The number of units as it is publicly known, for --expected-batch.")
     ] = None
 
 

@@ -59,11 +59,7 @@ def unauthorised(refused: InvalidKey) -> ApiError:
         "revoked": "this API key was revoked; ask the service's administrator for a new one",
     }[refused.reason]
     return ApiError(
-        401,
-        message,
-        code="invalid_api_key",
-        kind="authentication_error",
-        headers={"www-authenticate": "Bearer"},
+        401, message, code="invalid_api_key", kind="authentication_error", headers={"www-authenticate": "Bearer"}
     )
 
 

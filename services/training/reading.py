@@ -28,10 +28,7 @@ class CorpusRead(Generic[T]):
 
 
 def read(
-    corpus: Corpus,
-    salt: bytes,
-    into: Callable[[Iterable[Document]], T],
-    earlier: EarlierEnsembles | None = None,
+    corpus: Corpus, salt: bytes, into: Callable[[Iterable[Document]], T], earlier: EarlierEnsembles | None = None
 ) -> CorpusRead[T]:
     """Reads the documents of a corpus whose users are in no earlier ensemble.
 
