@@ -64,20 +64,7 @@ class CorpusOptions:
         return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.split)
 
 
-EpsilonsOption = Annotated[
-    list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")
-]
 DeltaOption = Annotated[float, typer.Option(help="The delta of all budgets.")]
-TokensOption = Annotated[
-    list[int], typer.Option(help="The number of tokens that a budget must last for; repeat for more tables.")
-]
-ProtocolsOption = Annotated[
-    list[str] | None,
-    typer.Option("--protocol", help="A protocol to evaluate beside the references; repeat for more. Default: all."),
-]
-RunTokensOption = Annotated[
-    int | None, typer.Option(help="The number of tokens in a run. Default: the smallest of --tokens.")
-]
 DrawnOption = Annotated[
     int | None,
     typer.Option(
@@ -85,15 +72,4 @@ DrawnOption = Annotated[
         help="Score only this many parts at each position, drawn at random: cheap with many parts, but protocols that "
         "need all parts are left out. Default: all.",
     ),
-]
-RunsOption = Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")]
-
-
-def _without_none(sweeps: list[str]) -> list[str]:
-    return [name for name in sweeps if name != "none"]
-
-
-SweepOption = Annotated[
-    list[str],
-    typer.Option(help="An ablation figure to draw, or `none`; repeat for more. Default: all.", callback=_without_none),
 ]

@@ -9,23 +9,9 @@ from typer.core import TyperGroup
 
 from cluster.commands.evaluate_task import reference, task
 from cluster.console import display
-from cluster.options import (
-    DeltaOption,
-    DrawnOption,
-    EpsilonsOption,
-    JsonOption,
-    ProtocolsOption,
-    RunsOption,
-    RunTokensOption,
-    SkipBadOption,
-    SweepOption,
-    TextFieldOption,
-    TokensOption,
-    UserFieldOption,
-)
-from services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
-
-_DEFAULTS = EvaluationOptions()
+from cluster.evaluation_options import DEFAULTS, ComparisonOptions
+from cluster.option_groups import grouped
+from cluster.options import JsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 
 
 class _Evaluations(TyperGroup):
@@ -54,11 +40,13 @@ def choose() -> None:
 
 
 @evaluate.command()
+@grouped
 def perplexity(
     held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
     ensemble: Annotated[
         list[Path], typer.Option(help="An ensemble's directory; repeat for other sizes. The table shows the largest.")
     ],
+    compared: ComparisonOptions,
     output: Annotated[
         Path, typer.Option(help="The directory for the report. An interrupted evaluation continues there.")
     ],
@@ -68,18 +56,10 @@ def perplexity(
     dp_sgd: Annotated[
         list[Path] | None, typer.Option(help="A model from `privmix train-base`; repeat for other budgets.")
     ] = None,
-    epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
-    delta: DeltaOption = _DEFAULTS.delta,
-    tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
-    protocol: ProtocolsOption = None,
-    run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
-    drawn: DrawnOption = _DEFAULTS.drawn,
-    runs: RunsOption = _DEFAULTS.runs,
-    context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = _DEFAULTS.context,
-    sweep: SweepOption = list(QUANTITIES),  # noqa: B006
+    context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = DEFAULTS.context,
     precision: Annotated[
         str, typer.Option(help="The precision of the models: auto, bfloat16 or float32.")
-    ] = _DEFAULTS.precision,
+    ] = DEFAULTS.precision,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
     skip_bad: SkipBadOption = False,
@@ -101,18 +81,7 @@ def perplexity(
         Corpus(held_out, user_field, text_field, skip_bad),
         output,
         ComparedEnsembles.load(ensemble, finetuned, dp_sgd or []),
-        EvaluationOptions.checked(
-            epsilons=epsilon,
-            delta=delta,
-            tokens=tokens,
-            protocols=protocol or None,
-            run_tokens=run_tokens,
-            drawn=drawn,
-            runs=runs,
-            context=context,
-            sweeps=sweep,
-            precision=precision,
-        ),
+        compared.checked(context=context, precision=precision),
         display(as_json),
     )
     report(evaluation, output, time.monotonic() - started, as_json)
