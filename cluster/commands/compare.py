@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from cluster.commands.evaluate import ComparisonOptions
 from cluster.console import display
-from cluster.evaluation_options import ComparisonOptions
 from cluster.option_groups import grouped
 from cluster.options import CorpusArgument, CorpusOptions, JsonOption
 from services.laboratory.evaluation.options import COMPARED_PARTS

@@ -1,6 +1,7 @@
 """Implements `privmix evaluate`: the perplexity of all methods on held-out text, and `evaluate task`."""
 
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +10,51 @@ from typer.core import TyperGroup
 
 from cluster.commands.evaluate_task import reference, task
 from cluster.console import display
-from cluster.evaluation_options import DEFAULTS, ComparisonOptions
 from cluster.option_groups import grouped
-from cluster.options import JsonOption, SkipBadOption, TextFieldOption, UserFieldOption
+from cluster.options import DeltaOption, DrawnOption, JsonOption, SkipBadOption, TextFieldOption, UserFieldOption
+from services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
+
+_DEFAULTS = EvaluationOptions()
+
+
+def _without_none(sweeps: list[str]) -> list[str]:
+    return [name for name in sweeps if name != "none"]
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """What is compared, at which budgets."""
+
+    epsilons: Annotated[
+        list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")
+    ] = field(default_factory=lambda: list(_DEFAULTS.epsilons))
+    delta: DeltaOption = _DEFAULTS.delta
+    tokens: Annotated[
+        list[int], typer.Option(help="The number of tokens that a budget must last for; repeat for more tables.")
+    ] = field(default_factory=lambda: list(_DEFAULTS.tokens))
+    protocols: Annotated[
+        list[str] | None,
+        typer.Option("--protocol", help="A protocol to evaluate beside the references; repeat for more. Default: all."),
+    ] = None
+    run_tokens: Annotated[
+        int | None, typer.Option(help="The number of tokens in a run. Default: the smallest of --tokens.")
+    ] = _DEFAULTS.run_tokens
+    drawn: DrawnOption = _DEFAULTS.drawn
+    runs: Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")] = (
+        _DEFAULTS.runs
+    )
+    sweeps: Annotated[
+        list[str],
+        typer.Option(
+            "--sweep",
+            help="An ablation figure to draw, or `none`; repeat for more. Default: all.",
+            callback=_without_none,
+        ),
+    ] = field(default_factory=lambda: list(QUANTITIES))
+
+    def checked(self, **more: Any) -> EvaluationOptions:
+        """Returns the options of an evaluation. Raises `InputError` that names the first invalid one."""
+        return EvaluationOptions.checked(**asdict(self) | {"protocols": self.protocols or None} | more)
 
 
 class _Evaluations(TyperGroup):
@@ -56,10 +99,10 @@ def perplexity(
     dp_sgd: Annotated[
         list[Path] | None, typer.Option(help="A model from `privmix train-base`; repeat for other budgets.")
     ] = None,
-    context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = DEFAULTS.context,
+    context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = _DEFAULTS.context,
     precision: Annotated[
         str, typer.Option(help="The precision of the models: auto, bfloat16 or float32.")
-    ] = DEFAULTS.precision,
+    ] = _DEFAULTS.precision,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
     skip_bad: SkipBadOption = False,
