@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from services.database.service import ServiceDatabase
 from services.keys import actor
@@ -42,6 +43,9 @@ async def test_an_absent_actor_settles_a_request_when_it_is_back(
     first = actor.start(place, namespace=NAMESPACE)
     await service.admit("request", identity, LIMITS, 10, 1)
     ray.kill(first)
+    with pytest.raises(RayActorError):
+        while True:  # a call that it still hears would settle the request
+            await first.ready.remote()
     settling = asyncio.create_task(service.settle("request", 4))
     await asyncio.sleep(1)
     assert not settling.done()
