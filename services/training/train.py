@@ -71,11 +71,8 @@ def plan(
         salt = read_salt(salt_file or output / SALT)
         tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        before, others, partition = (
-            Marks.of_ensemble(output, salt),
-            EarlierEnsembles(earlier),
-            Partition(salt, parts, halves),
-        )
+        before, others = Marks.of_ensemble(output, salt), EarlierEnsembles(earlier)
+        partition = Partition(salt, parts, halves)
         text = read(corpus, salt, partial(tokenize, tokenizer=tokenizer, partition=partition), others)
         entries = _entries(text.content, base, salt, options)
         apart = others.apart_from(output, before, text.marks)
