@@ -18,7 +18,8 @@ from typing import Any, get_type_hints
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Returns the command with the fields of each parameter that is a dataclass as parameters of its own."""
     parameters = signature(command, eval_str=True).parameters.values()
-    groups = {parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)}
+    annotations: dict[str, type[Any]] = {parameter.name: parameter.annotation for parameter in parameters}
+    groups = {name: annotation for name, annotation in annotations.items() if is_dataclass(annotation)}
 
     def flat(**given: Any) -> None:
         made = {

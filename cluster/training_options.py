@@ -67,7 +67,8 @@ def defaulting(options: TrainingOptions, name: str, text: str, panel: str) -> Op
     """Returns an option of a training, whose help tells its default."""
     value = getattr(options, name)
     shown = ",".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
-    return typer.Option(help=f"{text} Default: {shown}.", rich_help_panel=panel)
+    option: OptionInfo = typer.Option(help=f"{text} Default: {shown}.", rich_help_panel=panel)
+    return option
 
 
 _private = partial(defaulting, DP_SGD_TRAINING)

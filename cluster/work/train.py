@@ -100,7 +100,7 @@ def auto_base(
 ) -> Path:
     """Trains the base of `--base auto` by the default recipe, or keeps the finished one; returns its directory."""
     given = recipe.given()
-    chosen = {name: given[name] for name in ("block", "precision") if name in given}
+    chosen = {name: value for name, value in given.items() if name in ("block", "precision")}
     below = replace(run, output=run.output / "base")
     train_base(corpus, warm_start, below, chosen, DpSgdOptions.checked(epsilon=epsilon, delta=delta))
     return below.output
