@@ -75,6 +75,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Runs asynchronous tests with asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def public_model() -> Path:
     return resolve()
 

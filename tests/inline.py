@@ -17,7 +17,7 @@ def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_session, "connected", nullcontext)
     monkeypatch.setattr(tasks, "train_adapters", _train_adapters)
     monkeypatch.setattr(workbench, "connected", nullcontext)
-    monkeypatch.setattr(workbench, "spread", _spread)
+    monkeypatch.setattr(workbench, "run_as_ray_tasks", _run_jobs)
     here = SimpleNamespace(put=lambda value: value, cluster_resources=lambda: {"CPU": 1})
     monkeypatch.setattr(workbench, "ray", here)
 
@@ -29,7 +29,7 @@ def _train_adapters(
         yield job, job.work(public_model.resolve(job.base.name), job.base.name, report=lambda done: None)
 
 
-def _spread(
+def _run_jobs(
     function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], *_: object, **__: object
 ) -> Iterator[tuple[str, Any]]:
     for name, arguments in jobs.items():

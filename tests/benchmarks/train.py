@@ -8,7 +8,7 @@ Before that, it starts Ray and trains one part, so that neither side includes th
 - `kinds`: adapters an hour of processor time, of one part by the default options: a reader of all layers, of the last
   half (the default) and of the last quarter, plain LoRA by the same code, and plain LoRA in an ordinary loop around
   PEFT's model; by the name of the corpus. `over_all_layers` has the ratios to the reader of all layers.
-- `dp_sgd`: users a second whose clipped gradients are summed, by the code of `privmix train --dp-sgd` and by Opacus'
+- `dp_sgd`: users a second whose clipped gradients are summed, by the code of `privmix train-base` and by Opacus'
   hooks, in alternating passes over the same users, model and adapter on one core; by the number of tokens of a user,
   and with `MIXED` for users of many lengths. Opacus gets them sorted, so that a pass has little padding.
 """

@@ -386,17 +386,7 @@ def test_an_ensemble_without_dp_sgd_is_not_served_as_dp_sgd(ensemble: Any, tmp_p
 @pytest.mark.slow
 def test_the_command_prints_the_guarantee(tiny: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
-    arguments = [
-        "train",
-        str(corpus),
-        "--output",
-        str(tmp_path / "new"),
-        "--model",
-        str(tiny),
-        "--dp-sgd",
-        "--block",
-        "16",
-    ]
+    arguments = ["train-base", str(corpus), "--output", str(tmp_path / "new"), "--model", str(tiny), "--block", "16"]
     done = CliRunner().invoke(app, [*arguments, "--steps", "2"])
     assert done.exit_code == 0, done.output
     assert "(8, 1e-05)-differential privacy for any one user" in done.stdout
