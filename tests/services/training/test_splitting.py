@@ -30,9 +30,9 @@ def wanted(tokens: int, epsilon: float = 8.0) -> Requirements:
 
 
 @cache
-def divided(tokens: int) -> Division:
+def divided(tokens: int, shares: tuple[float, ...] = SHARES) -> Division:
     requirements = wanted(tokens)
-    division = divide(requirements, propose(requirements))
+    division = divide(requirements, propose(requirements, roughly=shares != SHARES), shares)
     assert division is not None
     return division
 
@@ -71,11 +71,12 @@ def test_no_other_share_gains_more() -> None:
 
 
 def test_the_more_tokens_the_larger_is_the_base() -> None:
-    shares = [divided(tokens).share for tokens in (1_024, 16_384, 10_000_000_000)]
+    few = (0.0, 0.5, 0.9, 1.0)
+    last = divided(10_000_000_000, few)
+    shares = [divided(1_024, few).share, divided(16_384).share, last.share]
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
     assert shares[-1] >= 0.9
-    last = divided(10_000_000_000)
     assert sum(last.added.values()) < 0.01
 
 
