@@ -18,8 +18,10 @@ from services.training.directory import SALT as DIRECTORY_SALT
 from services.training.manifest import Apart, Manifest
 from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, TrainingOptions
-from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble, write_corpus
+from tests.inline import run_inline
+from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.services.training.perplexity import perplexities
+from tests.tiny import write_tiny_model
 
 runner = CliRunner()
 
@@ -123,14 +125,18 @@ def test_another_number_of_parts_is_told_if_there_is_a_ledger(ensemble: Ensemble
     assert len(Manifest.load(directory).parts) == PARTS + 1
 
 
-def test_trains_halves_too(halved: Ensemble, tmp_path: Path) -> None:
-    directory = halved.copy(tmp_path / "copy")
-    arguments = ["train", str(halved.corpus), *flags(halved, directory), "--halves"]
+def test_trains_halves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_inline(monkeypatch)
+    corpus, model = write_corpus(tmp_path / "corpus.jsonl", small_documents()), write_tiny_model(tmp_path / "tiny")
+    arguments = ["train", str(corpus), "--output", str(tmp_path / "new"), "--parts", "2", "--halves"]
+    arguments += ["--model", str(model), "--block", "32", "--epochs", "1", "--precision", "float32"]
     summary = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
-    assert (summary["parts"], summary["adapters"], summary["kept"]) == (PARTS, 3 * PARTS, 3 * PARTS)
+    assert (summary["parts"], summary["adapters"], summary["trained"], summary["kept"]) == (2, 6, 6, 0)
+    manifest = Manifest.load(tmp_path / "new")
+    assert len(manifest.adapters) == 6
     done = runner.invoke(app, arguments)
-    assert f"{PARTS} parts, {3 * PARTS} adapters, 0 of them trained and {3 * PARTS} kept" in done.stdout
-    assert Manifest.load(directory) == halved.trained.manifest
+    assert "2 parts, 6 adapters, 0 of them trained and 6 kept" in done.stdout
+    assert Manifest.load(tmp_path / "new") == manifest
 
 
 def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def screening_law(public: Rows, parts: Rows, protocol: AdaPMixed, bins: int = 61
     edges = np.linspace(-6, 6, bins + 1) * protocol.sigma
     masses = [np.diff(norm.cdf(np.r_[-np.inf, edges[1:-1], np.inf], loc=m, scale=protocol.sigma)) for m in mean]
     middles = (edges[1:] + edges[:-1]) / 2
-    noisy = np.array(list(product(middles, repeat=len(p0)))) + (1 - protocol.mix) * p0
+    grid = np.meshgrid(*[middles] * len(p0), indexing="ij")
+    noisy = np.stack(grid, axis=-1).reshape(-1, len(p0)) + (1 - protocol.mix) * p0
     chances = masses[0]
     for mass in masses[1:]:
         chances = np.multiply.outer(chances, mass)
