@@ -1,6 +1,7 @@
 """Implements `privmix serve`, which runs the service in the foreground until a signal stops it."""
 
 import signal
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.steps import Steps
+from services.lazily import quick_imports
 
 if TYPE_CHECKING:
-    from cluster.launch import Service
+    from cluster.configuration import Configuration
+    from cluster.launch import Report, Service
 
 
 def serve(
@@ -28,9 +31,7 @@ def serve(
     steps("Starting Ray")
     import_meanwhile()
     with connected(address):
-        from cluster.launch import launch
-
-        service = launch(configuration, steps)
+        service = import_launch()(configuration, steps)
         try:
             steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
             wait_for_signal()
@@ -45,6 +46,13 @@ def import_meanwhile() -> None:
     half of it.
     """
     Thread(target=lambda: [import_module(name) for name in ("dp_accounting", "fastapi")], daemon=True).start()
+
+
+def import_launch() -> "Callable[[Configuration, Report], Service]":
+    """Returns `cluster.launch.launch`. Ray Serve imports pandas for answers of its types, which no service here has."""
+    with quick_imports({"pandas": None}):
+        from cluster.launch import launch
+    return launch
 
 
 def wait_for_signal() -> None:

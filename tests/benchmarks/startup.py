@@ -65,7 +65,7 @@ def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
     stages("imports")
     import httpx
 
-    from cluster.commands.serve import import_meanwhile
+    from cluster.commands.serve import import_launch, import_meanwhile
     from cluster.configuration import Configuration
     from services.ray_session import connected
 
@@ -73,9 +73,7 @@ def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
     stages("Starting Ray")
     import_meanwhile()
     with connected():
-        from cluster.launch import launch
-
-        service = launch(configuration, stages.step)
+        service = import_launch()(configuration, stages.step)
         try:
             stages("first token")
             request = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 1}

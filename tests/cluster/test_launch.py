@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray import serve
@@ -180,6 +181,14 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
         launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
     while APPLICATION in serve.status().applications:
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_of_ones_own_runs_no_monitors() -> None:
+    """Its log goes nowhere, and it has one node."""
+    words = {Path(word).name for child in psutil.Process().children(recursive=True) for word in child.cmdline()}
+    assert "raylet" in words
+    assert not {"log_monitor.py", "monitor.py"} & words
 
 
 @pytest.mark.usefixtures("cluster")
