@@ -125,18 +125,29 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
     check_cohorts(configuration)
     checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
     check_keys(configuration, report)
-    url = _listen(configuration)  # before models are loaded, so that a used port fails at once
     route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
+    has_room, is_deployed = _route_has_room(configuration, checked), False
     with _all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
-        early = APPLICATION not in serve.status().applications and _route_has_room(configuration, checked)
-        # A replica's imports take seconds. Then it waits for the actors (`Gateway`).
-        actors = start_actors(configuration, checked, report, meanwhile=lambda: deploy(route) if early else None)
+
+        def open_early() -> None:
+            """Listens, so that a used port ends the start at once, and deploys the route, whose imports take seconds.
+
+            Then it waits for the actors (`Gateway`).
+            """
+            nonlocal is_deployed
+            _listen(configuration)
+            if has_room and APPLICATION not in serve.status().applications:
+                deploy(route)
+                is_deployed = True
+
+        actors = start_actors(configuration, checked, report, meanwhile=open_early)
         report("Opening the HTTP route")
-        if not early:
+        if not is_deployed:
             if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
                 report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
             deploy(route)
         _wait_for_route()
+    url = f"http://{configuration.http.host}:{configuration.http.port}"
     return Service(url, configuration, [ensemble.served for ensemble in checked], actors)
 
 
@@ -162,12 +173,17 @@ def start_actors(
     settings = request_settings(configuration, checked)
     with _all_or_none(configuration.namespace), ThreadPoolExecutor() as beside:
         others: list[Future[Any]] = []
+        listed: ActorHandle | None = None
 
         def start_others() -> None:
-            if not others:
-                meanwhile()
-                others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
-                others.append(beside.submit(_start_batches, configuration, settings, keep))  # run when a gateway serves
+            nonlocal listed
+            if others:
+                return
+            meanwhile()
+            others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
+            others.append(beside.submit(_start_batches, configuration, settings, keep))  # run when a gateway serves
+            if not keep:
+                listed = ensembles.prepare(database, namespace=namespace, lifetime="detached")
 
         started = {
             ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep, meanwhile=start_others)
@@ -176,7 +192,9 @@ def start_actors(
         for other in others:
             other.result()
         # The last one that gateways need: they wait for it.
-        ensembles.start(database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep)
+        ensembles.start(
+            database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep, prepared=listed
+        )
         _start_alerts(configuration, keep)
     return started
 
@@ -430,9 +448,10 @@ def _start_fleet(
         grow=configuration.shards.count == "auto",
         start_timeout_s=configuration.shards.start_timeout_s,
         stalled_s=configuration.coordinator.step_timeout_s,
+        planned=promised.protocol,
     )
     fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving, size)
-    if ray.get(fleet_actor.settings.remote()) != settings:
+    if keep and ray.get(fleet_actor.settings.remote()) != settings:
         raise ConfigurationError(
             f"namespace: {configuration.namespace} already serves with other settings; stop it, or choose another "
             "namespace"
@@ -496,8 +515,8 @@ def _options(
     }
 
 
-def _listen(configuration: Configuration) -> str:
-    """Opens the port and returns the URL. Requests get 404 until the route is deployed, then wait until it serves.
+def _listen(configuration: Configuration) -> None:
+    """Opens the port. Requests get 404 until the route is deployed, then wait until it serves.
 
     Raises:
         ConfigurationError: the port cannot be opened.
@@ -510,4 +529,3 @@ def _listen(configuration: Configuration) -> str:
         raise ConfigurationError(
             f"http.port: cannot listen on {http.host}:{http.port} ({error.cause}); free the port or choose another"
         ) from error
-    return f"http://{http.host}:{http.port}"

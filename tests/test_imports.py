@@ -155,7 +155,10 @@ def test_services_do_not_import_the_command_line() -> None:
 
 def test_what_every_process_of_a_service_imports_computes_nothing() -> None:
     """The driver imports the modules of all actors, and each actor many of the others' for types and settings."""
-    code = "import sys, cluster.launch; print(*sys.modules)"
+    code = (
+        "import sys, cluster.launch; from services.coordinator.arithmetic import Arithmetic; Arithmetic(2, 'cpu'); "
+        "print(*sys.modules)"
+    )
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     imported = set(listed.stdout.split())
     assert {"cluster.launch", "services.privacy.protocols.pmixed", "services.shard"} <= imported

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.foreground import import_meanwhile, stop, wait_for_signal
+from cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
 from cluster.steps import Steps
 
 
@@ -22,9 +22,7 @@ def serve(
     steps("Starting Ray")
     import_meanwhile()
     with connected(address):
-        from cluster.launch import launch
-
-        service = launch(configuration, steps)
+        service = import_launch()(configuration, steps)
         try:
             steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
             wait_for_signal()

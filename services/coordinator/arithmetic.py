@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -18,7 +20,8 @@ T = TypeVar("T")
 class Arithmetic:
     """Runs the mathematics of a step in a thread pool, with one PyTorch thread for each chunk.
 
-    PyTorch's intra-operator threads would synchronize at every operation; the sequences are independent.
+    PyTorch's intra-operator threads would synchronize at every operation; the sequences are independent. Until it is
+    prepared or used, it imports no PyTorch: where a shard samples, it computes nothing.
 
     Args:
         threads: the number of chunks on a CPU, computed in parallel.
@@ -26,11 +29,18 @@ class Arithmetic:
     """
 
     def __init__(self, threads: int, device: str) -> None:
-        if device == "cpu":
-            prepare()  # so that no token waits for a compiler
         self._device = device
         self._chunks = threads if device == "cpu" else 1
-        self._pool = single_threaded_pool(self._chunks)
+
+    def prepare(self) -> None:
+        """Imports PyTorch and starts the threads, so that no token waits for this, or for a compiler."""
+        if self._device == "cpu":
+            prepare()
+        _ = self._pool
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return single_threaded_pool(self._chunks)
 
     async def distributions(
         self,

@@ -103,6 +103,8 @@ class Coordinator:
         self._began: float | None = None
         self._failing_since: float | None = None
         self._arithmetic = Arithmetic(settings.threads, settings.device)
+        if not self._ensemble.samples:
+            self._arithmetic.prepare()
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics(settings.namespace)
 
@@ -111,6 +113,8 @@ class Coordinator:
         async with self._between_steps:
             if shard_map.version > self._shard_map.version:
                 self._use(shard_map)
+                if not self._ensemble.samples:
+                    await asyncio.to_thread(self._arithmetic.prepare)
 
     async def submit(self, channel: str, generations: Sequence[Generation]) -> None:
         """Starts generations whose deltas go to `channel`.

@@ -23,6 +23,7 @@ from services.fleet.plan import START_TIMEOUT_S, ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.fleet.size import FleetSize
 from services.privacy.events import Accountant
+from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 from services.shard import ShardActor, ShardStatus
 
@@ -43,6 +44,8 @@ class FleetSettings:
         grow: start the next part group whenever the cluster has the resources.
         start_timeout_s: how long a shard may take to start.
         stalled_s: a shard without progress for this long is replaced.
+        planned: the protocol for the number of parts for which it is planned already. A plan takes part of a second,
+            during which no shard starts.
     """
 
     namespace: str
@@ -53,6 +56,17 @@ class FleetSettings:
     grow: bool = False
     start_timeout_s: float = START_TIMEOUT_S
     stalled_s: float = 60.0
+    planned: Protocol | None = None
+
+    def protocol(self, parts: int) -> Protocol:
+        """Returns the protocol for this number of parts.
+
+        Raises:
+            ValueError: the settings cannot be met with it.
+        """
+        if self.planned is not None and self.planned.parts == parts:
+            return self.planned
+        return self.protocol_settings.plan(parts, self.accountant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +177,7 @@ class Fleet:
 
     def _shard_map_of(self, shards: int) -> ShardMap:
         plans = self._settings.plans[:shards]
-        protocol = self._settings.protocol_settings.plan(sum(plan.parts for plan in plans), self._settings.accountant)
+        protocol = self._settings.protocol(sum(plan.parts for plan in plans))
         return ShardMap(
             time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
         )

@@ -204,7 +204,8 @@ def private(bench: StepBench, questions: Sequence[LoadRequest]) -> dict[str, flo
     events = bench.coordinator.events.remote(channel)
     waiting = {f"{channel}-{number}": question for number, question in enumerate(questions)}
     generations = [
-        Generation(id_, question.prompt, SamplingOptions(), question.tokens) for id_, question in waiting.items()
+        Generation(id_, question.prompt, SamplingOptions(), question.tokens, ignore_eos=True)
+        for id_, question in waiting.items()
     ]
     ray.get(bench.coordinator.submit.remote(channel, generations))
     open_ = set(waiting)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray import serve
@@ -17,6 +18,7 @@ from cluster.launch import APPLICATION, launch, wait_until_healthy
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
+from services.ensembles import actor as ensembles
 from services.errors import ConfigurationError, CoordinatorUnavailable, LedgerMismatch, ManifestError, WorkError
 from services.ray_session import connected
 from services.training.manifest import Apart, Manifest
@@ -157,7 +159,7 @@ def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_ends_the_start(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     port = configuration.http.port
     refusal = pytest.raises(ConfigurationError, match=rf"http\.port: cannot listen on 127\.0\.0\.1:{port}")
@@ -180,6 +182,29 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
         launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
     while APPLICATION in serve.status().applications:
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_of_ones_own_runs_no_monitors() -> None:
+    """Its log goes nowhere, and it has one node."""
+    words = {Path(word).name for child in psutil.Process().children(recursive=True) for word in child.cmdline()}
+    assert "raylet" in words
+    assert not {"log_monitor.py", "monitor.py"} & words
+
+
+@pytest.mark.usefixtures("cluster")
+def test_gateways_wait_for_the_list_of_ensembles(tmp_path: Path) -> None:
+    """Its actor is there before: it starts while models load."""
+    database = str(tmp_path / "keys.db")
+    prepared = ensembles.prepare(database, namespace="prepared")
+    begun = prepared.begun.remote()
+    assert ray.get(prepared.current.remote()).entries == ()
+    assert ray.wait([begun], timeout=0)[0] == []
+    assert ensembles.start(database, [], namespace="prepared", prepared=prepared) == prepared
+    ray.get(begun)
+    ray.kill(prepared, no_restart=False)
+    ray.get(prepared.begun.remote())  # and not after a restart
+    ray.kill(prepared)
 
 
 class Busy:

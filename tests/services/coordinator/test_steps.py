@@ -82,6 +82,7 @@ def test_one_partial_of_each_shard_leaves_it_whatever_is_drawn(
 
     async def run() -> None:
         async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
+            assert "_pool" in vars(coordinator._arithmetic), "its threads run before the first token"
             await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
             measures = await coordinator.measures()
         assert measures["row_bytes"] == TOKENS * 2 * (1 + len(shards)) * vocabulary * 4, "p0, and a partial of each"
@@ -99,6 +100,11 @@ def test_a_shard_with_all_parts_sends_totals_and_tokens(
     draw: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(PMixed, "draw", lambda self: draw)
+
+    def compute(_: Arithmetic) -> Any:
+        raise AssertionError("the coordinator computes nothing")
+
+    monkeypatch.setattr(Arithmetic, "_pool", property(compute))
 
     async def run() -> list[Delta]:
         serving = shard_map(PMixed(2, 0.5, 0.4), ("shard-0",))

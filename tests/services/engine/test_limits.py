@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
+from vllm.model_executor.models import registry
 
 from services.engine import lora_on_cpu, vllm_engine
 from services.engine.adapter_config import slot_bytes
@@ -33,8 +34,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 @pytest.fixture(scope="module")
 def engine(settings: EngineSettings) -> Iterator[VllmEngine]:
-    """An engine whose vLLM has 4 sessions, 6 readers, 64 tokens per step, and 8 cache blocks of 128 tokens."""
+    """An engine whose vLLM has 4 sessions, 6 readers, 64 tokens per step, and 8 cache blocks of 128 tokens.
+
+    It starts like the first one on a machine, and asks no other process what its model can do.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CACHE_ROOT", str(settings.model.with_name("cache")))
+        patch.setattr(registry, "_run_in_subprocess", lambda _: pytest.fail("vLLM starts another process"))
+        registry._try_inspect_model_cls.cache_clear()
         patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
         patch.setattr(vllm_engine, "MAX_READERS", 6)
         patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
