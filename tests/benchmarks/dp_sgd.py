@@ -13,7 +13,7 @@ the files in FOLDER.
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -173,6 +173,8 @@ def train_for(
     *,
     public: int = 0,
     only_public: bool = False,
+    kept: Path | None = None,
+    report: Callable[[float], None] = lambda done: None,
 ) -> None:
     """Trains an adapter as on a population, of which a few users stand for each step's batch; writes it to a folder.
 
@@ -181,6 +183,8 @@ def train_for(
         users: the average number of users in a step.
         public: the number of other users whose text the training begins with, without noise.
         only_public: end after that text.
+        kept: a directory from which a training that was killed goes on.
+        report: called with the fraction done.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), population + public)
@@ -194,13 +198,14 @@ def train_for(
         units,
         options,
         0,
-        lambda done: None,
+        report,
         noise_multiplier=event.noise_multiplier * standing / batch,
         sampling_rate=standing / len(units),
         steps=0 if only_public else event.steps,
         clip=private.clip,
         matrices=private.matrices,
         public=others,
+        kept=kept,
     )
     write_files(folder, files)
 

@@ -1,30 +1,37 @@
-"""Measures ensembles on a private base beside DP-SGD with all of epsilon, scaled down, on the same positions.
+"""Measures ensembles on a private base beside DP-SGD with all of epsilon, on the same positions of held-out users.
 
-    python -m tests.benchmarks.private_base --output FOLDER --demo --corpus CORPUS.jsonl [--write]
+    python -m tests.benchmarks.private_base dialogues.csv --held-out others.csv --user-field ID --text-field dialogue \
+        --output FOLDER --parts 64 --parts 128 --json
 
-Each corpus is public or set-aside text, by user. A tenth of the users is held out. Few stand for all, so that one core
-suffices: some users train by DP-SGD, whose noise is scaled by their share of the others, and some readers, each of the
-users of one of the ensemble's parts, stand for equal shares of them. `privmix compare --on-base` trains all of it. An
-interrupted run continues with the files in FOLDER.
+The corpus is public or set-aside text, by user. All of its users train by DP-SGD, at full batch, and all parts are
+trained. `--users` and `--standing` let fewer stand for all, with the noise scaled to their share. Without `--held-out`,
+a tenth of the users is held out. How much of epsilon goes to a base follows from the rule of `privmix train --base
+auto`, which knows the numbers of users and tokens alone; of the shares that it gives for an epsilon, the least and the
+largest are trained, and each cell takes the nearer one. `privmix compare --on-base` trains all of it.
 
-For each epsilon, method and number of tokens:
+An interrupted run continues with the files in FOLDER: after the last step of each training by DP-SGD, the last part,
+and the last ensemble that was scored. It uses `--processes` processes of one thread.
 
-- `gain`: over the public model in nats a token, with its 95 % interval over runs that share no text; then by the
-  tokens before the position.
-- `over_dp_sgd`: that gain less the one of DP-SGD with all of epsilon, run by run.
+For each epsilon, method, number of parts and number of tokens:
+
+- `gain`: over the public model in nats a token, with its 95 % interval over held-out users; then by the tokens before
+  the position.
+- `over_dp_sgd`: that gain less the one of DP-SGD with all of epsilon, user by user.
 
 `privmix plan --users` looks up what a base gains, and what parts add to it, in a table
-(`services/training/base_gain.json`). --write puts these corpora into it, beside those measured before.
+(`services/training/base_gain.json`). --write puts this corpus into it, beside those measured before.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -36,27 +43,28 @@ from transformers import AutoTokenizer
 from services.engine.engine import AdapterFiles
 from services.files import building, write_atomically, write_files
 from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.rows import RowReader
-from services.laboratory.evaluation.text import EvaluationText, held_out_text
+from services.laboratory.evaluation.text import Block, EvaluationText, Positions, texts_of_users
 from services.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
-from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
+from services.training.demo import TRAIN, write_demo_corpus
 from services.training.dp_sgd import UNUSED, planned
 from services.training.expectation import TABLE as PART_TABLE
-from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from services.training.expectation import Population, Requirements, propose
+from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.private_base import merge_adapter
 from services.training.public_model import DEFAULT, resolve
-from services.training.splitting import BASE_TABLE, signal
+from services.training.splitting import BASE_TABLE, divide, signal
+from services.units import DELTA
 from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
-from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
-from tests.benchmarks.public_text import corpora_by_name, held_apart
+from tests.benchmarks.options import OutputOption, WriteOption
+from tests.benchmarks.public_text import held_apart
 from tests.benchmarks.standing import (
     TOKENS,
     Planned,
@@ -68,8 +76,11 @@ from tests.benchmarks.standing import (
 )
 
 CONTEXT = 256
-BASE_SHARE = 0.5
-"""The share of epsilon of the measured bases."""
+MAX_SHARES = 2
+"""The most shares of an epsilon for which a base is trained."""
+PUBLIC = "public"
+NOT_PRIVATE = "not private"
+ALONE = "alone"
 
 
 @dataclass(frozen=True)
@@ -78,15 +89,17 @@ class GainRow:
 
     Attributes:
         method: a protocol, "DP-SGD", or "not private".
+        parts: of the ensemble; None for DP-SGD.
         tokens: that its budget lasts for; None for any number.
         base_epsilon: of DP-SGD, alone or below the ensemble; None for an ensemble on the public model.
         gain: over the public model: the mean and its 95 % interval.
         over_dp_sgd: over DP-SGD with all of epsilon.
         contexts: the mean gain by the range of the number of tokens before the position; None without a position.
-        runs: the mean gain of each run.
+        runs: the mean gain of each run, which is one held-out user's.
     """
 
     method: str
+    parts: int | None
     tokens: int | None
     base_epsilon: float | None
     gain: Sequence[float | None]
@@ -94,31 +107,48 @@ class GainRow:
     contexts: Mapping[str, float | None]
     runs: Sequence[float]
 
-    @classmethod
-    def of(
-        cls,
-        method: str,
-        tokens: int | None,
-        base_epsilon: float | None,
+
+Measured = Mapping[float, Sequence[GainRow]]
+"""The rows of each epsilon."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Compares the outcomes of methods, one a run, with the public model's and with those of DP-SGD."""
+
+    public: Sequence[TrialResult]
+    whole: Sequence[TrialResult]
+
+    def row(
+        self,
         own: Sequence[TrialResult],
-        public: Sequence[TrialResult],
-        whole: Sequence[TrialResult],
-    ) -> "GainRow":
-        """Compares a method's outcomes, one a run, with the public model's and with those of DP-SGD."""
+        method: str,
+        *,
+        parts: int | None = None,
+        tokens: int | None = None,
+        base_epsilon: float | None = None,
+    ) -> GainRow:
         gains, ahead = (
-            [before.loss - after.loss for before, after in zip(other, own, strict=True)] for other in (public, whole)
+            [before.loss - after.loss for before, after in zip(other, own, strict=True)]
+            for other in (self.public, self.whole)
         )
         contexts: dict[str, float | None] = {}
         for number, (first, last) in enumerate(CONTEXTS):
-            count = sum(outcome.contexts[number][0] for outcome in public)
+            count = sum(outcome.contexts[number][0] for outcome in self.public)
             gained = sum(
                 before.contexts[number][1] - after.contexts[number][1]
-                for before, after in zip(public, own, strict=True)
+                for before, after in zip(self.public, own, strict=True)
             )
             contexts[f"{first} to {last}"] = round(gained / count, 4) if count else None
-        runs = [round(gain, 4) for gain in gains]
-        return cls(
-            method, tokens, base_epsilon, rounded(Estimate.of(gains)), rounded(Estimate.of(ahead)), contexts, runs
+        return GainRow(
+            method,
+            parts,
+            tokens,
+            base_epsilon,
+            rounded(Estimate.of(gains)),
+            rounded(Estimate.of(ahead)),
+            contexts,
+            [round(gain, 4) for gain in gains],
         )
 
 
@@ -127,162 +157,320 @@ class Size:
     """The size of a measurement.
 
     Attributes:
-        users: who train by DP-SGD, for all.
-        parts: of the ensemble.
-        standing: parts that are trained, for all.
-        runs: of held-out text.
-        run_tokens: the positions of a run.
+        users: who train by DP-SGD, for all; None for all of them.
+        population: the number of users that they stand for; None for that of the corpus.
+        standing: parts that are trained, for all; None for all of them.
+        runs: held-out users, each of whom is a run.
+        run_tokens: the positions of a run, drawn from the user's first `CONTEXT` tokens.
     """
 
-    users: int
-    parts: int
-    standing: int
-    runs: int = 8
-    run_tokens: int = 128
+    users: int | None = None
+    population: int | None = None
+    standing: int | None = None
+    runs: int = 100
+    run_tokens: int = 48
+
+
+Labelled = tuple[str, Planned]
+"""A protocol with a name that says all that determines it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Names the file of a corpus and its fields, for other processes."""
+
+    path: Path
+    user_field: str = "user"
+    text_field: str = "text"
+
+    def open(self) -> Corpus:
+        return Corpus(self.path, self.user_field, self.text_field)
 
 
 @dataclass(frozen=True)
 class PrivateBaseBench:
-    """A split corpus, and the directory of what is trained and measured."""
+    """A corpus, the text of held-out users, and the directory of what is trained and measured.
+
+    Attributes:
+        delta: of all guarantees.
+    """
 
     output: Path
     size: Size
-    train: Corpus
+    train: Source
     text: EvaluationText
     public_model: Path
+    delta: float = DELTA
 
     @classmethod
-    def of(cls, corpus: Path, output: Path, user_limit: int, size: Size) -> "PrivateBaseBench":
+    def of(cls, train: Source, held_out: Source, output: Path, settings: Mapping[str, Any], size: Size) -> Self:
         """Opens a directory; what was trained there is kept.
 
         Raises:
             typer.BadParameter: it was trained there with other settings.
         """
-        _claim(output, {**made_with(user_limit), "size": {**asdict(size), "standing": None}})
-        train, held_out = held_apart(corpus, output, user_limit)
+        _claim(output, {**settings, "size": {**asdict(size), "standing": None}})
         model = resolve()
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        text = held_out_text(held_out, tokenizer, context=CONTEXT, tokens=size.run_tokens, runs=size.runs, seed=1)
+        text = positions_of_users(held_out.open(), AutoTokenizer.from_pretrained(model), size)
         return cls(output, size, train, text, model)
 
     @cached_property
     def population(self) -> int:
-        return len({document.user for document in self.train})
+        return self.size.population or self._counted[0]
 
     @cached_property
-    def _streams(self) -> dict[PartShare, Tokens]:
+    def tokens(self) -> int:
+        """The number of tokens of the population."""
+        users, tokens = self._counted
+        return tokens * self.population // users
+
+    @cached_property
+    def _counted(self) -> tuple[int, int]:
+        """The numbers of users and of tokens of the corpus."""
+        return len({document.user for document in self.train.open()}), sum(map(len, self.streams(1).values()))
+
+    def streams(self, parts: int) -> dict[PartShare, Tokens]:
         tokenizer = AutoTokenizer.from_pretrained(self.public_model)
-        return tokenize(self.train, tokenizer, Partition(bytes(32), self.size.parts))
+        return tokenize(self.train.open(), tokenizer, Partition(bytes(32), parts))
 
-    def measure(self, epsilon: float) -> list[GainRow]:
-        """Returns the gains of each method at a total epsilon: DP-SGD with all, and with a share of it, come first."""
-        base_epsilon = BASE_SHARE * epsilon
-        public, whole = self._of_model(self.public_model), self._of_model(self._base(epsilon))
-        below = self._of_model(self._base(base_epsilon))
-        rows = [
-            GainRow.of("DP-SGD", None, epsilon, whole, public, whole),
-            GainRow.of("DP-SGD", None, base_epsilon, below, public, whole),
-        ]
-        event = planned(DpSgdOptions(epsilon=base_epsilon))
-        for model, of_base, spent in (
-            (self.public_model, None, None),
-            (self._base(base_epsilon), event, base_epsilon),
-        ):
-            methods = list(self._methods(epsilon, of_base))
-            outcomes = self._outcomes(self._reader(model, self.size.standing), [method for _, _, method in methods])
-            rows += [
-                GainRow.of(name, tokens, spent, own, public, whole)
-                for (name, tokens, _), own in zip(methods, outcomes, strict=True)
-            ]
-        return rows
+    def shares(self, epsilon: float, parts: Sequence[int]) -> dict[tuple[int, int], float]:
+        """Returns the share of epsilon for a base, by the number of parts and of tokens: at most `MAX_SHARES` below 1.
 
-    def signal(self, epsilon: float) -> float:
-        """Returns the signal of DP-SGD with all users at an epsilon (`splitting.signal`)."""
-        return signal(planned(DpSgdOptions(epsilon=epsilon)), self.population)
+        The rule is that of `privmix train --base auto`. A share of 1 is DP-SGD, and one of 0 has no base.
+        """
+        found = {}
+        for count in parts:
+            for tokens in TOKENS:
+                budget = TokenBudget(epsilon=epsilon, delta=self.delta, tokens=tokens)
+                wanted = Requirements(
+                    Population(self.population, self.tokens), budget, protocol="individual", parts=count
+                )
+                division = divide(wanted, propose(wanted))
+                found[count, tokens] = division.share if division else 0.0
+        between = sorted({share for share in found.values() if 0 < share < 1})
+        kept = between if len(between) <= MAX_SHARES else [between[0], between[-1]]
+        return {
+            cell: min(kept, key=lambda other: abs(other - share)) if 0 < share < 1 else share
+            for cell, share in found.items()
+        }
 
-    def _of_model(self, model: Path) -> list[TrialResult]:
-        return self._outcomes(self._reader(model, 0), [(PublicSettings(), Public(2))])[0]
+    def model(self, epsilon: float | None) -> tuple[str, Path]:
+        """Returns the name and the directory of the public model, or of the one that DP-SGD trained with an epsilon."""
+        if epsilon is None:
+            return PUBLIC, self.public_model
+        return f"base-{epsilon:g}", self.output / f"base-{epsilon:g}"
 
-    def _methods(self, epsilon: float, base: DpSgdEvent | None) -> Iterator[tuple[str, int | None, Planned]]:
-        """Yields protocols for all parts, of which the rows of few stand for equal shares."""
-        parts, standing = self.size.parts, self.size.standing
-        for tokens in TOKENS:
-            yield "exponential", tokens, few_exponential(epsilon, tokens, parts, standing, base)
-            individual = IndividualSettings(epsilon=epsilon, tokens=tokens).on_base(base)
-            yield "individual", tokens, few_individual(individual, parts, standing)
-        yield "not private", None, (EnsembleSettings(), Ensemble(standing))
-
-    def _outcomes(self, reader: RowReader, methods: Sequence[Planned]) -> list[list[TrialResult]]:
-        """Returns the outcome of each method (outer) on each run (inner)."""
-        text = self.text
-        runs = [run_trials(methods, reader, run, text.true_tokens[run], text.contexts[run]) for run in text.runs]
-        return [list(own) for own in zip(*runs, strict=True)]
-
-    def _base(self, epsilon: float) -> Path:
-        """Returns the model that DP-SGD trained."""
-        adapter, model = self.output / f"dp-sgd-{epsilon:g}", self.output / f"base-{epsilon:g}"
+    def train_base(self, epsilon: float) -> None:
+        """Trains a model by DP-SGD, unless it is there."""
+        name, model = self.model(epsilon)
+        adapter = self.output / f"dp-sgd-{epsilon:g}"
         if not adapter.exists():
             with building(adapter) as unfinished:
                 train_for(
                     self.population,
                     self.public_model,
-                    self.train,
-                    self.size.users,
+                    self.train.open(),
+                    self.size.users or self.population,
                     DP_SGD_TRAINING,
-                    DpSgdOptions(epsilon=epsilon),
+                    DpSgdOptions(epsilon=epsilon, delta=self.delta),
                     unfinished,
+                    kept=self.output / f"dp-sgd-{epsilon:g}.unfinished",
+                    report=lambda done: _say(f"{adapter.name}: {done:.0%}"),
                 )
-            _say(f"trained {adapter.name}")
         if not model.exists():
             with building(model) as unfinished:
                 merge_adapter(self.public_model, adapter, unfinished)
-        return model
+        kept_states(model, self.text, self.output, name)
 
-    def _reader(self, model: Path, standing: int) -> RowReader:
-        """Trains the first `standing` parts on a model, computes their rows, and reads them. Keeps what is there."""
-        public = kept_states(self.public_model, self.text, self.output, "public")
-        if model == self.public_model:
-            name, states, original = "public", public, None
-        else:
-            name, original = model.name, public
-            states = kept_states(model, self.text, self.output, name)
-        parts = [(self._part(model, name, part), self.output / f"{name}-{part}.npy") for part in range(standing)]
-        return kept_rows(model, self.text, states, parts, original)
+    def train_parts(self, epsilon: float | None, parts: int) -> None:
+        """Trains the parts on a model that are not there yet."""
+        name, model = self.model(epsilon)
+        streams, options = self.streams(parts), TrainingOptions()
+        for part in range(self.size.standing or parts):
+            folder = self._part(name, parts, part)
+            if not folder.exists():
+                with building(folder) as unfinished:
+                    files = train_adapter(model, DEFAULT, streams[PartShare(part)], options, 0, lambda done: None)
+                    write_files(unfinished, files)
+        _say(f"trained {parts} parts on {name}")
 
-    def _part(self, model: Path, name: str, part: int) -> AdapterFiles:
-        options = TrainingOptions()
-        folder = self.output / f"{name}-part-{part}"
-        if not folder.exists():
-            with building(folder) as unfinished:
-                files = train_adapter(model, DEFAULT, self._streams[PartShare(part)], options, 0, lambda done: None)
-                write_files(unfinished, files)
-            _say(f"trained {folder.name}")
-        return AdapterFiles(folder, options.part_kind)
+    def score(self, epsilon: float | None, parts: int, methods: Sequence[Labelled]) -> None:
+        """Runs methods on all runs, unless their outcomes are there.
+
+        Args:
+            parts: N, of the ensemble; 0 for the model alone.
+        """
+        name, model = self.model(epsilon)
+        file = self._outcomes(name, parts)
+        if file.exists() and set(json.loads(file.read_bytes())) >= {label for label, _ in methods}:
+            return
+        states = kept_states(model, self.text, self.output, name)
+        original = None if epsilon is None else kept_states(self.public_model, self.text, self.output, PUBLIC)
+        rows = [
+            (AdapterFiles(self._part(name, parts, part), "reader"), self.output / f"{name}-{parts}-{part}.npy")
+            for part in range(min(parts, self.size.standing or parts))
+        ]
+        reader = kept_rows(model, self.text, states, rows, original)
+        planned = [method for _, method in methods]
+        text = self.text
+        runs = [run_trials(planned, reader, run, text.true_tokens[run], text.contexts[run]) for run in text.runs]
+        outcomes = {
+            label: [asdict(outcome) for outcome in own]
+            for (label, _), own in zip(methods, zip(*runs, strict=True), strict=True)
+        }
+        write_atomically(file, json.dumps(outcomes).encode())
+        for _, path in rows:
+            path.unlink()
+        _say(f"scored {parts} parts on {name}")
+
+    def outcomes(self, epsilon: float | None, parts: int) -> dict[str, list[TrialResult]]:
+        """Returns what `score` has kept."""
+        kept = json.loads(self._outcomes(self.model(epsilon)[0], parts).read_bytes())
+        return {label: [TrialResult(**outcome) for outcome in own] for label, own in kept.items()}
+
+    def methods(self, epsilon: float, parts: int, tokens: int, base_epsilon: float | None) -> Iterator[Labelled]:
+        """Yields the protocols of a cell, of which the rows of few may stand for equal shares."""
+        standing = self.size.standing or parts
+        base = None if base_epsilon is None else planned(DpSgdOptions(epsilon=base_epsilon, delta=self.delta))
+        individual = IndividualSettings(epsilon=epsilon, delta=self.delta, tokens=tokens).on_base(base)
+        yield (
+            label("exponential", epsilon, tokens),
+            few_exponential(epsilon, tokens, parts, min(standing, parts), base),
+        )
+        yield label("individual", epsilon, tokens), few_individual(individual, parts, min(standing, parts))
+
+    def signal(self, epsilon: float) -> float:
+        """Returns the signal of DP-SGD with all users at an epsilon (`splitting.signal`)."""
+        return signal(planned(DpSgdOptions(epsilon=epsilon, delta=self.delta)), self.population)
+
+    def _outcomes(self, name: str, parts: int) -> Path:
+        return self.output / f"{name}-{parts}.json"
+
+    def _part(self, name: str, parts: int, part: int) -> Path:
+        return self.output / f"{name}-{parts}-parts" / str(part)
 
 
-def table_of(measured: Mapping[float, Sequence[GainRow]], bench: PrivateBaseBench) -> dict[str, Any]:
+def label(method: str, epsilon: float, tokens: int) -> str:
+    return f"{method}, {epsilon:g}, {tokens}"
+
+
+def positions_of_users(held_out: Corpus, tokenizer: Any, size: Size) -> EvaluationText:
+    """Returns a run of each held-out user: some of the first positions, drawn without a secret: the text is public."""
+    random = np.random.default_rng(1)
+    texts = texts_of_users(held_out, tokenizer, context=CONTEXT, tokens=CONTEXT)
+    blocks, runs, positions = list[Block](), list[Positions](), 0
+    for text in texts:
+        if text.positions < 2 or len(runs) == size.runs:
+            continue
+        (block,) = text.blocks
+        count = min(size.run_tokens, len(block.targets))
+        blocks.append(replace(block, targets=tuple(sorted(random.permutation(block.targets)[:count].tolist()))))
+        runs.append(positions + np.arange(count))
+        positions += count
+    return EvaluationText(tuple(blocks), tuple(runs))
+
+
+def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[int], processes: int) -> Measured:
+    """Trains and scores what is missing, and returns the rows of each epsilon."""
+    shares = {epsilon: bench.shares(epsilon, parts) for epsilon in epsilons}
+    on_base: dict[float, dict[tuple[int, int], float]] = {
+        epsilon: {cell: share * epsilon for cell, share in of.items() if 0 < share < 1}
+        for epsilon, of in shares.items()
+    }
+    below = sorted({base for of in on_base.values() for base in of.values()})
+    methods: dict[tuple[float | None, int], list[Labelled]] = {(None, count): [] for count in parts}
+    for epsilon in epsilons:
+        for count in parts:
+            for tokens in TOKENS:
+                methods[None, count] += bench.methods(epsilon, count, tokens, None)
+                if base := on_base[epsilon].get((count, tokens)):
+                    methods.setdefault((base, count), []).extend(bench.methods(epsilon, count, tokens, base))
+    alone = [(ALONE, (PublicSettings(), Public(2)))]
+    with _pool(processes) as pool:
+        public = pool.submit(kept_states, bench.public_model, bench.text, bench.output, PUBLIC)
+        bases = [pool.submit(bench.train_base, epsilon) for epsilon in sorted({*epsilons, *below}, reverse=True)]
+        first = [pool.submit(bench.train_parts, None, count) for count in parts]
+        _wait([public, *first])
+        _wait(
+            [
+                pool.submit(bench.score, None, count, _with_mean(bench, count, own))
+                for (base, count), own in methods.items()
+                if base is None
+            ]
+        )
+        _wait(bases)
+        _wait([pool.submit(bench.train_parts, *cell) for cell in methods if cell[0] is not None])
+        _wait([pool.submit(bench.score, base, 0, alone) for base in (None, *epsilons, *below)])
+        _wait(
+            [
+                pool.submit(bench.score, base, count, _with_mean(bench, count, own))
+                for (base, count), own in methods.items()
+                if base is not None
+            ]
+        )
+    return {epsilon: list(_rows(bench, epsilon, parts, on_base[epsilon])) for epsilon in epsilons}
+
+
+def _with_mean(bench: PrivateBaseBench, parts: int, methods: Sequence[Labelled]) -> list[Labelled]:
+    return [*methods, (NOT_PRIVATE, (EnsembleSettings(), Ensemble(min(parts, bench.size.standing or parts))))]
+
+
+def _rows(
+    bench: PrivateBaseBench, epsilon: float, parts: Sequence[int], on_base: Mapping[tuple[int, int], float]
+) -> Iterator[GainRow]:
+    """Yields DP-SGD with all of epsilon, the bases, and the ensembles on the public model and on their bases."""
+    compared = Compared(bench.outcomes(None, 0)[ALONE], bench.outcomes(epsilon, 0)[ALONE])
+    for trained in sorted({epsilon, *on_base.values()}, reverse=True):
+        yield compared.row(bench.outcomes(trained, 0)[ALONE], "DP-SGD", base_epsilon=trained)
+    for count in parts:
+        for base in (None, *sorted({on_base[cell] for cell in on_base if cell[0] == count})):
+            found = bench.outcomes(base, count)
+            yield compared.row(found[NOT_PRIVATE], NOT_PRIVATE, parts=count, base_epsilon=base)
+            for tokens in TOKENS:
+                if base is None or on_base.get((count, tokens)) == base:
+                    for method in ("exponential", "individual"):
+                        own = found[label(method, epsilon, tokens)]
+                        yield compared.row(own, method, parts=count, tokens=tokens, base_epsilon=base)
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,))
+
+
+def _wait(work: Sequence[Future[Any]]) -> None:
+    for each in work:
+        each.result()
+
+
+def table_of(measured: Measured, bench: PrivateBaseBench) -> dict[str, Any]:
     """Returns what `privmix plan` reads: gains of DP-SGD by their signal, and what ensembles keep of theirs on a base.
 
-    The share kept is that of all cells of an epsilon together.
+    The share kept on a base is that of all its cells together.
     """
     by_signal: dict[float, Sequence[float]] = {}
     kept: dict[float, float] = {}
     for rows in measured.values():
-        base = rows[1]
-        by_signal |= {bench.signal(row.base_epsilon): row.runs for row in rows[:2] if row.base_epsilon}
-        ensembles = [row for row in rows if row.tokens is not None]
-        added = np.sum([np.subtract(row.runs, base.runs) for row in ensembles if row.base_epsilon])
-        alone = np.sum([row.runs for row in ensembles if not row.base_epsilon])
-        kept[float(np.mean(base.runs))] = round(float(added / alone), 3)
+        bases = {row.base_epsilon: row for row in rows if row.parts is None}
+        alone = {(row.method, row.parts, row.tokens or 0): row for row in rows if row.tokens and not row.base_epsilon}
+        for epsilon, base in bases.items():
+            assert epsilon is not None
+            by_signal[bench.signal(epsilon)] = base.runs
+            above = [row for row in rows if row.tokens and row.base_epsilon == epsilon]
+            if above:
+                added = np.sum([np.subtract(row.runs, base.runs) for row in above])
+                without = np.sum([alone[row.method, row.parts, row.tokens or 0].runs for row in above])
+                kept[float(np.mean(base.runs))] = round(float(added / without), 3)
+    parts = max(row.parts or 0 for rows in measured.values() for row in rows)
+    stood = {"users": bench.size.users or bench.population, "standing": bench.size.standing or parts}
     return {
-        "size": asdict(bench.size),
+        "size": asdict(bench.size) | stood,
         "population": bench.population,
         "gain_by_signal": {f"{key:.4g}": by_signal[key] for key in sorted(by_signal)},
         "kept_by_gain": {f"{key:.4g}": kept[key] for key in sorted(kept)},
     }
 
 
-def made_with(user_limit: int) -> dict[str, Any]:
+def made_with(user_limit: int | None) -> dict[str, Any]:
     """Returns what determines the gain of a base, but for the corpus and the size."""
     private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps", "matrices"})
     recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude=UNUSED) | private
@@ -309,25 +497,29 @@ def _shown(values: Sequence[float | None]) -> str:
 
 
 def _printed(title: str, rows: Sequence[GainRow]) -> Table:
-    table = Table("method", "tokens", "base", "gain", "over DP-SGD", *rows[0].contexts, title=title)
+    table = Table("method", "parts", "tokens", "base", "gain", "over DP-SGD", *rows[0].contexts, title=title)
     for row in rows:
+        parts = "-" if row.parts is None else str(row.parts)
         tokens = "any" if row.tokens is None else f"{row.tokens:,}"
         base = "-" if row.base_epsilon is None else f"{row.base_epsilon:g}"
         contexts = ("-" if value is None else f"{value:.3f}" for value in row.contexts.values())
-        table.add_row(row.method, tokens, base, _shown(row.gain), _shown(row.over_dp_sgd), *contexts)
+        table.add_row(row.method, parts, tokens, base, _shown(row.gain), _shown(row.over_dp_sgd), *contexts)
     return table
 
 
 def benchmark(
     output: OutputOption,
-    corpus: CorporaOption = [],  # noqa: B006
-    demo: DemoOption = False,
+    corpus: Annotated[Path | None, typer.Argument(help="Public or set-aside text; without it, the demo's.")] = None,
+    held_out: Annotated[Path | None, typer.Option(help="Text of other users; by default a tenth is held out.")] = None,
+    user_field: Annotated[str, typer.Option(help="The field of the user.")] = "user",
+    text_field: Annotated[str, typer.Option(help="The field of the text.")] = "text",
     epsilon: Annotated[list[float], typer.Option(help="The total, at delta 1e-5; repeatable.")] = [2.0, 8.0],  # noqa: B006
-    users: Annotated[int, typer.Option(min=1, help="Users that train by DP-SGD.")] = 48,
-    parts: Annotated[int, typer.Option(min=2, help="Of the ensemble.")] = 64,
-    standing: Annotated[int, typer.Option(min=2, help="Parts that are trained.")] = 8,
-    user_limit: Annotated[int, typer.Option(min=1, help="The characters of each user's text that are used.")] = 1000,
-    quick: Annotated[bool, typer.Option("--quick", help="Two users and two parts of a small demo corpus.")] = False,
+    parts: Annotated[list[int], typer.Option(min=2, help="Of an ensemble; repeatable.")] = [64],  # noqa: B006
+    users: Annotated[int | None, typer.Option(min=1, help="Users that train by DP-SGD, for all.")] = None,
+    standing: Annotated[int | None, typer.Option(min=2, help="Parts that are trained, for all.")] = None,
+    user_limit: Annotated[int | None, typer.Option(min=1, help="The characters of each user that are used.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Each has one thread.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Two users and two parts stand for all.")] = False,
     write: WriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -335,39 +527,59 @@ def benchmark(
     torch.set_num_threads(1)
     if quick and write:
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
-    size = Size(users, parts, standing)
+    size = Size(users, standing=standing)
     if quick:
-        size, epsilon, user_limit = Size(2, parts, 2, runs=2, run_tokens=16), epsilon[-1:], 300
-    demo_users = (QUICK_USERS if quick else USERS) if demo or quick else None
-    corpora = corpora_by_name(corpus, output, demo_users)
+        size, epsilon, parts, user_limit = Size(2, 2000, 2, runs=2, run_tokens=16), epsilon[-1:], [8], 300
+    name = "demo" if corpus is None else corpus.stem
     measured_parts = json.loads(PART_TABLE.read_text())["part_kind"]["reader"]["corpora"]
-    if write and (missing := sorted(corpora.keys() - measured_parts.keys())):
-        raise typer.BadParameter(
-            f"write: the table of parts lacks {', '.join(missing)}; measure them by `gain --write`"
-        )
-    benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
-    measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
+    if write and name not in measured_parts:
+        raise typer.BadParameter(f"write: the table of parts lacks {name}; measure it by `gain --write`")
+    train, others = _texts(corpus, held_out, output, (user_field, text_field), user_limit, quick)
+    bench = PrivateBaseBench.of(train, others, output, made_with(user_limit), size)
+    measured = measure(bench, epsilon, parts, processes)
     if write:
-        alike = made_with(user_limit)
-        before = json.loads(BASE_TABLE.read_text())
-        kept = before["corpora"] if all(before.get(name) == value for name, value in alike.items()) else {}
-        table = {
-            "measured": datetime.now(UTC).date().isoformat(),
-            **alike,
-            "command": "python -m tests.benchmarks.private_base --output FOLDER --demo --corpus CORPUS.jsonl --write",
-            "corpora": {**kept, **{name: table_of(rows, benches[name]) for name, rows in measured.items()}},
-        }
-        write_atomically(BASE_TABLE, (json.dumps(table, indent=1) + "\n").encode())
+        _write(name, table_of(measured, bench), made_with(user_limit))
     if as_json:
-        record = {
-            name: {f"{each:g}": [asdict(row) for row in rows] for each, rows in by_epsilon.items()}
-            for name, by_epsilon in measured.items()
-        }
-        print(json.dumps({"size": asdict(size), "user_limit": user_limit, "corpora": record}, indent=1))
+        corpora = {name: {f"{each:g}": [asdict(row) for row in rows] for each, rows in measured.items()}}
+        described = asdict(size) | {"population": bench.population, "tokens": bench.tokens}
+        print(json.dumps({"size": described, "user_limit": user_limit, "corpora": corpora}, indent=1))
         return
-    for name, by_epsilon in measured.items():
-        for each, rows in by_epsilon.items():
-            Console(width=150).print(_printed(f"{name}, epsilon {each:g}", rows))
+    for each, rows in measured.items():
+        Console(width=150).print(_printed(f"{name}, epsilon {each:g}", rows))
+
+
+def _texts(
+    corpus: Path | None,
+    held_out: Path | None,
+    output: Path,
+    fields: tuple[str, str],
+    user_limit: int | None,
+    quick: bool,
+) -> tuple[Source, Source]:
+    """Returns the text to train on, and that of held-out users."""
+    if corpus is not None and held_out is not None:
+        if user_limit is not None:
+            raise typer.BadParameter("user-limit: has an effect only where users are held out here, without --held-out")
+        return Source(corpus, *fields), Source(held_out, *fields)
+    if corpus is None:
+        write_demo_corpus(output / "demo-corpus", users=QUICK_USERS if quick else USERS)
+        given = Source(output / "demo-corpus" / TRAIN)
+    else:
+        given = Source(corpus, *fields)
+    train, others = held_apart(given.open(), output, user_limit)
+    return Source(Path(train.name)), Source(Path(others.name))
+
+
+def _write(name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    before = json.loads(BASE_TABLE.read_text())
+    kept = before["corpora"] if all(before.get(key) == value for key, value in settings.items()) else {}
+    content = {
+        "measured": datetime.now(UTC).date().isoformat(),
+        **settings,
+        "command": "python -m tests.benchmarks.private_base CORPUS --output FOLDER --write",
+        "corpora": {**kept, name: table},
+    }
+    write_atomically(BASE_TABLE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":
