@@ -457,7 +457,7 @@ def users_a_second() -> str:
 
 
 def dp_sgd() -> str:
-    """Shows the gain of DP-SGD by its rate."""
+    """Shows the gain of DP-SGD by its rate and steps."""
     names = ("dp_sgd-commits-8", "dp_sgd-speeches-8", "dp_sgd-speeches-2")
     found = {name.removeprefix("dp_sgd-").replace("-", ", "): record(name).figures for name in names}
     recipes = dict.fromkeys(recipe for each in found.values() for recipe in each)
