@@ -575,6 +575,43 @@ def task_more() -> str:
     return f"{100 * row['over_first']['logistic regression']['mean']:.0f}"
 
 
+# Structures and the ledger
+
+
+def schema_ms() -> str:
+    """Lists what a new schema costs a processor."""
+    stages = record("first_token").figures["stages_ms"]
+    translate, compile_, start = (f"{stages[stage]:.0f}" for stage in ("translate", "compile", "start"))
+    return (
+        f"{translate} ms to translate it, {compile_} to compile it, {start} to find its start and end, and "
+        f"{stages['position']:.1f} for each sampled token"
+    )
+
+
+def first_token_ratios() -> str:
+    """Compares the time to the first token with a new schema to that without, by the length of the prompt."""
+    figures = record("first_token").figures
+    return " and ".join(f"{figures[f'prompt of {tokens}']['new_over_none']:.2f}" for tokens in (64, 512))
+
+
+def verified() -> str:
+    """Says how long the verification of a ledger takes."""
+    found = record("ledger").figures
+    seconds = [f"{found[kind]['verify_all_s']:.1f} s in {name}" for kind, name in _DATABASES.items()]
+    return f"{' and '.join(seconds)} for {found['sqlite']['rows']:,} rows"
+
+
+def charged() -> str:
+    """Lists the tokens a second that leases of 32 grant to one holder and to 32."""
+    found, speeds = record("ledger").figures, []
+    for kind, name in _DATABASES.items():
+        one, many = (found[kind]["tokens_per_s"][f"leases of 32, {holders} holders"] for holders in (1, 32))
+        speeds.append(f"{one:,} and {many:,} in {name}")
+    return ", ".join(speeds)
+
+
+_DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
 FIGURES: Mapping[str, Callable[[], str]] = {
     **{
         function.__name__: function
@@ -582,6 +619,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
             *(speed, decoded, other_speeds, reduced_bytes, reduced_ms, gpu),
             *(ensembles, widest, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
+            *(schema_ms, first_token_ratios, verified, charged),
             *(text_parts, references, part_gains, published, tasks, task_more),
         )
     },
@@ -614,6 +652,8 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "share_8": lambda: f"{_share('load-pmixed'):.2f}",
     "share_32": lambda: f"{_share('load-pmixed', 32):.2f}",
     "step_share": lambda: f"{_share('step-pmixed'):.2f}",
+    "structured_step": lambda: f"{record('first_token').figures['step_over_none']:.2f}",
+    "structured_position": lambda: f"{record('first_token').figures['position_of_step']:.3f}",
     "perplexities": lambda: _compared("perplexity"),
     "fine_tuned": lambda: _compared("fine_tuned"),
 }
