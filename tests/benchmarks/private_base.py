@@ -108,7 +108,7 @@ class GainRow:
     runs: Sequence[float]
 
 
-Measured = Mapping[float, Sequence[GainRow]]
+RowsByEpsilon = Mapping[float, Sequence[GainRow]]
 """The rows of each epsilon."""
 
 
@@ -370,7 +370,7 @@ def positions_of_users(held_out: Corpus, tokenizer: Any, size: Size) -> Evaluati
     return EvaluationText(tuple(blocks), tuple(runs))
 
 
-def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[int], processes: int) -> Measured:
+def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[int], processes: int) -> RowsByEpsilon:
     """Trains and scores what is missing, and returns the rows of each epsilon."""
     shares = {epsilon: bench.shares(epsilon, parts) for epsilon in epsilons}
     on_base: dict[float, dict[tuple[int, int], float]] = {
@@ -442,7 +442,7 @@ def _wait(work: Sequence[Future[Any]]) -> None:
         each.result()
 
 
-def table_of(measured: Measured, bench: PrivateBaseBench) -> dict[str, Any]:
+def table_of(measured: RowsByEpsilon, bench: PrivateBaseBench) -> dict[str, Any]:
     """Returns what `privmix plan` reads: gains of DP-SGD by their signal, and what ensembles keep of theirs on a base.
 
     The share kept on a base is that of all its cells together.
