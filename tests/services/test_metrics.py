@@ -15,6 +15,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.protocols.pmixed import RatioEvent
 from services.privacy.protocols.submix import SubMixEvent
 from tests.running import free_port
+from tests.support.ray_cluster import ray_cluster
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
 MEASURED = SubMixEvent(parts=2, order=8.0, beta=0.01)
@@ -24,9 +25,8 @@ PATIENCE = 60.0
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     port = free_port()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
-    yield port
-    ray.shutdown()
+    with ray_cluster(2, _metrics_export_port=port):
+        yield port
 
 
 def scraped(port: int, metric: str) -> float:

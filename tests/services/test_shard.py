@@ -16,6 +16,7 @@ from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduction
 from services.shard import LostStepError, Shard, StepKey
 from tests.ensembles import write_adapters
+from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model
 
 NAMES = ("part-000", "part-001")
@@ -53,9 +54,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSetting
     folder = tmp_path_factory.mktemp("shard")
     model = write_tiny_model(folder / "model")
     adapters = write_adapters(folder / "parts", NAMES, model)
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
-    ray.shutdown()
+    with ray_cluster(2):
+        yield EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
 
 
 def started(settings: EngineSettings, allowed: Path, *, resident: bool) -> ActorHandle:
