@@ -24,7 +24,9 @@ PATIENCE = 60.0
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     port = free_port()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_metrics_report_interval_ms", "500")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
     yield port
     ray.shutdown()
 
