@@ -1,29 +1,31 @@
 """Builds C++ files of torch operators for the CPU, and loads them.
 
-A build takes some ten seconds, once for a machine, a version of torch and of the file: torch's folder of extensions
-(`TORCH_EXTENSIONS_DIR`) keeps the library.
+The files use torch's stable interface alone, whose headers compile in a fraction of the time of its others: a first
+start waits for each build. A build is done once for a machine, a version of torch and of the file: torch's folder of
+extensions (`TORCH_EXTENSIONS_DIR`) keeps the library.
 """
 
 import hashlib
 import logging
 import os
-import sys
+import shlex
+import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from platformdirs import user_cache_path
 
 FLAGS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
 """The compiler's flags for the vector instructions that torch uses on this machine."""
+ALWAYS = ["-O3", "-std=c++20", "-fopenmp-simd", "-fPIC", "-shared"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -36,7 +38,7 @@ def operators(source: Path) -> Any | None:
         _load(source)
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        _log.warning("%s is not used, so rows take longer: no C++ compiler works here (%s)", source.name, reason)
+        logger.warning("%s is not used, so rows take longer: no C++ compiler works here (%s)", source.name, reason)
         return None
     import torch
 
@@ -45,36 +47,34 @@ def operators(source: Path) -> Any | None:
 
 def _load(source: Path) -> None:
     import torch
-    from torch.utils import cpp_extension  # imports setuptools
 
-    flags = ["-O3", "-fopenmp", *FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
-    key = hashlib.sha256(repr((torch.__version__, flags, source.read_text())).encode()).hexdigest()[:16]
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    flags = [*ALWAYS, *FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
+    command = [*shlex.split(os.environ.get("CXX") or "c++"), *flags]
+    key = hashlib.sha256(repr((torch.__version__, command, source.read_text())).encode()).hexdigest()[:16]
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or user_cache_path("torch_extensions"))
     library = root / f"privmix-{key}.so"
     root.mkdir(parents=True, exist_ok=True)
     # The system releases this lock when its process ends. Torch's own lock is a file that a killed process leaves.
     with FileLock(library.with_suffix(".lock")):
-        if library.exists():
-            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-            return
-        with tempfile.TemporaryDirectory(dir=root) as folder, _scripts_on_path():
-            cpp_extension.load(
-                f"privmix_{source.stem}",
-                [str(source)],
-                extra_cflags=flags,
-                build_directory=folder,
-                is_python_module=False,
-            )
-            (built,) = Path(folder).glob("*.so")
-            built.replace(library)
+        if not library.exists():
+            _build(command, source, library)
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
 
 
-@contextmanager
-def _scripts_on_path() -> Iterator[None]:
-    """Lets torch find ninja, which is installed beside the interpreter."""
-    path = os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = path
+def _build(command: list[str], source: Path, library: Path) -> None:
+    """Compiles a file into a library of torch operators.
+
+    Raises:
+        OSError: there is no such compiler.
+        RuntimeError: it does not compile the file. The message is the compiler's.
+    """
+    import torch
+
+    home = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder) / library.name
+        options = [f"-I{home / 'include'}", str(source), "-o", str(built), f"-L{home / 'lib'}", "-ltorch_cpu"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip() or f"the compiler ended with {done.returncode}")
+        built.replace(library)

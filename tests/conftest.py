@@ -16,6 +16,8 @@ from tests.running import RunningService, configure, running
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Threads that wait for work in a loop take the cores of the tests, services and engines beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside tests in the same session
 
 PARTS = 4
@@ -73,6 +75,12 @@ def shard(items: Sequence[pytest.Item], wanted: str) -> list[pytest.Item]:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedService(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Runs asynchronous tests with asyncio alone."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     here = SimpleNamespace(put=lambda value: value, cluster_resources=lambda: {"CPU": 1})
     for module in (workbench, private_choice):
         monkeypatch.setattr(module, "connected", nullcontext)
-        monkeypatch.setattr(module, "spread", _spread)
+        monkeypatch.setattr(module, "run_as_ray_tasks", _run_jobs)
         monkeypatch.setattr(module, "ray", here)
 
 
@@ -30,7 +30,7 @@ def _train_adapters(
         yield job, job.work(public_model.resolve(job.base.name), job.base.name, report=lambda done: None)
 
 
-def _spread(
+def _run_jobs(
     function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], *_: object, **__: object
 ) -> Iterator[tuple[str, Any]]:
     for name, arguments in jobs.items():

@@ -1,18 +1,12 @@
 """Implements `privmix serve`, which runs the service in the foreground until a signal stops it."""
 
-import signal
-from importlib import import_module
 from pathlib import Path
-from threading import Event, Thread
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
 from cluster.steps import Steps
-
-if TYPE_CHECKING:
-    from cluster.launch import Service
 
 
 def serve(
@@ -28,38 +22,9 @@ def serve(
     steps("Starting Ray")
     import_meanwhile()
     with connected(address):
-        from cluster.launch import launch
-
-        service = launch(configuration, steps)
+        service = import_launch()(configuration, steps)
         try:
             steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
             wait_for_signal()
         finally:
             stop(service, steps)
-
-
-def import_meanwhile() -> None:
-    """Imports in a thread what a launch needs, while Ray's processes start.
-
-    Nothing of Ray's: `ray.init` imports that itself, and two threads that import one package in two orders may see a
-    half of it.
-    """
-    Thread(target=lambda: [import_module(name) for name in ("dp_accounting", "fastapi")], daemon=True).start()
-
-
-def wait_for_signal() -> None:
-    """Waits for Ctrl-C or SIGTERM."""
-    stopped = Event()
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
-    stopped.wait()
-
-
-def stop(service: "Service", steps: Steps) -> None:
-    """Stops a service and reports the step."""
-    steps("Stopping; unused budget returns to the ledger")
-    service.stop()

@@ -1,11 +1,11 @@
 // Computes the LoRA products of single rows, y += B (A x), each row with its own adapter, in one operator.
 //
-// All sums are in float32 and an output is rounded once. The work of a row does not depend on its adapter. at::parallel_for
+// All sums are in float32 and an output is rounded once. The work of a row does not depend on its adapter. parallel_for
 // divides the rows among the threads of torch.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <bit>
@@ -13,6 +13,10 @@
 #include <vector>
 
 namespace {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
 constexpr int64_t kMinWork = 65536; // multiplications that are worth the wake-up of a thread
 
@@ -23,8 +27,8 @@ struct Expansion {
   int64_t rank, width, offset;
 };
 
-// The compiler vectorizes these conversions, unlike those of at::BFloat16.
-inline float wide(at::BFloat16 number) {
+// The compiler vectorizes these conversions, unlike those of BFloat16.
+inline float wide(BFloat16 number) {
   return std::bit_cast<float>(static_cast<uint32_t>(number.x) << 16);
 }
 
@@ -36,8 +40,8 @@ inline void narrow(float number, float& target) {
   target = number;
 }
 
-// Rounds to the nearest, ties to even, without the branch of at::BFloat16.
-inline void narrow(float number, at::BFloat16& target) {
+// Rounds to the nearest, ties to even, without the branch of BFloat16.
+inline void narrow(float number, BFloat16& target) {
   const uint32_t bits = std::bit_cast<uint32_t>(number);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   target.x = static_cast<uint16_t>(number == number ? rounded : 0x7FC0);
@@ -71,18 +75,18 @@ void add_scaled(const T* weights, float scale, float* y, int64_t count) {
 
 template <typename T>
 void add_rows(
-    at::Tensor& y,
-    const at::Tensor& x,
-    const at::Tensor& rows,
-    const at::Tensor& slots,
-    const at::Tensor& shrink,
-    at::TensorList expansions,
-    at::IntArrayRef offsets) {
+    const Tensor& y,
+    const Tensor& x,
+    const Tensor& rows,
+    const Tensor& slots,
+    const Tensor& shrink,
+    const std::vector<Tensor>& expansions,
+    const std::vector<int64_t>& offsets) {
   const int64_t inputs = x.size(1), ranks = shrink.size(1);
   std::vector<Expansion<T>> slices;
   int64_t widest = 0, work = ranks * inputs;
   for (size_t i = 0; i < expansions.size(); ++i) {
-    const at::Tensor& weights = expansions[i];
+    const Tensor& weights = expansions[i];
     slices.push_back({weights.const_data_ptr<T>(), weights.size(1), weights.size(2), offsets[i]});
     widest = std::max(widest, weights.size(2));
     work += weights.size(1) * weights.size(2);
@@ -93,7 +97,7 @@ void add_rows(
   const int64_t* const row_of = rows.const_data_ptr<int64_t>();
   const int64_t* const slot_of = slots.const_data_ptr<int64_t>();
   const int64_t x_stride = x.stride(0), y_stride = y.stride(0);
-  at::parallel_for(0, rows.size(0), at::divup(kMinWork, work), [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, rows.size(0), (kMinWork + work - 1) / work, [&](int64_t begin, int64_t end) {
     std::vector<float> state(inputs), sums(widest);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t row = row_of[index], slot = slot_of[index];
@@ -116,33 +120,36 @@ void add_rows(
 }
 
 void add_lora_rows(
-    at::Tensor y,
-    const at::Tensor& x,
-    const at::Tensor& rows,
-    const at::Tensor& slots,
-    const at::Tensor& shrink,
-    at::TensorList expansions,
-    at::IntArrayRef offsets) {
-  TORCH_CHECK(y.stride(1) == 1 && x.stride(1) == 1 && shrink.is_contiguous(), "rows and weights must be contiguous");
-  TORCH_CHECK(expansions.size() == offsets.size(), "each expansion needs an offset");
-  for (const at::Tensor& weights : expansions) {
-    TORCH_CHECK(weights.is_contiguous() && weights.scalar_type() == shrink.scalar_type(), "weights must be contiguous and of one type");
+    const Tensor& y,
+    const Tensor& x,
+    const Tensor& rows,
+    const Tensor& slots,
+    const Tensor& shrink,
+    const std::vector<Tensor>& expansions,
+    const std::vector<int64_t>& offsets) {
+  STD_TORCH_CHECK(y.stride(1) == 1 && x.stride(1) == 1 && shrink.is_contiguous(), "rows and weights must be contiguous");
+  STD_TORCH_CHECK(expansions.size() == offsets.size(), "each expansion needs an offset");
+  for (const Tensor& weights : expansions) {
+    STD_TORCH_CHECK(weights.is_contiguous() && weights.scalar_type() == shrink.scalar_type(), "weights must be contiguous and of one type");
   }
-  TORCH_CHECK(y.scalar_type() == shrink.scalar_type() && x.scalar_type() == shrink.scalar_type(), "rows and weights must be of one type");
+  STD_TORCH_CHECK(y.scalar_type() == shrink.scalar_type() && x.scalar_type() == shrink.scalar_type(), "rows and weights must be of one type");
   switch (shrink.scalar_type()) {
-    case at::kFloat:
+    case ScalarType::Float:
       return add_rows<float>(y, x, rows, slots, shrink, expansions, offsets);
-    case at::kBFloat16:
-      return add_rows<at::BFloat16>(y, x, rows, slots, shrink, expansions, offsets);
+    case ScalarType::BFloat16:
+      return add_rows<BFloat16>(y, x, rows, slots, shrink, expansions, offsets);
     default:
-      TORCH_CHECK(false, "unsupported type ", shrink.scalar_type());
+      STD_TORCH_CHECK(false, "weights must be float32 or bfloat16");
   }
 }
 
 } // namespace
 
-TORCH_LIBRARY_FRAGMENT(privmix, library) {
+STABLE_TORCH_LIBRARY_FRAGMENT(privmix, library) {
   library.def(
       "add_lora_rows(Tensor(a!) y, Tensor x, Tensor rows, Tensor slots, Tensor shrink, Tensor[] expansions, int[] offsets) -> ()");
-  library.impl("add_lora_rows", c10::DispatchKey::CPU, TORCH_FN(add_lora_rows));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(privmix, CPU, library) {
+  library.impl("add_lora_rows", TORCH_BOX(&add_lora_rows));
 }

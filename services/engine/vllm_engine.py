@@ -15,6 +15,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
@@ -23,21 +24,31 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's envi
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-import torch
-from torch import Tensor
-from transformers import AutoConfig
-from vllm import EngineArgs, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.platforms import current_platform
-from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.request import Request as VllmRequest
+from services.engine.light_imports import light_imports
 
-from services.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
-from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
-from services.engine.part_text import read_texts
-from services.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
-from services.engine.step_graph import shapes
+with light_imports():
+    import torch
+    from torch import Tensor
+    from transformers import AutoConfig
+    from vllm import EngineArgs, SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.platforms import current_platform
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.request import Request as VllmRequest
+
+    from services.engine.adapter_config import (
+        AdapterConfig,
+        changed_modules,
+        first_layer,
+        read_adapter_configs,
+        slot_bytes,
+    )
+    from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
+    from services.engine.part_text import read_texts
+    from services.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
+    from services.engine.step_graph import shapes
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 MIN_GPU_RANK = 16
@@ -152,7 +163,7 @@ class VllmEngine(Engine):
     def prepare(self, adapters: Sequence[str]) -> None:
         self._worker("prepare_adapters", [self._lora_ids[name] for name in adapters if name in self._lora_ids])
 
-    def release(self, sequence: str) -> None:
+    def drop_caches(self, sequence: str) -> None:
         self._drop([key for key in self._sessions if key[0] == sequence])
 
     def close(self) -> None:
@@ -456,6 +467,19 @@ def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
     return settings.head_dtype
 
 
+def _import_model(architectures: Sequence[str]) -> None:
+    """Imports vLLM's classes of a model on a CPU.
+
+    To learn what a class can do without initialising a GPU, vLLM would start a process that imports vLLM too, which
+    takes seconds of a processor at the first start on a machine.
+    """
+    with light_imports():
+        import_module("services.engine.cpu_reader_worker")  # its imports come before those of a model
+        for name in architectures:
+            if (registered := ModelRegistry.models.get(name)) is not None:
+                ModelRegistry.register_model(name, registered.load_model_cls())
+
+
 def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu:
@@ -463,7 +487,10 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(cache_gib)))
     rank, targets = _rank_and_targets(configs)
     rank = next(allowed for allowed in LORA_RANKS if allowed >= max(rank, 0 if on_cpu else MIN_GPU_RANK))
-    model = AutoConfig.from_pretrained(settings.model).get_text_config()
+    config = AutoConfig.from_pretrained(settings.model)
+    if on_cpu:
+        _import_model(config.architectures or ())
+    model = config.get_text_config()
     fork = first_layer(configs, model.num_hidden_layers)
     if configs and not on_cpu and settings.dtype == "float32":
         raise ValueError("dtype: vLLM's adapters run in bfloat16 or float16 on a GPU, not in float32; set engine.dtype")

@@ -30,6 +30,13 @@ class Ensembles:
         self._namespace = namespace
         self._registry = Registry(self._load())
         self._changing = asyncio.Lock()
+        self._begun = asyncio.Event()
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            self._begun.set()
+
+    async def begun(self) -> None:
+        """Returns once the list is that of this service, which is when its other actors are ready."""
+        await self._begun.wait()
 
     async def current(self) -> EnsembleList:
         return self._registry.current
@@ -41,6 +48,7 @@ class Ensembles:
         async with self._changing:
             change(self._registry)
             await asyncio.to_thread(self._save, self._registry.current.entries)
+            self._begun.set()
 
     heartbeat = forwarded(_read, Registry.heartbeat)
     statuses = forwarded(_read, Registry.statuses)
@@ -68,6 +76,12 @@ class Ensembles:
 EnsemblesActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1)(Ensembles)
 
 
+def prepare(database: str, *, namespace: str, lifetime: Literal["detached"] | None = None) -> ActorHandle:
+    """Creates the ensembles actor and does not wait for its process. `start` gives it its list."""
+    options = {"name": NAME, "namespace": namespace, "lifetime": lifetime}
+    return EnsemblesActor.options(**options).remote(database, namespace)
+
+
 def start(
     database: str,
     ensembles: Sequence[ServedEnsemble],
@@ -75,19 +89,20 @@ def start(
     namespace: str,
     lifetime: Literal["detached"] | None = None,
     keep: bool = False,
+    prepared: ActorHandle | None = None,
 ) -> ActorHandle:
-    """Starts the ensembles actor.
+    """Starts the ensembles actor. Gateways wait for this (`Ensembles.begun`).
 
     Args:
         ensembles: the configured ensembles.
         keep: reuse a living actor. Its ensembles that are not configured then drain.
+        prepared: the result of `prepare`.
     """
     if keep:
         with suppress(ValueError):  # Ray raises it if no such actor exists.
             living = ray.get_actor(NAME, namespace)
             ray.get(living.configure.remote(list(ensembles)))
             return living
-    options = {"name": NAME, "namespace": namespace, "lifetime": lifetime}
-    actor = EnsemblesActor.options(**options).remote(database, namespace)
+    actor = prepared or prepare(database, namespace=namespace, lifetime=lifetime)
     ray.get(actor.replace.remote(list(ensembles)))
     return actor

@@ -23,6 +23,7 @@ from services.fleet.plan import START_TIMEOUT_S, ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.fleet.size import FleetSize
 from services.privacy.events import Accountant
+from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 from services.shard import ShardActor, ShardStatus
 
@@ -30,7 +31,7 @@ NAME = "fleet"
 PROBE_S = 5.0
 WATCH_S = 5.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class FleetSettings:
         grow: start the next part group whenever the cluster has the resources.
         start_timeout_s: how long a shard may take to start.
         stalled_s: a shard without progress for this long is replaced.
+        planned: the protocol for the number of parts for which it is planned already. A plan takes part of a second,
+            during which no shard starts.
     """
 
     namespace: str
@@ -53,6 +56,17 @@ class FleetSettings:
     grow: bool = False
     start_timeout_s: float = START_TIMEOUT_S
     stalled_s: float = 60.0
+    planned: Protocol | None = None
+
+    def protocol(self, parts: int) -> Protocol:
+        """Returns the protocol for this number of parts.
+
+        Raises:
+            ValueError: the settings cannot be met with it.
+        """
+        if self.planned is not None and self.planned.parts == parts:
+            return self.planned
+        return self.protocol_settings.plan(parts, self.accountant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +177,7 @@ class Fleet:
 
     def _shard_map_of(self, shards: int) -> ShardMap:
         plans = self._settings.plans[:shards]
-        protocol = self._settings.protocol_settings.plan(sum(plan.parts for plan in plans), self._settings.accountant)
+        protocol = self._settings.protocol(sum(plan.parts for plan in plans))
         return ShardMap(
             time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
         )
@@ -193,7 +207,7 @@ class Fleet:
             self._shard_map = shard_map
             await self._publish()
             self._stop_groups(range(shards, len(before.groups)))
-            _log.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
+            logger.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
             return self._shard_map
 
     async def _start_groups(self, groups: Sequence[int]) -> None:
@@ -266,7 +280,7 @@ class Fleet:
         try:
             await self._scale(shards)
         except FleetError as error:
-            _log.warning("%s", error)
+            logger.warning("%s", error)
 
     async def _publish(self) -> None:
         """Sends the shard map to every living coordinator. A coordinator that starts later asks for it."""
@@ -276,7 +290,7 @@ class Fleet:
         )
         for error in results:
             if isinstance(error, BaseException):
-                _log.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
+                logger.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
 
     def _stop_groups(self, groups: Sequence[int]) -> None:
         for plan in (self._settings.plans[index] for index in groups):
@@ -318,7 +332,7 @@ class Fleet:
         return actor is not None and actors(actor._actor_id.hex())["State"] == "ALIVE"
 
     def _replace(self, shard: ShardHealth) -> None:
-        _log.error("%s is replaced: %s", shard.name, shard.trouble)
+        logger.error("%s is replaced: %s", shard.name, shard.trouble)
         self._answered.pop(shard.name, None)
         actor = self._find(shard.name)
         if actor is not None:

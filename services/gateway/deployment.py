@@ -6,12 +6,14 @@ from contextlib import suppress
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from services import tracing
-from services.actors import find_actor
+from services.actors import find_actor, remote
 from services.batches.settings import BatchSettings
+from services.ensembles.actor import Ensembles
 from services.gateway.app import build_app
 from services.requests.models import Models
 from services.requests.settings import RequestSettings
@@ -49,17 +51,21 @@ class Gateway:
         tracing.prepare()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Builds the app in the replica once the service's last actor has been started. Ray Serve calls it."""
+        """Builds the app in the replica once the service's actors are ready. Ray Serve calls it."""
         while not await self._started():
             await asyncio.sleep(POLL_S)
         # Serve's proxy adds the request id to the response.
         return build_app(self._settings, Models(self._settings), self._batches, answer_request_id=False)
 
     async def _started(self) -> bool:
-        """Returns whether the actor of the ensembles exists, which is started when all others are ready."""
+        """Waits for the list of the ensembles, which is set when all other actors are ready.
+
+        Returns False if its actor does not exist or has died.
+        """
         if self._settings.ensembles_actor is None:
             return True
-        with suppress(ValueError):
-            await find_actor(self._settings.ensembles_actor, self._settings.namespace)
+        with suppress(RayError, ValueError):
+            actor = await find_actor(self._settings.ensembles_actor, self._settings.namespace)
+            await remote(Ensembles.begun)(actor)
             return True
         return False

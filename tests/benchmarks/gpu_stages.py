@@ -464,7 +464,7 @@ def batches(case: Mapping[str, Any]) -> Found:
         for _ in range(max(BATCHES))
     ]
     alone = engine.next_token([Request("alone", prompts[0], names)]).clone()
-    engine.release("alone")
+    engine.drop_caches("alone")
     compared = different = 0
     for size in (size for size in BATCHES if size <= given.sequences):
         for _ in range(REPEATS):
@@ -473,7 +473,7 @@ def batches(case: Mapping[str, Any]) -> Found:
             compared += len(names)
             different += int((rows != alone).any(dim=-1).sum())
             for request in asked:
-                engine.release(request.sequence)
+                engine.drop_caches(request.sequence)
     yield {"rows_compared": compared, "rows_that_differ": different}
     engine.close()
 

@@ -65,17 +65,15 @@ def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
     stages("imports")
     import httpx
 
-    from cluster.commands.serve import import_meanwhile
     from cluster.configuration import Configuration
+    from cluster.foreground import import_launch, import_meanwhile
     from services.ray_session import connected
 
     configuration = Configuration.load(config)
     stages("Starting Ray")
     import_meanwhile()
     with connected():
-        from cluster.launch import launch
-
-        service = launch(configuration, stages.step)
+        service = import_launch()(configuration, stages.step)
         try:
             stages("first token")
             request = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 1}
@@ -154,6 +152,11 @@ def load(model: Path, adapters: Mapping[str, Path]) -> dict[str, Any]:
     return {**seconds, "within_engine": {step: round(spent, 2) for step, spent in within_engine.items()}}
 
 
+def caches(folder: Path) -> dict[str, str]:
+    """Returns the variables that keep what a start compiles, and what vLLM learns of models, in this folder."""
+    return {"TORCH_EXTENSIONS_DIR": str(folder / "operators"), "VLLM_CACHE_ROOT": str(folder / "vllm")}
+
+
 def in_new_process(function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None) -> T:
     with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (environment or {},)) as process:
         return process.submit(function, *arguments).result()
@@ -166,6 +169,9 @@ def _prepare(environment: Mapping[str, str]) -> None:
 
 def main(
     parts: Annotated[int, typer.Option(min=1, help="Of the ensemble.")] = 8,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Like the first start on a machine: nothing is compiled or cached yet.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two parts.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,10 +187,13 @@ def main(
         folder = Path(name)
         ensemble = write_ensemble(folder / "ensemble", parts, layers=usual_layers(model))
         sections = {section: SETTINGS[section] for section in ("privacy", "engine", "budget")}
-        service, processor = in_new_process(serve, configure(folder, ensemble, **sections))
-        shard = in_new_process(load, model, {path.name: path for path in sorted((ensemble / "parts").iterdir())})
+        service_caches, shard_caches = (caches(folder / name) if fresh else {} for name in ("service", "shard"))
+        service, processor = in_new_process(serve, configure(folder, ensemble, **sections), environment=service_caches)
+        adapters = {path.name: path for path in sorted((ensemble / "parts").iterdir())}
+        shard = in_new_process(load, model, adapters, environment=shard_caches)
     result = {
         "parts": parts,
+        "fresh": fresh,
         "service": service,
         "service_s": round(sum(service.values()), 2),
         "processor": processor,

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray import serve
 
+from cluster.checks import check_cohorts, check_ensemble
 from cluster.configuration import Configuration
-from cluster.launch import APPLICATION, check_cohorts, check_ensemble, launch, wait_until_healthy
+from cluster.launch import APPLICATION, launch, wait_until_healthy
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
+from services.ensembles import actor as ensembles
 from services.errors import ConfigurationError, CoordinatorUnavailable, LedgerMismatch, ManifestError, WorkError
 from services.ray_session import connected
 from services.training.manifest import Apart, Manifest
@@ -96,7 +99,7 @@ def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_pa
     elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
     with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
         check_ensemble(elsewhere.choose(), may_begin=True)
-    Ledger(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
+    Ledger.create(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
     with pytest.raises(LedgerMismatch, match=begun.ledger):
         check_ensemble(elsewhere.choose(), may_begin=True)
 
@@ -131,7 +134,7 @@ def test_another_partition_gives_nobody_a_second_account(
 def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
-    Receipt(ledger=Ledger(configuration.budget.ledger, terms).balance().id).save(spoilable)
+    Receipt(ledger=Ledger.create(configuration.budget.ledger, terms).balance().id).save(spoilable)
     with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
         launch(configuration)
     assert not ray.util.list_named_actors(all_namespaces=True)
@@ -140,7 +143,7 @@ def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path)
 def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launch.is_writable", lambda directory: directory != spoilable)
+    monkeypatch.setattr("cluster.checks.is_writable", lambda directory: directory != spoilable)
     with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
         check_ensemble(load(tmp_path, spoilable).choose())
     (tmp_path / "anchors").mkdir()
@@ -156,7 +159,7 @@ def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_ends_the_start(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     port = configuration.http.port
     refusal = pytest.raises(ConfigurationError, match=rf"http\.port: cannot listen on 127\.0\.0\.1:{port}")
@@ -179,6 +182,29 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
         launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
     while APPLICATION in serve.status().applications:
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_of_ones_own_runs_no_monitors() -> None:
+    """Its log goes nowhere, and it has one node."""
+    words = {Path(word).name for child in psutil.Process().children(recursive=True) for word in child.cmdline()}
+    assert "raylet" in words
+    assert not {"log_monitor.py", "monitor.py"} & words
+
+
+@pytest.mark.usefixtures("cluster")
+def test_gateways_wait_for_the_list_of_ensembles(tmp_path: Path) -> None:
+    """Its actor is there before: it starts while models load."""
+    database = str(tmp_path / "keys.db")
+    prepared = ensembles.prepare(database, namespace="prepared")
+    begun = prepared.begun.remote()
+    assert ray.get(prepared.current.remote()).entries == ()
+    assert ray.wait([begun], timeout=0)[0] == []
+    assert ensembles.start(database, [], namespace="prepared", prepared=prepared) == prepared
+    ray.get(begun)
+    ray.kill(prepared, no_restart=False)
+    ray.get(prepared.begun.remote())  # and not after a restart
+    ray.kill(prepared)
 
 
 class Busy:

@@ -3,9 +3,9 @@
 // A pass reads a row from the cache; torch's own operators would take several times as many. No pass branches on what a row
 // holds. Float sums are taken in pieces, whose totals are added in double.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <bit>
@@ -14,6 +14,10 @@
 #include <limits>
 
 namespace {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
 constexpr int64_t kPiece = 1024; // tokens whose float sum loses little
 // A scale is sought by halving the range of its logarithm, to some 0.15 bits, and then by Newton's steps.
@@ -45,8 +49,8 @@ inline float clipped(float value, float low, float high) {
   return std::min(std::max(value, low), high);
 }
 
-// The compiler vectorizes this conversion, unlike that of at::BFloat16.
-inline float wide(at::BFloat16 number) {
+// The compiler vectorizes this conversion, unlike that of BFloat16.
+inline float wide(BFloat16 number) {
   return std::bit_cast<float>(static_cast<uint32_t>(number.x) << 16);
 }
 
@@ -54,15 +58,15 @@ inline float wide(float number) {
   return number;
 }
 
-void check(const at::Tensor& rows, const at::Tensor& public_rows, at::ScalarType type, at::ScalarType row_type = at::kFloat) {
-  TORCH_CHECK(rows.scalar_type() == row_type && public_rows.scalar_type() == type, "rows must be of the expected types");
-  TORCH_CHECK(rows.stride(2) == 1 && public_rows.is_contiguous(), "rows must be contiguous");
-  TORCH_CHECK(rows.size(0) == public_rows.size(0) && rows.size(2) == public_rows.size(1), "rows must match the public ones");
+void check(const Tensor& rows, const Tensor& public_rows, ScalarType type, ScalarType row_type = ScalarType::Float) {
+  STD_TORCH_CHECK(rows.scalar_type() == row_type && public_rows.scalar_type() == type, "rows must be of the expected types");
+  STD_TORCH_CHECK(rows.stride(2) == 1 && public_rows.is_contiguous(), "rows must be contiguous");
+  STD_TORCH_CHECK(rows.size(0) == public_rows.size(0) && rows.size(2) == public_rows.size(1), "rows must match the public ones");
 }
 
 // Calls work(row, index of the sequence, index of the row) for each row of [s, n, V].
 template <typename T = float, typename Work>
-void for_each_row(const at::Tensor& rows, Work work) {
+void for_each_row(const Tensor& rows, Work work) {
   const T* const data = rows.const_data_ptr<T>();
   for (int64_t s = 0; s < rows.size(0); ++s) {
     for (int64_t i = 0; i < rows.size(1); ++i) {
@@ -73,8 +77,8 @@ void for_each_row(const at::Tensor& rows, Work work) {
 
 // Calls work(row, where it is clipped, index of the sequence, index of the row) for each row.
 template <typename Work>
-void for_each_clipped_row(const at::Tensor& rows, const at::Tensor& low, const at::Tensor& high, Work work) {
-  TORCH_CHECK(low.is_contiguous() && high.is_contiguous(), "bounds must be contiguous");
+void for_each_clipped_row(const Tensor& rows, const Tensor& low, const Tensor& high, Work work) {
+  STD_TORCH_CHECK(low.is_contiguous() && high.is_contiguous(), "bounds must be contiguous");
   const float *const lows = low.const_data_ptr<float>(), *const highs = high.const_data_ptr<float>();
   for_each_row(rows, [&](const float* row, int64_t s, int64_t index) { work(row, lows[index], highs[index], s, index); });
 }
@@ -97,14 +101,14 @@ inline double sum_in_pieces(int64_t vocabulary, Term term) {
 
 template <typename T>
 void shape_rows(
-    const at::Tensor& log_p,
-    const at::Tensor& public_rows,
-    const at::Tensor& public_bits,
-    const at::Tensor& scales,
-    at::Tensor& out) {
-  check(log_p, public_rows, at::kFloat, c10::CppTypeToScalarType<T>::value);
-  check(out, public_bits, at::kFloat);
-  TORCH_CHECK(out.sizes() == log_p.sizes() && scales.is_contiguous(), "out must have the shape of the rows");
+    const Tensor& log_p,
+    const Tensor& public_rows,
+    const Tensor& public_bits,
+    const Tensor& scales,
+    Tensor& out) {
+  check(log_p, public_rows, ScalarType::Float, torch::headeronly::CppTypeToScalarType<T>::value);
+  check(out, public_bits, ScalarType::Float);
+  STD_TORCH_CHECK(out.sizes() == log_p.sizes() && scales.is_contiguous(), "out must have the shape of the rows");
   const int64_t vocabulary = log_p.size(2);
   const float* const scale_of = scales.const_data_ptr<float>();
   float* const target = out.mutable_data_ptr<float>();
@@ -139,22 +143,22 @@ void shape_rows(
 }
 
 void shape_parts(
-    const at::Tensor& log_p,
-    const at::Tensor& public_rows,
-    const at::Tensor& public_bits,
-    const at::Tensor& scales,
-    at::Tensor out) {
-  if (log_p.scalar_type() == at::kBFloat16) {
-    shape_rows<at::BFloat16>(log_p, public_rows, public_bits, scales, out);
+    const Tensor& log_p,
+    const Tensor& public_rows,
+    const Tensor& public_bits,
+    const Tensor& scales,
+    Tensor out) {
+  if (log_p.scalar_type() == ScalarType::BFloat16) {
+    shape_rows<BFloat16>(log_p, public_rows, public_bits, scales, out);
   } else {
     shape_rows<float>(log_p, public_rows, public_bits, scales, out);
   }
 }
 
-at::Tensor clipped_means(const at::Tensor& rows, const at::Tensor& public_rows, const at::Tensor& low, const at::Tensor& high) {
-  check(rows, public_rows, at::kFloat);
+Tensor clipped_means(const Tensor& rows, const Tensor& public_rows, const Tensor& low, const Tensor& high) {
+  check(rows, public_rows, ScalarType::Float);
   const int64_t vocabulary = rows.size(2);
-  at::Tensor means = at::empty({rows.size(0), rows.size(1)}, rows.options());
+  Tensor means = torch::stable::empty({rows.size(0), rows.size(1)}, ScalarType::Float);
   float* const target = means.mutable_data_ptr<float>();
   for_each_clipped_row(rows, low, high, [&](const float* row, float least, float most, int64_t s, int64_t index) {
     const float* const p0 = public_rows.const_data_ptr<float>() + s * vocabulary;
@@ -163,10 +167,10 @@ at::Tensor clipped_means(const at::Tensor& rows, const at::Tensor& public_rows, 
   return means;
 }
 
-at::Tensor clipped_moments(const at::Tensor& rows, const at::Tensor& public_rows, const at::Tensor& low, const at::Tensor& high) {
-  check(rows, public_rows, at::kDouble);
+Tensor clipped_moments(const Tensor& rows, const Tensor& public_rows, const Tensor& low, const Tensor& high) {
+  check(rows, public_rows, ScalarType::Double);
   const int64_t vocabulary = rows.size(2), count = rows.size(0) * rows.size(1);
-  at::Tensor moments = at::empty({2, rows.size(0), rows.size(1)}, public_rows.options());
+  Tensor moments = torch::stable::empty({2, rows.size(0), rows.size(1)}, ScalarType::Double);
   double* const target = moments.mutable_data_ptr<double>();
   for_each_clipped_row(rows, low, high, [&](const float* row, float least, float most, int64_t s, int64_t index) {
     const double* const p0 = public_rows.const_data_ptr<double>() + s * vocabulary;
@@ -183,9 +187,9 @@ at::Tensor clipped_moments(const at::Tensor& rows, const at::Tensor& public_rows
   return moments;
 }
 
-void add_clipped(at::Tensor sums, const at::Tensor& rows, const at::Tensor& low, const at::Tensor& high, const at::Tensor& scales) {
-  check(rows, sums, at::kDouble);
-  TORCH_CHECK(scales.is_contiguous(), "scales must be contiguous");
+void add_clipped(Tensor sums, const Tensor& rows, const Tensor& low, const Tensor& high, const Tensor& scales) {
+  check(rows, sums, ScalarType::Double);
+  STD_TORCH_CHECK(scales.is_contiguous(), "scales must be contiguous");
   const int64_t vocabulary = rows.size(2);
   double* const target = sums.mutable_data_ptr<double>();
   const double* const scale_of = scales.const_data_ptr<double>();
@@ -199,9 +203,9 @@ void add_clipped(at::Tensor sums, const at::Tensor& rows, const at::Tensor& low,
   });
 }
 
-void add_steps(at::Tensor sums, const at::Tensor& logs, const at::Tensor& centres, const at::Tensor& drawn, double per_nat, double most) {
-  check(logs, sums, at::kInt);
-  TORCH_CHECK(centres.is_contiguous() && drawn.is_contiguous(), "centres and drawn must be contiguous");
+void add_steps(Tensor sums, const Tensor& logs, const Tensor& centres, const Tensor& drawn, double per_nat, double most) {
+  check(logs, sums, ScalarType::Int);
+  STD_TORCH_CHECK(centres.is_contiguous() && drawn.is_contiguous(), "centres and drawn must be contiguous");
   const int64_t vocabulary = logs.size(2);
   int32_t* const target = sums.mutable_data_ptr<int32_t>();
   const float* const centre_of = centres.const_data_ptr<float>();
@@ -219,11 +223,11 @@ void add_steps(at::Tensor sums, const at::Tensor& logs, const at::Tensor& centre
 }
 
 // Returns for each row the s at which p0 clamp(s u, low, high) sums to 1, nearly. log2 of it lies between least and most.
-at::Tensor clip_scales(const at::Tensor& ratios, const at::Tensor& public_rows, double low, double high, double least, double most) {
-  check(ratios, public_rows, at::kFloat);
+Tensor clip_scales(const Tensor& ratios, const Tensor& public_rows, double low, double high, double least, double most) {
+  check(ratios, public_rows, ScalarType::Float);
   const int64_t vocabulary = ratios.size(2);
   const float lowest = static_cast<float>(low), highest = static_cast<float>(high);
-  at::Tensor scales = at::empty({ratios.size(0), ratios.size(1), 1}, ratios.options());
+  Tensor scales = torch::stable::empty({ratios.size(0), ratios.size(1), 1}, ScalarType::Float);
   float* const target = scales.mutable_data_ptr<float>();
   for_each_row(ratios, [&](const float* row, int64_t s, int64_t index) {
     const float* const p0 = public_rows.const_data_ptr<float>() + s * vocabulary;
@@ -265,17 +269,20 @@ at::Tensor clip_scales(const at::Tensor& ratios, const at::Tensor& public_rows, 
 
 } // namespace
 
-TORCH_LIBRARY_FRAGMENT(privmix, library) {
+STABLE_TORCH_LIBRARY_FRAGMENT(privmix, library) {
   library.def("shape_parts(Tensor log_p, Tensor public, Tensor public_bits, Tensor scales, Tensor(a!) out) -> ()");
   library.def("clipped_means(Tensor rows, Tensor public, Tensor low, Tensor high) -> Tensor");
   library.def("clipped_moments(Tensor rows, Tensor public, Tensor low, Tensor high) -> Tensor");
   library.def("add_clipped(Tensor(a!) sums, Tensor rows, Tensor low, Tensor high, Tensor scales) -> ()");
   library.def("add_steps(Tensor(a!) sums, Tensor logs, Tensor centres, Tensor drawn, float per_nat, float most) -> ()");
   library.def("clip_scales(Tensor ratios, Tensor public, float low, float high, float least, float most) -> Tensor");
-  library.impl("clip_scales", c10::DispatchKey::CPU, TORCH_FN(clip_scales));
-  library.impl("shape_parts", c10::DispatchKey::CPU, TORCH_FN(shape_parts));
-  library.impl("clipped_means", c10::DispatchKey::CPU, TORCH_FN(clipped_means));
-  library.impl("clipped_moments", c10::DispatchKey::CPU, TORCH_FN(clipped_moments));
-  library.impl("add_clipped", c10::DispatchKey::CPU, TORCH_FN(add_clipped));
-  library.impl("add_steps", c10::DispatchKey::CPU, TORCH_FN(add_steps));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(privmix, CPU, library) {
+  library.impl("shape_parts", TORCH_BOX(&shape_parts));
+  library.impl("clipped_means", TORCH_BOX(&clipped_means));
+  library.impl("clipped_moments", TORCH_BOX(&clipped_moments));
+  library.impl("add_clipped", TORCH_BOX(&add_clipped));
+  library.impl("add_steps", TORCH_BOX(&add_steps));
+  library.impl("clip_scales", TORCH_BOX(&clip_scales));
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
+from vllm.model_executor.models import registry
 
 from services.engine import lora_on_cpu, vllm_engine
 from services.engine.adapter_config import slot_bytes
@@ -33,9 +34,15 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 @pytest.fixture(scope="module")
 def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
-    """The `usual` engine, or a `small` one: 4 sessions, 6 readers, 64 tokens a step, 8 cache blocks of 128 tokens."""
+    """The `usual` engine, or a `small` one: 4 sessions, 6 readers, 64 tokens a step, 8 cache blocks of 128 tokens.
+
+    The small one starts like the first one on a machine, and asks no other process what its model can do.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "small":
+            patch.setenv("VLLM_CACHE_ROOT", str(settings.model.with_name("cache")))
+            patch.setattr(registry, "_run_in_subprocess", lambda _: pytest.fail("vLLM starts another process"))
+            registry._try_inspect_model_cls.cache_clear()
             patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
             patch.setattr(vllm_engine, "MAX_READERS", 6)
             patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
@@ -72,7 +79,7 @@ def assert_same(rows: torch.Tensor, expected: torch.Tensor) -> None:
 
 def release(engine: VllmEngine, requests: list[Request]) -> None:
     for request in requests:
-        engine.release(request.sequence)
+        engine.drop_caches(request.sequence)
 
 
 # The first tests create and close their own engines, because vLLM supports one per process.
@@ -168,7 +175,7 @@ def test_a_cached_prefix_is_found_under_its_own_salt_only(engine: VllmEngine) ->
     def computed(sequence: str, salt: str | None) -> int:
         before = engine._worker("tokens_computed")
         engine.next_token([Request(sequence, prompt, (PUBLIC, NAMES[0]), salt)])
-        engine.release(sequence)
+        engine.drop_caches(sequence)
         return engine._worker("tokens_computed") - before
 
     assert computed("first", "one client") == len(prompt)
@@ -262,7 +269,7 @@ def test_the_same_request_may_follow_itself(engine: VllmEngine, expected: Any) -
     request = Request("twice", (*context(20), 5), (PUBLIC, *NAMES, *[ZERO] * 3))
     for _ in range(3):
         assert_same(engine.next_token([request]), expected([request]))
-    engine.release("twice")
+    engine.drop_caches("twice")
 
 
 @small
@@ -275,7 +282,7 @@ def test_a_context_is_checked_once(engine: VllmEngine) -> None:
     for wrong in ((*tokens, 128), (*tokens[:-1], -1, 3)):
         with pytest.raises(ValueError, match=r"tokens: every token id lies in \[0, 128\)"):
             engine.next_token([Request("checked", wrong, (PUBLIC,))])
-    engine.release("checked")
+    engine.drop_caches("checked")
 
 
 @small

@@ -83,6 +83,11 @@ USED: Mapping[str, Sequence[str]] = {
         "EagleModelMixin._set_aux_hidden_state_layers",
         "SupportsEagle3.set_aux_hidden_state_layers",
     ],
+    "model_executor/models/registry.py": [
+        "_BaseRegisteredModel.load_model_cls",
+        "_ModelRegistry.models",
+        "_ModelRegistry.register_model",
+    ],
     "platforms/interface.py": [
         "Platform.is_cpu",
         "Platform.get_punica_wrapper",

@@ -14,22 +14,18 @@ import openai
 import psutil
 import pytest
 
-from services.requests.models import Prompts
+from services.requests.models import PromptTokenizer
 from tests.conftest import SERVED_CONTEXT
 from tests.ensembles import write_ensemble
-from tests.running import PLANTED_HOST, RunningService, configure, eventually, running, settled
+from tests.running import PLANTED_HOST, RunningService, configure, running, settled
+from tests.support.clients import CHAT, client_of, costs
 
 PROMPT = "The patient called because"
-CHAT = [{"role": "user", "content": "When does the clinic open?"}]
 SECRET = "Wilhelmina"
 LONG = SERVED_CONTEXT - 100
 """The tokens of answers that take much longer than their requests."""
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def client_of(service: RunningService) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture
@@ -43,12 +39,6 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": "privmix", "messages": CHAT, "max_tokens": 12, **fields})
-
-
-def costs(service: RunningService, before: int, tokens: int) -> None:
-    """Checks that exactly `tokens` tokens were charged."""
-    eventually(service, lambda _, now: now == before + tokens)
-    assert settled(service) == before + tokens
 
 
 def test_the_settings_of_the_environment_reach_no_actor_and_its_children(service: RunningService) -> None:
@@ -285,7 +275,9 @@ def logs(service: RunningService) -> str:
     return "\n".join(file.read_text(errors="replace") for file in (service.config.with_suffix(".log"), *files))
 
 
-def test_the_logs_contain_no_private_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
+def test_the_logs_contain_no_private_text(
+    service: RunningService, client: openai.OpenAI, prompts: PromptTokenizer
+) -> None:
     prompt = f"{SECRET} called because"
     (tokens,) = asyncio.run(prompts.tokens([prompt], 8192))
     answer = ask(client, prompt=prompt, user=SECRET, max_tokens=48)

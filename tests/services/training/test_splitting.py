@@ -117,7 +117,7 @@ def test_over_a_grid_no_division_is_expected_to_gain_less_than_dp_sgd_or_the_ens
                 assert base_share(stated, None, budget) == division.share
             else:
                 refused.append((tokens, users, division.share))
-                with pytest.raises(InputError, match="--dp-sgd" if division.share else "leave --base"):
+                with pytest.raises(InputError, match="train-base" if division.share else "leave --base"):
                     base_share(stated, None, budget)
     assert len(refused) < 4, refused
 
@@ -128,5 +128,5 @@ def test_an_assumed_size_still_gives_a_share_between_both_ends() -> None:
     budget = TokenBudget(epsilon=2.0, delta=1e-5, tokens=131_072)
     assert 0 < base_share(None, 4, budget) < 1
     assert 0 < base_share(StatedSize(users=100), 4, budget) < 1
-    with pytest.raises(InputError, match="--dp-sgd"):
+    with pytest.raises(InputError, match="train-base"):
         base_share(StatedSize(users=100, tokens_per_user=TOKENS_PER_USER), 4, budget)

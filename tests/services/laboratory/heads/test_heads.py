@@ -26,7 +26,7 @@ from services.laboratory.heads.table import read_npz
 from services.laboratory.heads.uncertainty import predictive_intervals
 from services.privacy.events import from_json
 from services.progress import Display
-from tests.services.laboratory.heads.test_methods import generated
+from tests.support.tables import generated
 from tests.tiny import write_tiny_base, write_tiny_model
 
 

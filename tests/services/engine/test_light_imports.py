@@ -1,0 +1,67 @@
+"""Claim: an engine on a CPU is imported without what it never uses, and afterwards others can import all of it."""
+
+import gc
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from services.engine import light_imports
+from services.engine.light_imports import MISSING, NAMED, UNUSED
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="on a GPU everything is imported")
+
+IMPORTED = """
+import importlib, sys
+from services.engine.light_imports import NAMED
+import services.engine.vllm_engine
+services.engine.vllm_engine._import_model(["LlamaForCausalLM"])
+print(*sys.modules)
+for name, member in NAMED.items():
+    assert getattr(importlib.import_module(name), member).__module__ == name
+"""
+
+
+def test_within_the_block_modules_are_missing_and_after_it_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import utils
+    from transformers.utils import import_utils
+
+    monkeypatch.setattr(light_imports, "MISSING", ("wave",))
+    monkeypatch.setattr(light_imports, "NAMED", {"no.such.module": "Member"})
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    before = [getattr(asked, name) for asked in (utils, import_utils) for name in UNUSED]
+    with pytest.raises(KeyError, match="an import that fails"), light_imports.light_imports():
+        with pytest.raises(ImportError):
+            importlib.import_module("wave")
+        assert importlib.import_module("no.such.module").Member
+        assert not gc.isenabled()
+        assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
+        os.environ["SET_BY_AN_IMPORT"] = "1"
+        assert not utils.is_sklearn_available()
+        raise KeyError("an import that fails")
+    assert importlib.import_module("wave").open
+    assert "no.such.module" not in sys.modules
+    assert gc.isenabled()
+    assert "TORCHDYNAMO_DISABLE" not in os.environ
+    assert os.environ.pop("SET_BY_AN_IMPORT") == "1"
+    assert [getattr(asked, name) for asked in (utils, import_utils) for name in UNUSED] == before
+
+
+def test_what_is_imported_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(light_imports, "MISSING", ("json",))
+    with light_imports.light_imports():
+        assert importlib.import_module("json").loads("1") == 1
+    assert "json" in sys.modules
+
+
+@pytest.mark.slow
+def test_an_engine_imports_nothing_that_it_never_uses() -> None:
+    """vLLM works on with the real modules: only the classes that it has named so far are others."""
+    listed = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    imported = set(listed.stdout.split())
+    assert {"services.engine.cpu_reader_worker", "vllm.model_executor.models.llama", "transformers"} <= imported
+    assert not {*MISSING, *NAMED, "scipy", "sklearn", "pandas", "openai", "vllm.parser"} & imported
