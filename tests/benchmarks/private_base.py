@@ -171,12 +171,12 @@ class Size:
     run_tokens: int = 48
 
 
-Labelled = tuple[str, Planned]
+NamedProtocol = tuple[str, Planned]
 """A protocol with a name that says all that determines it."""
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusFile:
     """Names the file of a corpus and its fields, for other processes."""
 
     path: Path
@@ -197,13 +197,13 @@ class PrivateBaseBench:
 
     output: Path
     size: Size
-    train: Source
+    train: CorpusFile
     text: EvaluationText
     public_model: Path
     delta: float = DELTA
 
     @classmethod
-    def of(cls, train: Source, held_out: Source, output: Path, settings: Mapping[str, Any], size: Size) -> Self:
+    def of(cls, train: CorpusFile, held_out: CorpusFile, output: Path, settings: Mapping[str, Any], size: Size) -> Self:
         """Opens a directory; what was trained there is kept.
 
         Raises:
@@ -294,7 +294,7 @@ class PrivateBaseBench:
                     write_files(unfinished, files)
         _say(f"trained {parts} parts on {name}")
 
-    def score(self, epsilon: float | None, parts: int, methods: Sequence[Labelled]) -> None:
+    def score(self, epsilon: float | None, parts: int, methods: Sequence[NamedProtocol]) -> None:
         """Runs methods on all runs, unless their outcomes are there.
 
         Args:
@@ -328,7 +328,7 @@ class PrivateBaseBench:
         kept = json.loads(self._outcomes(self.model(epsilon)[0], parts).read_bytes())
         return {label: [TrialResult(**outcome) for outcome in own] for label, own in kept.items()}
 
-    def methods(self, epsilon: float, parts: int, tokens: int, base_epsilon: float | None) -> Iterator[Labelled]:
+    def methods(self, epsilon: float, parts: int, tokens: int, base_epsilon: float | None) -> Iterator[NamedProtocol]:
         """Yields the protocols of a cell, of which the rows of few may stand for equal shares."""
         standing = self.size.standing or parts
         base = None if base_epsilon is None else planned(DpSgdOptions(epsilon=base_epsilon, delta=self.delta))
@@ -378,7 +378,7 @@ def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[
         for epsilon, of in shares.items()
     }
     below = sorted({base for of in on_base.values() for base in of.values()})
-    methods: dict[tuple[float | None, int], list[Labelled]] = {(None, count): [] for count in parts}
+    methods: dict[tuple[float | None, int], list[NamedProtocol]] = {(None, count): [] for count in parts}
     for epsilon in epsilons:
         for count in parts:
             for tokens in TOKENS:
@@ -411,7 +411,7 @@ def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[
     return {epsilon: list(_rows(bench, epsilon, parts, on_base[epsilon])) for epsilon in epsilons}
 
 
-def _with_mean(bench: PrivateBaseBench, parts: int, methods: Sequence[Labelled]) -> list[Labelled]:
+def _with_mean(bench: PrivateBaseBench, parts: int, methods: Sequence[NamedProtocol]) -> list[NamedProtocol]:
     return [*methods, (NOT_PRIVATE, (EnsembleSettings(), Ensemble(min(parts, bench.size.standing or parts))))]
 
 
@@ -555,19 +555,19 @@ def _texts(
     fields: tuple[str, str],
     user_limit: int | None,
     quick: bool,
-) -> tuple[Source, Source]:
+) -> tuple[CorpusFile, CorpusFile]:
     """Returns the text to train on, and that of held-out users."""
     if corpus is not None and held_out is not None:
         if user_limit is not None:
             raise typer.BadParameter("user-limit: has an effect only where users are held out here, without --held-out")
-        return Source(corpus, *fields), Source(held_out, *fields)
+        return CorpusFile(corpus, *fields), CorpusFile(held_out, *fields)
     if corpus is None:
         write_demo_corpus(output / "demo-corpus", users=QUICK_USERS if quick else USERS)
-        given = Source(output / "demo-corpus" / TRAIN)
+        given = CorpusFile(output / "demo-corpus" / TRAIN)
     else:
-        given = Source(corpus, *fields)
+        given = CorpusFile(corpus, *fields)
     train, others = held_apart(given.open(), output, user_limit)
-    return Source(Path(train.name)), Source(Path(others.name))
+    return CorpusFile(Path(train.name)), CorpusFile(Path(others.name))
 
 
 def _write(name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -25,8 +25,10 @@ PATIENCE = 60.0
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     port = free_port()
-    with ray_cluster(2, _metrics_export_port=port):
-        yield port
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_metrics_report_interval_ms", "500")
+        with ray_cluster(2, _metrics_export_port=port):
+            yield port
 
 
 def scraped(port: int, metric: str) -> float:

@@ -29,10 +29,13 @@ ANSWER_S = 300.0
 class PreparingShard(Shard):
     """Prepares adapters only when the test lets it."""
 
-    def __init__(self, settings: EngineSettings, allowed: Path, resident: bool) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
-        self._engine.resident = resident
         self._engine.prepare = self._prepared  # type: ignore[method-assign]
+
+    def begin(self, allowed: Path, resident: bool) -> None:
+        """Begins a test, which lets the shard prepare adapters by making the file `allowed`."""
+        self._engine.resident = resident
         self._allowed = allowed
         self._seen: list[Sequence[str]] = []
 
@@ -58,15 +61,17 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSetting
         yield EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
 
 
-def started(settings: EngineSettings, allowed: Path, *, resident: bool) -> ActorHandle:
+@pytest.fixture(scope="module")
+def shard(settings: EngineSettings) -> ActorHandle:
+    """One shard for all tests, because its start takes seconds."""
     actor = ray.remote(concurrency_groups={"status": 1})(PreparingShard)
-    return actor.options(num_cpus=0).remote(settings, allowed, resident)
+    return actor.options(num_cpus=0).remote(settings)
 
 
 @pytest.mark.parametrize("method", ["next_token", "reduce", "reduce_kept"])
-def test_the_answer_leaves_before_the_preparation(settings: EngineSettings, tmp_path: Path, method: str) -> None:
+def test_the_answer_leaves_before_the_preparation(shard: ActorHandle, tmp_path: Path, method: str) -> None:
     allowed, key = tmp_path / "allowed", StepKey("test", 1, 0)
-    shard = started(settings, allowed, resident=False)
+    shard.begin.remote(allowed, resident=False)
     if method == "next_token":
         ray.get(shard.next_token.remote(REQUESTS, COMING), timeout=ANSWER_S)
     elif method == "reduce":
@@ -82,8 +87,8 @@ def test_the_answer_leaves_before_the_preparation(settings: EngineSettings, tmp_
     assert seen == [COMING]
 
 
-def test_resident_adapters_are_not_prepared(settings: EngineSettings, tmp_path: Path) -> None:
-    shard = started(settings, tmp_path / "never", resident=True)
+def test_resident_adapters_are_not_prepared(shard: ActorHandle, tmp_path: Path) -> None:
+    shard.begin.remote(tmp_path / "never", resident=True)
     for _ in range(2):
         ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
     assert ray.get(shard.seen.remote(), timeout=ANSWER_S) == []

@@ -2,7 +2,8 @@
 
 This holds for readers of all layers, for late readers, which change the last `LATE` layers, in one pass with the public
 tokens and apart, as where vLLM compiles the model; and for texts that the public model reads before each sequence.
-By default the engine on transformers runs a tiny model: its code is the same, and a pass takes a hundredth of the time.
+By default SmolLM2 shows one kind and a tiny model the others: the code is the same, and a pass takes a hundredth of the
+time.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +24,10 @@ from services.engine.reader_attention import PublicCache
 from services.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
-from tests.tiny import write_tiny_model
+from tests.tiny import write_tiny_llama
 
 CONTEXT = 256
+VOCABULARY = 49_152
 TEXT = 128
 LATE = 4
 EVERY = (PUBLIC, "first", "second", "third")
@@ -33,17 +35,26 @@ EVERY = (PUBLIC, "first", "second", "third")
 
 KINDS = (
     "tiny-transformers-float32-public",
-    "smollm2-vllm-float32-public",
-    "smollm2-vllm-bfloat16-public",
+    "tiny-vllm-float32-public",
+    "tiny-vllm-bfloat16-public",
+    "tiny-vllm-float32-late-apart",
     "smollm2-vllm-float32-late",
-    "smollm2-vllm-float32-late-apart",
-    pytest.param("smollm2-vllm-bfloat16-late", marks=pytest.mark.slow),
-    pytest.param("smollm2-transformers-float32-public", marks=pytest.mark.slow),
+    "tiny-transformers-float32-text",
+    "tiny-vllm-float32-text",
+    *(
+        pytest.param(f"smollm2-{kind}", marks=pytest.mark.slow)
+        for kind in (
+            "vllm-float32-public",
+            "vllm-bfloat16-public",
+            "vllm-float32-late-apart",
+            "vllm-bfloat16-late",
+            "vllm-float32-text",
+            "vllm-bfloat16-text",
+            "transformers-float32-public",
+        )
+    ),
     # Takes minutes on a busy processor without fast bfloat16.
     pytest.param("smollm2-transformers-bfloat16-public", marks=[pytest.mark.slow, pytest.mark.long]),
-    "tiny-transformers-float32-text",
-    "smollm2-vllm-float32-text",
-    pytest.param("smollm2-vllm-bfloat16-text", marks=pytest.mark.slow),
 )
 
 Parts = Callable[[str, str], dict[str, Path]]
@@ -54,7 +65,11 @@ Rows = Callable[[str, str], dict[str, torch.Tensor]]
 
 @pytest.fixture(scope="module")
 def models(public_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {"smollm2": public_model, "tiny": write_tiny_model(tmp_path_factory.mktemp("tiny") / "model", CONTEXT)}
+    tiny = tmp_path_factory.mktemp("tiny") / "model"
+    return {
+        "smollm2": public_model,
+        "tiny": write_tiny_llama(tiny, layers=LATE + 2, context=TEXT + CONTEXT, vocabulary=VOCABULARY),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +181,8 @@ def assert_agree(
     `few` rows in bfloat16 have a large mean error, and the shortest contexts have the worst rounding: transformers
     itself is 0.09 from its rows in float32 after 19 tokens of this text, while the mean of all rows is 0.02. The
     strict check is in float32, where a leak exceeds the tolerance a thousand times. The worst of many rows is 0.057
-    away even if the LoRA products of the weights and states in bfloat16 are exact and rounded once.
+    away even if the LoRA products of the weights and states in bfloat16 are exact and rounded once. A tiny model, whose
+    sums have few terms, is half as far again.
     """
     assert rows.dtype == torch.float32
     assert rows.shape == expected.shape
@@ -174,9 +190,10 @@ def assert_agree(
         visible = expected.exp() > 1e-6
         assert (rows - expected)[visible].abs().max() <= 1e-3
     else:
+        further = 1.5 if engine.rows_of[0] == "tiny" else 1.0  # type: ignore[attr-defined]
         variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
-        assert variation.max() <= (worst if few else 0.07)
-        assert variation.mean() <= (0.3 * worst if few else 0.02)
+        assert variation.max() <= further * (worst if few else 0.07)
+        assert variation.mean() <= further * (0.3 * worst if few else 0.02)
 
 
 def assert_same(engine: Engine, rows: torch.Tensor, expected: torch.Tensor) -> None:
@@ -349,7 +366,7 @@ def test_a_single_token_is_a_context(
     ("request_", "message"),
     [
         (Request("bad", (), EVERY), "tokens"),
-        (Request("bad", (49_152,), EVERY), "tokens"),
+        (Request("bad", (VOCABULARY,), EVERY), "tokens"),
         (Request("bad", (-1,), EVERY), "tokens"),
         (Request("bad", (5,), ("nobody",)), "nobody"),
         (Request("bad", (5,), ("first", "first")), "once"),

@@ -33,27 +33,31 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 
 @pytest.fixture(scope="module")
-def engine(settings: EngineSettings) -> Iterator[VllmEngine]:
-    """An engine whose vLLM has 4 sessions, 6 readers, 64 tokens per step, and 8 cache blocks of 128 tokens.
+def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
+    """The `usual` engine, or a `small` one: 4 sessions, 6 readers, 64 tokens a step, 8 cache blocks of 128 tokens.
 
-    It starts like the first one on a machine, and asks no other process what its model can do.
+    The small one starts like the first one on a machine, and asks no other process what its model can do.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_CACHE_ROOT", str(settings.model.with_name("cache")))
-        patch.setattr(registry, "_run_in_subprocess", lambda _: pytest.fail("vLLM starts another process"))
-        registry._try_inspect_model_cls.cache_clear()
-        patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
-        patch.setattr(vllm_engine, "MAX_READERS", 6)
-        patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
-        arguments = vllm_engine._engine_args
-        patch.setattr(
-            vllm_engine,
-            "_engine_args",
-            lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=128),
-        )
+        if request.param == "small":
+            patch.setenv("VLLM_CACHE_ROOT", str(settings.model.with_name("cache")))
+            patch.setattr(registry, "_run_in_subprocess", lambda _: pytest.fail("vLLM starts another process"))
+            registry._try_inspect_model_cls.cache_clear()
+            patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
+            patch.setattr(vllm_engine, "MAX_READERS", 6)
+            patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
+            arguments = vllm_engine._engine_args
+            patch.setattr(
+                vllm_engine,
+                "_engine_args",
+                lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=128),
+            )
         built = VllmEngine(settings)
         yield built
         built.close()
+
+
+usual, small = (pytest.mark.parametrize("engine", [name], indirect=True) for name in ("usual", "small"))
 
 
 @pytest.fixture(scope="module")
@@ -79,24 +83,6 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
 
 
 # The first tests create and close their own engines, because vLLM supports one per process.
-def test_a_cached_prefix_is_found_under_its_own_salt_only(settings: EngineSettings) -> None:
-    """A prefix in the cache gives an earlier first token, so a shared one would let a client test guesses."""
-    engine = VllmEngine(settings)
-    prompt = context(CONTEXT - 8)
-
-    def computed(sequence: str, salt: str | None) -> int:
-        before = engine._worker("tokens_computed")
-        engine.next_token([Request(sequence, prompt, (PUBLIC, NAMES[0]), salt)])
-        engine.drop_caches(sequence)
-        return engine._worker("tokens_computed") - before
-
-    assert computed("first", "one client") == len(prompt)
-    assert computed("guess", "another client") == len(prompt), "another client finds the prompt"
-    assert computed("guess without a salt", None) == len(prompt)
-    assert computed("again", "one client") < len(prompt), "the client itself does not"
-    engine.close()
-
-
 def test_the_memory_of_adapters_is_in_proportion_to_the_layers_that_they_change(
     settings: EngineSettings, tmp_path: Path
 ) -> None:
@@ -126,17 +112,6 @@ def test_slots_fill_their_share_of_a_gpu(
     memory = (fitting + 0.5) * slot_bytes(path, rank, 2, key_width=32) / share
     monkeypatch.setattr(vllm_engine, "current_platform", SimpleNamespace(get_device_total_memory=lambda: memory))
     assert vllm_engine._gpu_slots(many, rank, LlamaConfig.from_pretrained(settings.model)) == slots
-
-
-def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
-    engine = VllmEngine(settings)
-    requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
-    for more in range(3):
-        step = [replace(request, tokens=request.tokens + (5,) * more) for request in requests]
-        rows = engine.next_token(step)
-    assert_same(rows, expected(step))
-    assert len(engine._sessions) == 300
-    engine.close()
 
 
 def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +167,35 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
     engine.close()
 
 
+@usual
+def test_a_cached_prefix_is_found_under_its_own_salt_only(engine: VllmEngine) -> None:
+    """A prefix in the cache gives an earlier first token, so a shared one would let a client test guesses."""
+    prompt = context(CONTEXT - 8)
+
+    def computed(sequence: str, salt: str | None) -> int:
+        before = engine._worker("tokens_computed")
+        engine.next_token([Request(sequence, prompt, (PUBLIC, NAMES[0]), salt)])
+        engine.drop_caches(sequence)
+        return engine._worker("tokens_computed") - before
+
+    assert computed("first", "one client") == len(prompt)
+    assert computed("guess", "another client") == len(prompt), "another client finds the prompt"
+    assert computed("guess without a salt", None) == len(prompt)
+    assert computed("again", "one client") < len(prompt), "the client itself does not"
+
+
+@usual
+def test_three_hundred_live_sequences(engine: VllmEngine, expected: Any) -> None:
+    requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
+    for more in range(3):
+        step = [replace(request, tokens=request.tokens + (5,) * more) for request in requests]
+        rows = engine.next_token(step)
+    assert_same(rows, expected(step))
+    assert len(engine._sessions) == 300
+    release(engine, requests)
+
+
+@small
 def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None:
     requests = [Request(f"many-{seed}", context(20, seed), (PUBLIC, NAMES[seed % 6])) for seed in range(11)]
     for length in (20, 21):
@@ -200,6 +204,7 @@ def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None
     release(engine, requests)
 
 
+@small
 def test_idle_sequences_give_up_their_sessions(engine: VllmEngine, expected: Any) -> None:
     requests = [Request(f"idle-{seed}", context(10, seed), (PUBLIC,)) for seed in range(9)]
     for request in requests:
@@ -209,6 +214,7 @@ def test_idle_sequences_give_up_their_sessions(engine: VllmEngine, expected: Any
     release(engine, requests)
 
 
+@small
 def test_more_readers_than_a_step_holds(engine: VllmEngine, expected: Any) -> None:
     """The excess readers belong to several sequences together, or to a single one."""
     requests = [
@@ -218,6 +224,7 @@ def test_more_readers_than_a_step_holds(engine: VllmEngine, expected: Any) -> No
     release(engine, requests)
 
 
+@small
 def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None:
     """Four contexts need four blocks each, so eight blocks hold two at a time. Each exceeds one batch."""
     requests = [Request(f"full-{seed}", context(CONTEXT - 3, seed), ("part-1", PUBLIC)) for seed in range(4)]
@@ -227,6 +234,7 @@ def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None
     release(engine, requests)
 
 
+@small
 def test_preempted_requests_continue(engine: VllmEngine, expected: Any) -> None:
     """vLLM drops their caches and computes them again, also those that no call continues."""
     requests = [Request(f"preempted-{seed}", context(90 + seed, seed), (PUBLIC, "part-1")) for seed in range(4)]
@@ -240,6 +248,7 @@ def test_preempted_requests_continue(engine: VllmEngine, expected: Any) -> None:
     release(engine, requests)
 
 
+@small
 def test_tokens_of_a_grammar_arrive_several_at_once(engine: VllmEngine, expected: Any) -> None:
     """Beside sequences that get one, in batches that lose and regain members."""
     requests = [Request(f"forced-{seed}", context(30 + seed, seed), (PUBLIC, NAMES[seed])) for seed in range(4)]
@@ -253,6 +262,7 @@ def test_tokens_of_a_grammar_arrive_several_at_once(engine: VllmEngine, expected
     release(engine, requests)
 
 
+@small
 def test_the_same_request_may_follow_itself(engine: VllmEngine, expected: Any) -> None:
     """The very same tuple of tokens, which is longer than what the session had before, but not than what it has now."""
     engine.next_token([Request("twice", context(20), (PUBLIC,))])
@@ -262,6 +272,7 @@ def test_the_same_request_may_follow_itself(engine: VllmEngine, expected: Any) -
     engine.drop_caches("twice")
 
 
+@small
 def test_a_context_is_checked_once(engine: VllmEngine) -> None:
     """A token outside the vocabulary is found in what is new, also after a context that does not continue."""
     tokens = context(20)
@@ -274,6 +285,7 @@ def test_a_context_is_checked_once(engine: VllmEngine) -> None:
     engine.drop_caches("checked")
 
 
+@small
 def test_a_stalled_engine_reports_it_and_recovers(
     engine: VllmEngine, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +301,7 @@ def test_a_stalled_engine_reports_it_and_recovers(
     release(engine, [*parked, fifth])
 
 
+@small
 def test_a_context_that_no_cache_holds_is_refused(
     engine: VllmEngine, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

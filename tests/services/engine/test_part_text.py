@@ -11,7 +11,9 @@ from services.engine.engine import PUBLIC, AdapterFiles, EngineSettings, create
 from services.engine.part_text import read_text, read_texts, text_files
 from services.files import write_files
 from services.laboratory.evaluation.adapted_model import AdaptedModel
+from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
+from tests.tiny import write_tiny_model
 
 END = 7
 
@@ -37,16 +39,21 @@ def test_texts_of_different_sizes_are_refused(tmp_path: Path) -> None:
         read_texts(paths)
 
 
-def test_an_adapter_is_no_text(adapters: dict[str, Path]) -> None:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model", context=256)
+
+
+def test_an_adapter_is_no_text(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is an adapter and not the text of a part"):
-        read_texts(adapters)
+        read_texts(write_adapters(tmp_path, ("part",), tiny))
 
 
 def test_the_evaluation_reads_the_text_before_each_sequence(
-    public_model: Path, tokens: tuple[int, ...], tmp_path: Path
+    tiny: Path, tokens: tuple[int, ...], tmp_path: Path
 ) -> None:
     path = write(tmp_path / "text", list(tokens))
-    model = AdaptedModel(public_model, torch.float32, {"text": AdapterFiles(path, "text")})
+    model = AdaptedModel(tiny, torch.float32, {"text": AdapterFiles(path, "text")})
     sequences = torch.tensor([tokens[:30], tokens[30:60]])
     cache = model.record(sequences)
     for positions in (30, 1):

@@ -14,6 +14,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -39,6 +41,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 MADE: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
     "mistral, window of 6": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=6)),
     "gemma3, both kinds of layer": lambda: Gemma3ForCausalLM(
@@ -56,17 +59,21 @@ def adapted(model: Any, strength: float) -> Any:
     return wrapped.eval()
 
 
-@pytest.fixture(scope="module")
-def smollm(public_model: Path) -> Any:
-    return adapted(AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32), 0.03)
+@pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.slow), *MADE])
+def model(request: pytest.FixtureRequest, public_model: Path) -> Any:
+    if request.param == "smollm2":
+        return adapted(AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32), 0.03)
+    return made(request.param)
 
 
-@pytest.fixture(params=["smollm", *MADE])
-def model(request: pytest.FixtureRequest) -> Any:
-    if request.param == "smollm":
-        return request.getfixturevalue("smollm")
+def made(name: str) -> Any:
     torch.manual_seed(0)
-    return adapted(MADE[request.param](), 0.3)
+    return adapted(MADE[name](), 0.3)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return made("llama")
 
 
 def sequences(model: Any, length: int = 20) -> Tensor:
@@ -165,50 +172,49 @@ def test_a_text_comes_before_every_sequence(model: Any) -> None:
             torch.testing.assert_close(row, everywhere[:, length - 1 : length], atol=1e-3, rtol=1e-3)
 
 
-def test_gradients_flow_through_the_reader_alone(smollm: Any) -> None:
-    tokens = sequences(smollm)
-    cache = record(smollm, tokens)
+def test_gradients_flow_through_the_reader_alone(llama: Any) -> None:
+    tokens = sequences(llama)
+    cache = record(llama, tokens)
     assert not any(layer.keys.requires_grad or layer.values.requires_grad for layer in cache.layers)
-    read(smollm, tokens, cache, tokens.shape[1]).square().mean().backward()
-    for name, weight in smollm.named_parameters():
+    read(llama, tokens, cache, tokens.shape[1]).square().mean().backward()
+    for name, weight in llama.named_parameters():
         assert (weight.grad is not None and bool(weight.grad.any())) == ("lora_" in name), name
-    smollm.zero_grad()
+    llama.zero_grad()
 
 
 @torch.inference_mode()
-def test_caches_of_single_sequences_can_be_batched(smollm: Any) -> None:
-    tokens = sequences(smollm)
-    cache = record(smollm, tokens)
+def test_caches_of_single_sequences_can_be_batched(llama: Any) -> None:
+    tokens = sequences(llama)
+    cache = record(llama, tokens)
     first, second = cache.split()
     assert first.nbytes == second.nbytes == cache.nbytes / 2
     swapped = PublicCache.stack([second, first])
-    assert torch.equal(read(smollm, tokens.flip(0), swapped, 20), read(smollm, tokens, cache, 20).flip(0))
+    assert torch.equal(read(llama, tokens.flip(0), swapped, 20), read(llama, tokens, cache, 20).flip(0))
 
 
-def test_two_models_do_not_share_anything(smollm: Any) -> None:
-    torch.manual_seed(0)
-    other = adapted(MADE["qwen3"](), 0.3)
-    theirs, ours = sequences(other), sequences(smollm)
+def test_two_models_do_not_share_anything(llama: Any) -> None:
+    other = made("qwen3")
+    theirs, ours = sequences(other), sequences(llama)
     with torch.inference_mode():
-        alone = read(smollm, ours, record(smollm, ours), 20)
-        cache, others = record(smollm, ours), record(other, theirs)
+        alone = read(llama, ours, record(llama, ours), 20)
+        cache, others = record(llama, ours), record(other, theirs)
         read(other, theirs, others, 20)
-        assert torch.equal(read(smollm, ours, cache, 20), alone)
+        assert torch.equal(read(llama, ours, cache, 20), alone)
 
 
-def test_a_cache_view_refuses_other_positions(smollm: Any) -> None:
-    tokens = sequences(smollm)
-    cache = record(smollm, tokens)
+def test_a_cache_view_refuses_other_positions(llama: Any) -> None:
+    tokens = sequences(llama)
+    cache = record(llama, tokens)
     with pytest.raises(ReaderError, match="got 21, but the public model has read 20"):
         cache.reader(21)
     with pytest.raises(ReaderError, match="the view is for 3, but the pass has 2"):
-        smollm(input_ids=tokens[:, -2:], past_key_values=cache.reader(3))
+        llama(input_ids=tokens[:, -2:], past_key_values=cache.reader(3))
 
 
-def test_models_without_readers_are_refused_with_the_reason(smollm: Any) -> None:
-    check_reader(smollm, TARGETS)
+def test_models_without_readers_are_refused_with_the_reason(llama: Any) -> None:
+    check_reader(llama, TARGETS)
     with pytest.raises(ReaderError, match=r"keys and values of its own: leave out k_proj, v_proj$"):
-        check_reader(smollm, ("q_proj", "v_proj", "k_proj"))
+        check_reader(llama, ("q_proj", "v_proj", "k_proj"))
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
     with pytest.raises(ReaderError, match=r"no modules named down_proj, gate_proj, o_proj, q_proj, up_proj$"):
         check_reader(gpt2, TARGETS)
