@@ -14,13 +14,14 @@ import ray
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
+from cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
 from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.launch import EnsembleActors, check_cohorts, check_ensemble, check_files, check_keys, gateway, start_actors
+from cluster.launch import EnsembleActors, gateway, start_actors
 from services.actors import HEAD
 from services.fleet import fleet
 from services.fleet.replicas import DEPLOYMENT, ShardReplica
 
-_log = logging.getLogger("ray.serve")
+logger = logging.getLogger("ray.serve")
 
 
 class Arguments(BaseModel):
@@ -37,7 +38,7 @@ def build(arguments: Arguments) -> Application:
     The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`. Serve shows the message
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.checks`. Serve shows the message
             as the application's status.
     """
     on_head = ray.remote(num_cpus=0, resources=HEAD, max_calls=1)(_build)
@@ -47,11 +48,11 @@ def build(arguments: Arguments) -> Application:
 
 def _build(config: Path) -> Application:
     configuration = Configuration.load(config)
-    check_keys(configuration, _log.warning, listens=False)
+    check_keys(configuration, logger.warning, listens=False)
     check_files(configuration)
     check_cohorts(configuration)
-    checked = [check_ensemble(ensemble, _log.info) for ensemble in configuration.served]
-    actors = start_actors(configuration, checked, _log.info, keep=True)
+    checked = [check_ensemble(ensemble, logger.info) for ensemble in configuration.served]
+    actors = start_actors(configuration, checked, logger.info, keep=True)
     shards = (_shards(ensemble, actors[ensemble.name]) for ensemble in configuration.served)
     return gateway(configuration, checked, *shards)
 

@@ -8,14 +8,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cluster.option_file import INSTEAD
 from services.errors import ExtraMissing, InputError, WorkError
 
 VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
     "demo-corpus": "Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment "
     "line.",
-    "train": "Fine-tune one adapter on each part of a private corpus, or one adapter on the whole corpus with "
-    "--dp-sgd.",
+    "train": "Fine-tune one adapter on each part of a private corpus.",
+    "train-base": "Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.",
     "split": "Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users.",
     "tune": "Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model "
     "rows.",
@@ -76,6 +77,9 @@ class Verbs(Commands):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         name, listed, rest = super().resolve_command(ctx, args)
+        for (verb, option), instead in INSTEAD.items():
+            if verb == name and f"--{option}" in rest:
+                ctx.fail(f"--{option}: {instead}")
         return name, listed and load(listed.name or ""), rest
 
 

@@ -13,6 +13,11 @@ import typer
 
 from services.errors import ConfigurationError
 
+INSTEAD: Mapping[tuple[str | None, str], str] = {
+    ("train", "dp-sgd"): "is no option; `privmix train-base` trains with DP-SGD and has the same options for it"
+}
+"""What to use instead of an option that a command does not have, by the command and the option."""
+
 
 def use_options(context: typer.Context, file: Path | None) -> Path | None:
     """Takes the options that the command line does not give from `file`. It is the callback of an eager option.
@@ -38,6 +43,8 @@ def _values(context: typer.Context, given: Mapping[str, Any], file: Path) -> Ite
     for key, value in given.items():
         name = str(key).replace("_", "-")
         if name not in options:
+            if instead := INSTEAD.get((context.info_name, name)):
+                raise ConfigurationError(f"{file}: {key}: {instead}")
             near = get_close_matches(name, options, 1)
             hint = f"did you mean {near[0]}?" if near else "remove it, or correct its name"
             raise ConfigurationError(f"{file}: {key}: there is no such option; {hint}")

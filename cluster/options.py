@@ -1,9 +1,14 @@
 """Declares the options that several commands share."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from services.training.corpus import Corpus
 
 NAMESPACE = "privmix"
 """The default `namespace` of a service."""
@@ -32,7 +37,6 @@ CorpusArgument = Annotated[
         "of a Hugging Face dataset, or a dataset's name with --split."
     ),
 ]
-SplitOption = Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")]
 UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
 TextFieldOption = Annotated[
     str,
@@ -43,20 +47,24 @@ TextFieldOption = Annotated[
 ]
 SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")]
 
-EpsilonsOption = Annotated[
-    list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")
-]
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How corpora are read."""
+
+    user_field: UserFieldOption = "user"
+    text_field: TextFieldOption = "text"
+    split: Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")] = None
+    skip_bad: SkipBadOption = False
+
+    def corpus(self, paths: Path | Sequence[Path]) -> "Corpus":
+        """Returns the corpus in files. Raises `CorpusError` if one does not exist."""
+        from services.training.corpus import Corpus  # slow to import
+
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.split)
+
+
 DeltaOption = Annotated[float, typer.Option(help="The delta of all budgets.")]
-TokensOption = Annotated[
-    list[int], typer.Option(help="The number of tokens that a budget must last for; repeat for more tables.")
-]
-ProtocolsOption = Annotated[
-    list[str] | None,
-    typer.Option("--protocol", help="A protocol to evaluate beside the references; repeat for more. Default: all."),
-]
-RunTokensOption = Annotated[
-    int | None, typer.Option(help="The number of tokens in a run. Default: the smallest of --tokens.")
-]
 DrawnOption = Annotated[
     int | None,
     typer.Option(
@@ -64,15 +72,4 @@ DrawnOption = Annotated[
         help="Score only this many parts at each position, drawn at random: cheap with many parts, but protocols that "
         "need all parts are left out. Default: all.",
     ),
-]
-RunsOption = Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")]
-
-
-def _without_none(sweeps: list[str]) -> list[str]:
-    return [name for name in sweeps if name != "none"]
-
-
-SweepOption = Annotated[
-    list[str],
-    typer.Option(help="An ablation figure to draw, or `none`; repeat for more. Default: all.", callback=_without_none),
 ]

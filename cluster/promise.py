@@ -8,7 +8,7 @@ from cluster.topology import parts_served
 from services.budget.filter import UNLIMITED, Filter, cost, counted
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.statement import promise_sentence
+from services.budget.sentence import promise_sentence
 from services.errors import ConfigurationError, LedgerMissing
 from services.privacy import accounting
 from services.privacy.protocol import Protocol

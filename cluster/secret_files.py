@@ -25,7 +25,7 @@ SECRETS = (
 """The settings that may hold a secret: a key, or a URL with a password. Messages do not show their values."""
 
 SUFFIX = "_file"
-LARGEST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 _LISTS = ("alerts.webhooks", "http.api_keys")
 
 
@@ -74,9 +74,9 @@ def text_of(file: Path, name: str) -> str:
     """
     try:
         with file.open("rb") as opened:
-            content = opened.read(LARGEST_BYTES + 1)
-        if len(content) > LARGEST_BYTES:
-            raise ConfigurationError(f"{name}: {file} has more than {LARGEST_BYTES} bytes; name a file with the value")
+            content = opened.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigurationError(f"{name}: {file} has more than {MAX_BYTES} bytes; name a file with the value")
         text = content.decode().strip()
     except (OSError, ValueError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"  # its message shows the value

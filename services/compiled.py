@@ -25,7 +25,7 @@ FLAGS = {
 """The compiler's flags for the vector instructions that torch uses on this machine."""
 ALWAYS = ["-O3", "-std=c++20", "-fopenmp-simd", "-fPIC", "-shared"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -38,7 +38,7 @@ def operators(source: Path) -> Any | None:
         _load(source)
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        _log.warning("%s is not used, so rows take longer: no C++ compiler works here (%s)", source.name, reason)
+        logger.warning("%s is not used, so rows take longer: no C++ compiler works here (%s)", source.name, reason)
         return None
     import torch
 

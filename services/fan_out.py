@@ -10,7 +10,7 @@ from services.errors import InputError, WorkError
 from services.progress import Display
 
 
-def spread(
+def run_as_ray_tasks(
     function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], display: Display, *, gpus: bool = False
 ) -> Iterator[tuple[str, Any]]:
     """Runs `function` on the arguments of each job, on the connected cluster. Yields the results as the jobs finish.

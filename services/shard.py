@@ -223,9 +223,9 @@ class Shard:
         with self._working("shard.prepare", None):
             self._engine.prepare(adapters)
 
-    def release(self, sequences: Sequence[str]) -> None:
+    def drop_caches(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
-            self._engine.release(sequence)
+            self._engine.drop_caches(sequence)
 
     @concurrent("status")
     def status(self) -> ShardStatus:

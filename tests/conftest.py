@@ -12,13 +12,18 @@ from xdist.scheduler import LoadFileScheduling
 from services.training.public_model import resolve
 from tests import postgresql as postgresql_server
 from tests.ensembles import write_ensemble
-from tests.running import RunningService, configure, own_ensemble, running
+from tests.running import RunningService, configure, running
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Threads that wait for work in a loop take the cores of the tests, services and engines beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside tests in the same session
 
 PARTS = 4
+
+SERVED_CONTEXT = 2048
+"""The number of tokens of a prompt and its answer in the fixture `service`."""
 
 USERS_OF_SERVICE = ("tests/services/gateway/test_service.py", "tests/services/gateway/test_structure.py")
 """The files whose default tests use the fixture `service`. One process runs them, so that it is started once."""
@@ -73,6 +78,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Runs asynchronous tests with asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def public_model() -> Path:
     return resolve()
 
@@ -83,11 +94,24 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """The real service: vLLM on the CPU, Ray actors, Serve, a SQLite ledger. Destructive tests start their own."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """The real service: vLLM on the CPU, Ray actors, Serve, a SQLite ledger. Destructive tests start their own.
+
+    It has a tiny model, whose tokens are nonsense. The context is long, so that no answer ends soon by itself.
+    """
+    from tests.tiny import write_served_model  # imports transformers, for which most processes need not wait
+
     folder = tmp_path_factory.mktemp("service")
-    # A second thread of the shard waits awake for the first, and takes the processor of the tests beside it.
-    with running(configure(folder, own_ensemble(ensemble, folder), shards={"threads": 1})) as started:
+    model = write_served_model(folder / "model", SERVED_CONTEXT)
+    config = configure(
+        folder,
+        write_ensemble(folder / "ensemble", PARTS, model=model),
+        engine={"context_length": SERVED_CONTEXT},
+        http={"max_tokens": SERVED_CONTEXT - 32},
+        # A second thread of the shard waits awake for the first, and takes the processor of the tests beside it.
+        shards={"threads": 1},
+    )
+    with running(config) as started:
         yield started
 
 

@@ -1,17 +1,15 @@
-"""Writes test ensembles in seconds: real PEFT adapters with large random weights on the real public model."""
+"""Writes test ensembles in seconds: real PEFT adapters with large random weights on the real public model.
+
+The functions import torch, PEFT and transformers, which take seconds that many a process does not need.
+"""
 
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from services.engine.reader_attention import TARGETS
 from services.training.manifest import Adapter, Manifest, Part, hash_adapter
-from services.training.options import TrainingOptions
+from services.training.options import READER_TARGETS, TrainingOptions
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve, revision, tokenizer_hash
 
@@ -26,7 +24,7 @@ def write_adapters(
     model: Path,
     distinct: int | None = None,
     layers: int | None = None,
-    targets: Sequence[str] = TARGETS,
+    targets: Sequence[str] = READER_TARGETS,
 ) -> dict[str, Path]:
     """Writes adapters whose distributions differ from the public model's and from each other.
 
@@ -35,6 +33,10 @@ def write_adapters(
         layers: the number of last layers that they change; by default all.
         targets: the modules that they change.
     """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     depth = base.config.num_hidden_layers
     changed = None if layers is None else list(range(depth - layers, depth))
@@ -56,6 +58,8 @@ def write_adapters(
 
 def usual_layers(model: Path) -> int | None:
     """Returns the number of layers that `privmix train` changes by default."""
+    from transformers import AutoConfig
+
     depth = AutoConfig.from_pretrained(model).get_text_config().num_hidden_layers
     return TrainingOptions().for_depth(depth).layers
 

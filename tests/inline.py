@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services import ray_session
-from services.laboratory.evaluation import workbench
+from services.laboratory.evaluation import private_choice, workbench
 from services.training import public_model, tasks
 
 
@@ -16,10 +16,11 @@ def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the cluster: each Ray task is a call, in the order of the jobs."""
     monkeypatch.setattr(ray_session, "connected", nullcontext)
     monkeypatch.setattr(tasks, "train_adapters", _train_adapters)
-    monkeypatch.setattr(workbench, "connected", nullcontext)
-    monkeypatch.setattr(workbench, "spread", _spread)
     here = SimpleNamespace(put=lambda value: value, cluster_resources=lambda: {"CPU": 1})
-    monkeypatch.setattr(workbench, "ray", here)
+    for module in (workbench, private_choice):
+        monkeypatch.setattr(module, "connected", nullcontext)
+        monkeypatch.setattr(module, "run_as_ray_tasks", _run_jobs)
+        monkeypatch.setattr(module, "ray", here)
 
 
 def _train_adapters(
@@ -29,7 +30,7 @@ def _train_adapters(
         yield job, job.work(public_model.resolve(job.base.name), job.base.name, report=lambda done: None)
 
 
-def _spread(
+def _run_jobs(
     function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], *_: object, **__: object
 ) -> Iterator[tuple[str, Any]]:
     for name, arguments in jobs.items():

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
     {"actors", "compiled", "cpus", "errors", "files", "lazily", "metrics", "people_text", "progress", "tokenizer"}
-    | {"tracing", "turns", "units"},
+    | {"retrying", "tracing", "turns", "units"},
     {"json_lines", "privacy", "engine", "structure"},
     {"database", "fan_out", "options", "ray_session", "reduction"},
     {"budget", "keys", "shard", "training"},
@@ -38,7 +38,7 @@ LAYERS: tuple[set[str], ...] = (
 
 INDEPENDENT = {"files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
 """The packages that import none but those of `NO_IMPORTS`. `privacy` is mathematics only."""
-NO_IMPORTS = {"compiled", "errors", "lazily", "turns", "units"}
+NO_IMPORTS = {"compiled", "errors", "lazily", "retrying", "turns", "units"}
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
 """The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""

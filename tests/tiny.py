@@ -17,15 +17,9 @@ def write_tiny_model(folder: Path, context: int = 128) -> Path:
 
     It has the embedded model's tokenizer.
     """
-    base = resolve()
-    folder.mkdir(parents=True)
-    for file in base.iterdir():
-        if file.suffix in (".json", ".txt") and file.name != "config.json":
-            shutil.copy(file, folder)
-    vocabulary = json.loads((base / "config.json").read_bytes())["vocab_size"]
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=_copy_tokenizer(folder),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -49,11 +43,26 @@ def write_tiny_base(folder: Path, origin: str) -> Path:
     return folder
 
 
-def write_tiny_llama(folder: Path, *, layers: int, context: int) -> Path:
-    """Writes a random Llama of 64 dimensions, one key head and a vocabulary of 128, without a tokenizer."""
+def write_served_model(folder: Path, context: int) -> Path:
+    """Writes a random model that vLLM runs on a CPU, with the embedded model's tokenizer and chat template."""
+    return write_tiny_llama(folder, layers=2, context=context, vocabulary=_copy_tokenizer(folder))
+
+
+def _copy_tokenizer(folder: Path) -> int:
+    """Copies the embedded model's tokenizer into a new folder, and returns the size of the vocabulary."""
+    base = resolve()
+    folder.mkdir(parents=True)
+    for file in base.iterdir():
+        if file.suffix in (".json", ".jinja", ".txt") and file.name != "config.json":
+            shutil.copy(file, folder)
+    return int(json.loads((base / "config.json").read_bytes())["vocab_size"])
+
+
+def write_tiny_llama(folder: Path, *, layers: int, context: int, vocabulary: int = 128) -> Path:
+    """Writes a random Llama of 64 dimensions and one key head, without a tokenizer."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=layers,

@@ -133,7 +133,7 @@ def base(
     ledger: Annotated[str, typer.Option(help="The ledger of its service: a SQLite file, or a URL.")],
     trained: Annotated[
         list[Path] | None,
-        typer.Option(help="A directory of `privmix train --dp-sgd`, whose weights must not pass as public; repeat."),
+        typer.Option(help="A directory of `privmix train-base`, whose weights must not pass as public; repeat."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

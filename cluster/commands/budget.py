@@ -11,7 +11,8 @@ from rich.table import Table
 from cluster.options import JsonOption
 
 if TYPE_CHECKING:
-    from services.budget.statement import LedgerStatement, Recomputed
+    from services.budget.recomputation import Recomputed
+    from services.budget.statement import LedgerStatement
     from services.keys.usage import KeyUsage
 
 
@@ -53,7 +54,8 @@ def budget(
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
     from cluster.secret_files import variable
     from services.budget.reader import read
-    from services.budget.statement import recompute, statement
+    from services.budget.recomputation import recompute
+    from services.budget.statement import statement
     from services.database.service import default_database
     from services.errors import LedgerError
     from services.keys.usage import usage_by_key
@@ -166,7 +168,7 @@ def _by_key(used: "list[KeyUsage]", charged: int) -> Table:
 
 
 def _number(epsilon: float | None) -> str:
-    from services.budget.statement import DIGITS
+    from services.budget.sentence import DIGITS
     from services.privacy import accounting
 
     return "-" if epsilon is None else accounting.shown(epsilon, DIGITS)
@@ -174,7 +176,7 @@ def _number(epsilon: float | None) -> str:
 
 def _number_left(epsilon: float | None) -> str:
     """Formats an epsilon that is left, rounded down."""
-    from services.budget.statement import DIGITS
+    from services.budget.sentence import DIGITS
     from services.privacy import accounting
 
     return "-" if epsilon is None else f"{-accounting.round_up(-epsilon, DIGITS):.{DIGITS}f}"

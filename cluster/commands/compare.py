@@ -2,33 +2,20 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cluster.commands.evaluate import ComparisonOptions
 from cluster.console import display
-from cluster.options import (
-    CorpusArgument,
-    DeltaOption,
-    DrawnOption,
-    EpsilonsOption,
-    JsonOption,
-    ProtocolsOption,
-    RunsOption,
-    RunTokensOption,
-    SkipBadOption,
-    SplitOption,
-    SweepOption,
-    TextFieldOption,
-    TokensOption,
-    UserFieldOption,
-)
-from services.laboratory.evaluation.options import COMPARED_PARTS, QUANTITIES, EvaluationOptions
+from cluster.option_groups import grouped
+from cluster.options import CorpusArgument, CorpusOptions, JsonOption
+from services.laboratory.evaluation.options import COMPARED_PARTS
 from services.training.options import Resources, TrainingOptions
 
-_DEFAULTS = EvaluationOptions()
 _QUICK_PARTS, _QUICK_TOKENS, _QUICK_DRAWN = (64, 16), 64, 16
 
 
@@ -36,8 +23,17 @@ def _listed(counts: Sequence[int]) -> str:
     return ", ".join(map(str, counts))
 
 
+def _quick(compared: ComparisonOptions) -> ComparisonOptions:
+    """Returns the options of a first look, apart from those that the command line sets."""
+    tokens = _QUICK_TOKENS if compared.run_tokens is None else compared.run_tokens
+    return replace(compared, run_tokens=tokens, drawn=compared.drawn or _QUICK_DRAWN, sweeps=[])
+
+
+@grouped
 def compare(
     corpus: CorpusArgument,
+    reading: CorpusOptions,
+    compared: ComparisonOptions,
     output: Annotated[Path, typer.Option(help="The directory for the split, the ensembles and the report.")],
     parts: Annotated[
         list[int] | None,
@@ -70,19 +66,7 @@ def compare(
             "epsilon. The rest pays for the tokens.",
         ),
     ] = None,
-    epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
-    delta: DeltaOption = _DEFAULTS.delta,
-    tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
-    protocol: ProtocolsOption = None,
-    run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
-    drawn: DrawnOption = _DEFAULTS.drawn,
-    runs: RunsOption = _DEFAULTS.runs,
-    sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     cpus: Annotated[float, typer.Option(help="The number of CPU cores for each adapter in training.")] = 1,
-    user_field: UserFieldOption = "user",
-    text_field: TextFieldOption = "text",
-    split: SplitOption = None,
-    skip_bad: SkipBadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.
@@ -91,11 +75,10 @@ def compare(
     """
     from cluster.work.evaluate import report
     from services.laboratory.evaluation.compare import compare as compare_methods
-    from services.training.corpus import Corpus
 
     started = time.monotonic()
     evaluation = compare_methods(
-        Corpus(corpus, user_field, text_field, skip_bad, split),
+        reading.corpus(corpus),
         output,
         parts=parts or (_QUICK_PARTS if quick else COMPARED_PARTS),
         held_out=held_out,
@@ -105,16 +88,7 @@ def compare(
         references=not quick,
         on_base=on_base,
         resources=Resources.checked(cpus=cpus),
-        options=EvaluationOptions.checked(
-            epsilons=epsilon,
-            delta=delta,
-            tokens=tokens,
-            protocols=protocol or None,
-            run_tokens=_QUICK_TOKENS if quick and run_tokens is None else run_tokens,
-            drawn=_QUICK_DRAWN if quick and drawn is None else drawn,
-            runs=runs,
-            sweeps=() if quick else sweep,
-        ),
+        options=(_quick(compared) if quick else compared).checked(),
         display=partial(display, as_json),
     )
     report(evaluation, output, time.monotonic() - started, as_json)

@@ -54,8 +54,9 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Serve another ensemble, or a drained one again, and wait until every gateway serves it."""
+    from cluster.checks import check_ensemble, keys_database
     from cluster.configuration import Configuration
-    from cluster.launch import check_ensemble, keys_database, start_ensemble, stop_ensemble
+    from cluster.launch import start_ensemble, stop_ensemble
     from cluster.running import ensembles_of
     from cluster.work.ensembles import KNOWN_S, call, check_cohort, report_status, status_of, wait_for
     from services.ensembles.actor import Ensembles

@@ -1,6 +1,7 @@
 """Implements `privmix evaluate`: the perplexity of all methods on held-out text, and `evaluate task`."""
 
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,23 +10,51 @@ from typer.core import TyperGroup
 
 from cluster.commands.evaluate_task import reference, task
 from cluster.console import display
-from cluster.options import (
-    DeltaOption,
-    DrawnOption,
-    EpsilonsOption,
-    JsonOption,
-    ProtocolsOption,
-    RunsOption,
-    RunTokensOption,
-    SkipBadOption,
-    SweepOption,
-    TextFieldOption,
-    TokensOption,
-    UserFieldOption,
-)
+from cluster.option_groups import grouped
+from cluster.options import DeltaOption, DrawnOption, JsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
 
 _DEFAULTS = EvaluationOptions()
+
+
+def _without_none(sweeps: list[str]) -> list[str]:
+    return [name for name in sweeps if name != "none"]
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """What is compared, at which budgets."""
+
+    epsilons: Annotated[
+        list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")
+    ] = field(default_factory=lambda: list(_DEFAULTS.epsilons))
+    delta: DeltaOption = _DEFAULTS.delta
+    tokens: Annotated[
+        list[int], typer.Option(help="The number of tokens that a budget must last for; repeat for more tables.")
+    ] = field(default_factory=lambda: list(_DEFAULTS.tokens))
+    protocols: Annotated[
+        list[str] | None,
+        typer.Option("--protocol", help="A protocol to evaluate beside the references; repeat for more. Default: all."),
+    ] = None
+    run_tokens: Annotated[
+        int | None, typer.Option(help="The number of tokens in a run. Default: the smallest of --tokens.")
+    ] = _DEFAULTS.run_tokens
+    drawn: DrawnOption = _DEFAULTS.drawn
+    runs: Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")] = (
+        _DEFAULTS.runs
+    )
+    sweeps: Annotated[
+        list[str],
+        typer.Option(
+            "--sweep",
+            help="An ablation figure to draw, or `none`; repeat for more. Default: all.",
+            callback=_without_none,
+        ),
+    ] = field(default_factory=lambda: list(QUANTITIES))
+
+    def checked(self, **more: Any) -> EvaluationOptions:
+        """Returns the options of an evaluation. Raises `InputError` that names the first invalid one."""
+        return EvaluationOptions.checked(**asdict(self) | {"protocols": self.protocols or None} | more)
 
 
 class _Evaluations(TyperGroup):
@@ -54,11 +83,13 @@ def choose() -> None:
 
 
 @evaluate.command()
+@grouped
 def perplexity(
     held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
     ensemble: Annotated[
         list[Path], typer.Option(help="An ensemble's directory; repeat for other sizes. The table shows the largest.")
     ],
+    compared: ComparisonOptions,
     output: Annotated[
         Path, typer.Option(help="The directory for the report. An interrupted evaluation continues there.")
     ],
@@ -66,17 +97,9 @@ def perplexity(
         Path | None, typer.Option(help="An ensemble of one part, from `privmix train --parts 1`, as a reference.")
     ] = None,
     dp_sgd: Annotated[
-        list[Path] | None, typer.Option(help="A model from `privmix train --dp-sgd`; repeat for other budgets.")
+        list[Path] | None, typer.Option(help="A model from `privmix train-base`; repeat for other budgets.")
     ] = None,
-    epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
-    delta: DeltaOption = _DEFAULTS.delta,
-    tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
-    protocol: ProtocolsOption = None,
-    run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
-    drawn: DrawnOption = _DEFAULTS.drawn,
-    runs: RunsOption = _DEFAULTS.runs,
     context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = _DEFAULTS.context,
-    sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     precision: Annotated[
         str, typer.Option(help="The precision of the models: auto, bfloat16 or float32.")
     ] = _DEFAULTS.precision,
@@ -101,18 +124,7 @@ def perplexity(
         Corpus(held_out, user_field, text_field, skip_bad),
         output,
         ComparedEnsembles.load(ensemble, finetuned, dp_sgd or []),
-        EvaluationOptions.checked(
-            epsilons=epsilon,
-            delta=delta,
-            tokens=tokens,
-            protocols=protocol or None,
-            run_tokens=run_tokens,
-            drawn=drawn,
-            runs=runs,
-            context=context,
-            sweeps=sweep,
-            precision=precision,
-        ),
+        compared.checked(context=context, precision=precision),
         display(as_json),
     )
     report(evaluation, output, time.monotonic() - started, as_json)

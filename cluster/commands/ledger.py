@@ -102,7 +102,7 @@ def forfeit(
                 chosen = Configuration.load(config).choose(ensemble)
                 place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
                 key = chosen.budget.key()
-            writer = Ledger(place, read(place).terms, create=False, anchors=anchors, restored=True, key=key)
+            writer = Ledger.restore(place, read(place).terms, anchors=anchors, key=key)
             charged = writer.forfeit(tokens)
     except LeaseRefused as error:
         raise typer.BadParameter(str(error), param_hint="--tokens") from error

@@ -39,7 +39,7 @@ def plan_(
         float | None,
         typer.Option(
             min=0.0,
-            help="With --parts: the epsilon that `privmix train --dp-sgd` spends on a private base under the parts. "
+            help="With --parts: the epsilon that `privmix train-base` spends on a private base under the parts. "
             "The budget pays it once, and what it leaves pays for the tokens.",
         ),
     ] = None,

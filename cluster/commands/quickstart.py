@@ -50,7 +50,7 @@ def quickstart(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
     """Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP."""
-    from cluster.commands.serve import import_launch, import_meanwhile, stop, wait_for_signal
+    from cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
     from services.ray_session import connected
 
     steps = Steps()
@@ -126,7 +126,7 @@ def request_completion(service: "Service", steps: Steps) -> tuple[QuickstartResu
 
 def show(outcome: QuickstartResult, statement: dict[str, Any], service: "Service", directory: Path) -> None:
     """Prints the answer, its cost and the next steps."""
-    from services.budget.statement import DIGITS
+    from services.budget.sentence import DIGITS
     from services.privacy.accounting import shown, stated
 
     console = Console(highlight=False)

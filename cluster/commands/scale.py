@@ -37,7 +37,7 @@ def scale(
             Console(stderr=True).print(f"[red]error:[/red] {getattr(error, 'cause', error)}")
             raise typer.Exit(1) from error
     if as_json:
-        event = json.loads(shard_map.protocol.event.to_json())
+        event = shard_map.protocol.event.as_dict()
         print(
             json.dumps({"shards": len(shard_map.groups), "parts": shard_map.protocol.parts, "event": event}, indent=2)
         )

@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 
 from cluster.console import display
-from cluster.options import CorpusArgument, SkipBadOption, SplitOption, TextFieldOption, UserFieldOption
+from cluster.option_groups import grouped
+from cluster.options import CorpusArgument, CorpusOptions
 
 
+@grouped
 def split(
     corpus: CorpusArgument,
+    reading: CorpusOptions,
     train_out: Annotated[Path, typer.Option(help="The file for the training text.")],
     held_out_out: Annotated[Path, typer.Option(help="The file for the held-out text.")],
     held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
@@ -20,16 +23,12 @@ def split(
     salt_file: Annotated[
         Path | None, typer.Option(help="The secret of the split, created on first use. Default: beside --train-out.")
     ] = None,
-    user_field: UserFieldOption = "user",
-    text_field: TextFieldOption = "text",
-    split: SplitOption = None,
-    skip_bad: SkipBadOption = False,
 ) -> None:
     """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
-    from services.training.corpus import Corpus, kinds
+    from services.training.corpus import kinds
     from services.training.split import split as split_corpus
 
-    documents = Corpus(corpus, user_field, text_field, skip_bad, split)
+    documents = reading.corpus(corpus)
     with display(False) as shown:
         documents.report = shown.read
         sides = split_corpus(

@@ -11,7 +11,8 @@ import typer
 from pydantic_core import to_json
 
 from cluster.console import display
-from cluster.options import DrawnOption, JsonOption, SkipBadOption, SplitOption, TextFieldOption, UserFieldOption
+from cluster.option_groups import grouped
+from cluster.options import CorpusOptions, DrawnOption, JsonOption
 from cluster.parameters import bad
 from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.training.options import TokenBudget, TrainingOptions
@@ -24,6 +25,7 @@ WARNING = (
 _TRAINING = TrainingOptions(block=128, batch=1, epochs=1)
 
 
+@grouped
 def tune(
     set_aside: Annotated[
         list[Path],
@@ -32,6 +34,7 @@ def tune(
             "repeat for more files."
         ),
     ],
+    reading: CorpusOptions,
     output: Annotated[Path, typer.Option(help="The output directory. An interrupted tuning continues there.")],
     epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = EPSILON,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = DELTA,
@@ -85,10 +88,6 @@ def tune(
     any_guarantee: Annotated[
         bool, typer.Option("--any-guarantee", help="Also show methods with published or data-dependent guarantees.")
     ] = False,
-    user_field: UserFieldOption = "user",
-    text_field: TextFieldOption = "text",
-    split: SplitOption = None,
-    skip_bad: SkipBadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model rows.
@@ -107,11 +106,10 @@ def tune(
     )
     from services.laboratory.evaluation.private_choice import choose
     from services.laboratory.evaluation.tuning import tune as search
-    from services.training.corpus import Corpus
 
     typer.echo(WARNING, err=True)
-    sample = Corpus(set_aside, user_field, text_field, skip_bad, split)
-    users = None if private is None else Corpus(private, user_field, text_field, skip_bad, split)
+    sample = reading.corpus(set_aside)
+    users = None if private is None else reading.corpus(private)
     price, charged = price_of_choice(private, private_epsilon, ledger, ledger_epsilon)
     if base_share and ensemble:
         raise bad("base-share", "trains bases; leave it out with --ensemble, which can be on bases")

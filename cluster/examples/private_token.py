@@ -17,5 +17,5 @@ print(f"radius {protocol.radius:.3f} for 1,024 tokens at epsilon 8")
 public = torch.randn(1, VOCABULARY).log_softmax(1)  # the public model's row, and one for each drawn part
 parts = (public + 0.5 * torch.randn(PARTS, VOCABULARY)).log_softmax(1)
 drawn = protocol.draw()
-release = protocol.release(shape(public, parts[list(drawn)], [drawn]))
+release = protocol.distribution(shape(public, parts[list(drawn)], [drawn]))
 print(f"token {sample(release.weights)[0]}")

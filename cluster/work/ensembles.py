@@ -11,8 +11,8 @@ from ray.exceptions import RayTaskError
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.checks import check_cohorts
 from cluster.configuration import Configuration
-from cluster.launch import check_cohorts
 from services.actors import remote
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleStatus

@@ -12,8 +12,8 @@ from typing import Any, Self
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from cluster.commands.serve import stop
 from cluster.configuration import Configuration
+from cluster.foreground import stop
 from cluster.launch import launch
 from cluster.steps import Steps
 from services.errors import InputError

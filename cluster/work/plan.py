@@ -195,7 +195,7 @@ class SplitBudget:
             return f"A private base would add nothing to the {gain} nats per token of the ensemble alone."
         if own.parts is None:
             return (
-                f"DP-SGD with all of epsilon (privmix train --dp-sgd) gains {gain} nats per token for any number of "
+                f"DP-SGD with all of epsilon (privmix train-base) gains {gain} nats per token for any number of "
                 "tokens, as much as any ensemble on a private base."
             )
         return (
@@ -218,7 +218,7 @@ class SplitBudget:
 
 
 def base_event(epsilon: float, settings: Settings) -> DpSgdEvent:
-    """Returns the event of a private base by the default recipe of `privmix train --dp-sgd`."""
+    """Returns the event of a private base by the default recipe of `privmix train-base`."""
     if settings.epsilon is None or not 0 < epsilon < settings.epsilon:
         raise bad("base-epsilon", f"must lie between 0 and the --epsilon of all, got {epsilon:g}")
     return dp_sgd.planned(DpSgdOptions.checked(epsilon=epsilon, delta=settings.delta))

@@ -1,14 +1,15 @@
-"""Does the work of `privmix train`."""
+"""Does the work of `privmix train` and `privmix train-base`."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from cluster.console import display
 from cluster.parameters import bad
-from cluster.work.plan import token_budget
+from cluster.training_options import RecipeOptions, RunOptions
 from services.budget.receipt import FILE as RECEIPT
 from services.privacy.accounting import stated
 from services.training import dp_sgd
@@ -20,10 +21,10 @@ from services.training.options import (
     AUTO_BASE,
     DP_SGD_TRAINING,
     DpSgdOptions,
-    Resources,
+    TokenBudget,
     TrainingOptions,
 )
-from services.training.plan import Trained, run_training
+from services.training.plan import OpenPlan, Trained, run_training
 from services.training.splitting import base_share
 
 
@@ -49,16 +50,15 @@ def earlier_size(output: Path, parts: int | None) -> StatedSize | None:
     return manifest.stated if parts in (None, len(manifest.parts)) else None
 
 
-def check_base(base: str, model: str | None, privately: bool, earlier: Sequence[Path]) -> None:
-    if privately:
-        raise bad("base", "is for ensembles of parts; leave it out with --dp-sgd")
+def check_base(base: str, model: str | None, earlier: Sequence[Path]) -> None:
+    """Raises `typer.BadParameter` if parts cannot be trained on this base."""
     if base == AUTO_BASE:
         if earlier:
             raise bad("base", "auto trains the base on the users of the parts; leave --earlier out")
     elif model is not None:
         raise bad("base", "is the model that the parts are trained on; leave --model out")
     elif Manifest.load(Path(base)).dp_sgd is None:
-        raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train --dp-sgd`")
+        raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train-base`")
 
 
 def auto_epsilon(
@@ -66,7 +66,7 @@ def auto_epsilon(
     size: StatedSize | None,
     output: Path,
     parts: int | None,
-    promise: tuple[float, float, int],
+    budget: TokenBudget,
 ) -> float:
     """Returns the epsilon of the base of `--base auto`: a share of the promised one, or what a finished base cost.
 
@@ -74,47 +74,70 @@ def auto_epsilon(
         typer.BadParameter: a finished base leaves nothing of epsilon.
         InputError: there is no share that is worth anything (`base_share`).
     """
-    epsilon, delta, tokens = promise
+    epsilon = budget.epsilon
     if share is not None:
         return share * epsilon
     if (output / MANIFEST).exists() and (trained := Manifest.load(output).dp_sgd) is not None:
         if trained.epsilon >= epsilon:
             raise bad("epsilon", f"must be above the {stated(trained.epsilon)} that the base in {output} cost")
         return trained.epsilon
-    share = base_share(size, parts, token_budget(epsilon, delta, tokens))
+    share = base_share(size, parts, budget)
     typer.echo(
-        f"base-share: {share:g} of epsilon {stated(epsilon)} for the base, the rest for {tokens:,} tokens, by `privmix "
-        "plan --users`; --base-share sets another share.",
+        f"base-share: {share:g} of epsilon {stated(epsilon)} for the base, the rest for {budget.tokens:,} tokens, by "
+        "`privmix plan --users`; --base-share sets another share.",
         err=True,
     )
     return share * epsilon
 
 
-def train_base(
+def auto_base(
     corpus: Corpus,
-    output: Path,
-    private: DpSgdOptions,
-    model: str | None,
-    given: Mapping[str, object],
-    salt_file: Path | None,
-    resources: Resources,
     warm_start: Corpus | None,
-    as_json: bool,
+    run: RunOptions,
+    recipe: RecipeOptions,
+    epsilon: float,
+    delta: float,
 ) -> Path:
-    """Trains a private base by the default recipe, or keeps the finished one; returns its directory."""
-    options = TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given))
+    """Trains the base of `--base auto` by the default recipe, or keeps the finished one; returns its directory."""
+    given = recipe.given()
+    chosen = {name: value for name, value in given.items() if name in ("block", "precision")}
+    below = replace(run, output=run.output / "base")
+    train_base(corpus, warm_start, below, chosen, DpSgdOptions.checked(epsilon=epsilon, delta=delta))
+    return below.output
+
+
+def train_base(
+    corpus: Corpus, warm_start: Corpus | None, run: RunOptions, given: Mapping[str, object], private: DpSgdOptions
+) -> Trained:
+    """Trains one adapter with DP-SGD, or keeps the finished one.
+
+    Args:
+        given: what differs from the default recipe.
+
+    Raises:
+        InputError: an argument is invalid.
+        WorkError: the training failed, or another one is writing to the directory.
+    """
     plan = dp_sgd.plan(
-        corpus, output, private=private, model=model, options=options, salt_file=salt_file, warm_start=warm_start
+        corpus,
+        run.output,
+        private=private,
+        model=run.model,
+        options=TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given)),
+        salt_file=run.salt_file,
+        warm_start=warm_start,
     )
-    shown = display(as_json)
+    return run_plan(plan, corpus, run)
+
+
+def run_plan(plan: OpenPlan, corpus: Corpus, run: RunOptions) -> Trained:
+    """Trains what is missing, and shows the progress."""
+    shown = display(run.as_json)
     corpus.report = shown.read
-    run_training(plan, resources, shown)
-    return output
+    return run_training(plan, run.resources, shown)
 
 
-def default_parts(
-    size: StatedSize | None, output: Path, options: TrainingOptions, promise: tuple[float, float, int]
-) -> int:
+def proposed_parts(size: StatedSize | None, output: Path, options: TrainingOptions, budget: TokenBudget) -> int:
     """Returns the number of parts in `output`, or what `privmix plan` proposes for the stated size if there is one.
 
     The number is public, so it never depends on the corpus.
@@ -127,15 +150,13 @@ def default_parts(
             "is missing; set it, or state about how many users the corpus has (--users, and --tokens-per-user). The "
             "number of parts is public, so it is not taken from the corpus",
         )
-    epsilon, delta, tokens = promise
-    budget = token_budget(epsilon, delta, tokens)
     population = Population(size.users, size.tokens)
     proposal = propose(Requirements(population, budget, part_kind=options.part_kind))
     parts = proposal.protocol.parts
     of_each = "" if size.tokens_per_user is None else f" of {size.tokens_per_user:,} tokens"
     typer.echo(
-        f"parts: {parts}, proposed for about {size.users:,} users{of_each} at epsilon {stated(epsilon)}, delta "
-        f"{delta:g}, {tokens:,} tokens. These numbers are public; --parts sets another number.",
+        f"parts: {parts}, proposed for about {size.users:,} users{of_each} at epsilon {stated(budget.epsilon)}, "
+        f"delta {budget.delta:g}, {budget.tokens:,} tokens. These numbers are public; --parts sets another number.",
         err=True,
     )
     better = propose(Requirements(population, budget))
@@ -148,11 +169,11 @@ def default_parts(
     return parts
 
 
-def report_training(trained: Trained, output: Path, seconds: float, as_json: bool) -> None:
-    if as_json:
+def report_training(trained: Trained, run: RunOptions, seconds: float) -> None:
+    if run.as_json:
         summary = {
             "ensemble": trained.manifest.ensemble,
-            "output": str(output),
+            "output": str(run.output),
             "parts": len(trained.manifest.parts),
             "adapters": len(trained.manifest.adapters),
             "trained": trained.trained,
@@ -170,7 +191,7 @@ def report_training(trained: Trained, output: Path, seconds: float, as_json: boo
     else:
         kind, done = ("texts", "written") if trained.manifest.part_kind == "text" else ("adapters", "trained")
         typer.echo(
-            f"{output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} {kind}, "
+            f"{run.output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} {kind}, "
             f"{trained.trained} of them {done} and {trained.kept} kept, "
             f"{sum(trained.skipped.values())} bad rows skipped, in {seconds:.0f} s"
         )

@@ -31,7 +31,7 @@ TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Alerts:
             try:
                 await self._check()
             except KeysUnavailable as error:
-                _log.warning("%s", error)
+                logger.warning("%s", error)
             except Exception as error:  # A failed check must not prevent the next one.
-                _log.error("the service could not be checked: %s", type(error).__name__)
+                logger.error("the service could not be checked: %s", type(error).__name__)
             await asyncio.sleep(self._settings.interval_s)
 
     async def _check(self) -> None:

@@ -8,7 +8,7 @@ import base64
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypeVar
@@ -20,6 +20,7 @@ from services.alerts.outbox import Outbox, Undelivered
 from services.alerts.settings import key_of
 from services.database.clock import now
 from services.errors import KeysUnavailable
+from services.retrying import pauses, repeated
 
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0
@@ -35,7 +36,7 @@ NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def signature(key: bytes, id_: str, timestamp: int, body: str) -> str:
@@ -114,44 +115,35 @@ class Webhook:
 
     async def _deliver_one(self, client: httpx.AsyncClient, alert: Undelivered) -> bool:
         """Posts an alert until the receiver answers. Returns False if it refuses the alert."""
-        pauses = _pauses(LONGEST_RETRY_S)
+        waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
         while (failure := await self._post(client, alert)) is not None and not failure.refused:
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(waits))
         return failure is None
 
     async def _retry(self, client: httpx.AsyncClient, alert: Undelivered) -> None:
         """Posts an alert that the receiver refused again and again."""
-        pauses = _pauses(LONGEST_REFUSED_RETRY_S)
-        await asyncio.sleep(next(pauses))
+        waits = pauses(FIRST_RETRY_S, LONGEST_REFUSED_RETRY_S)
+        await asyncio.sleep(next(waits))
         while await self._post(client, alert) is not None:
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(waits))
         self._refused.discard(alert.number)
 
     async def _post(self, client: httpx.AsyncClient, alert: Undelivered) -> DeliveryFailure | None:
         """Posts an alert, and removes it if it was delivered or is too old. Returns why it is still there."""
         failure = await post(client, self._url, alert.id, alert.body, self._secret)
         if failure is not None and (now() - alert.created).total_seconds() < GIVE_UP_S:
-            _log.warning("an alert for %s waits: %s", self._host, failure.reason)
+            logger.warning("an alert for %s waits: %s", self._host, failure.reason)
             return failure
         if failure is not None:
-            _log.error("an alert for %s is dropped after a day: %s", self._host, failure.reason)
+            logger.error("an alert for %s is dropped after a day: %s", self._host, failure.reason)
         await self._durably(lambda: self._outbox.remove(alert.number))
         return None
 
     async def _durably(self, work: Callable[[], T]) -> T:
         """Repeats a transaction until the database accepts it."""
-        pauses = _pauses(LONGEST_RETRY_S)
-        while True:
-            try:
-                return await asyncio.to_thread(work)
-            except KeysUnavailable as error:
-                _log.warning("alerts for %s wait: %s", self._host, error)
-            await asyncio.sleep(next(pauses))
-
-
-def _pauses(longest: float) -> Iterator[float]:
-    """Yields the seconds before each further attempt, which double up to `longest`."""
-    pause = FIRST_RETRY_S
-    while True:
-        yield pause
-        pause = min(2 * pause, longest)
+        return await repeated(
+            lambda: asyncio.to_thread(work),
+            KeysUnavailable,
+            pauses(FIRST_RETRY_S, LONGEST_RETRY_S),
+            log=lambda error: logger.warning("alerts for %s wait: %s", self._host, error),
+        )

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from services.requests.settings import RequestSettings
 
 NAME = "batches"
-MOST_OPEN = 50
+MAX_OPEN = 50
 """The number of open batches that one key may have."""
-MOST_WRITING = 2
+MAX_WRITING = 2
 """The number of uploads that are written at the same time. The others wait, so that threads are left for the rest."""
 PURGE_S = 60.0
 SWEEP_S = 3600.0
@@ -42,7 +42,7 @@ CLOCK_S = 1
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Batches:
@@ -63,7 +63,7 @@ class Batches:
         self._holder = holder
         self._route_serves = asyncio.Event()
         self._store = BatchStore(ServiceDatabase(database), settings.files or default_place(database))
-        self._writing = asyncio.Semaphore(MOST_WRITING)
+        self._writing = asyncio.Semaphore(MAX_WRITING)
         self._requests = requests
         self._capacity = background_capacity(capacity)
         self._runner: Runner | None = None
@@ -78,7 +78,7 @@ class Batches:
         """Records that a gateway of this deployment serves. Gateways call it every few seconds."""
         self._route_serves.set()
 
-    async def release(self) -> None:
+    async def give_up(self) -> None:
         """Gives up the lease before this actor is stopped."""
         self._route_serves.clear()
         await self._do(lambda store: store.release_lease(self._holder))
@@ -130,7 +130,7 @@ class Batches:
             expires_at=now + request.window_s,
             metadata=request.metadata,
         )
-        await self._do(lambda store: store.put_batch(owner, batch, request.output_expires_s, MOST_OPEN))
+        await self._do(lambda store: store.put_batch(owner, batch, request.output_expires_s, MAX_OPEN))
         if await self._may_run():
             self._begin(OpenBatch(owner, batch, request.output_expires_s))
         return batch
@@ -212,7 +212,7 @@ class Batches:
                     await self._do(BatchStore.sweep)
                     swept = time.monotonic()
             except KeysUnavailable as error:
-                _log.warning("%s", error)
+                logger.warning("%s", error)
             await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)
 
 

@@ -6,8 +6,8 @@ from typing import Any, TypeGuard
 
 from services.batches.records import BatchError
 
-MOST_ERRORS = 100
-MOST_ID_CHARACTERS = 512
+MAX_ERRORS = 100
+MAX_ID_CHARACTERS = 512
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def read_lines(content: bytes, endpoint: str, most_lines: int) -> tuple[list[Lin
         except _InvalidLineError as reason:
             code, message, param = reason.args
             errors.append(BatchError(code=code, message=message, line=number, param=param))
-            if len(errors) == MOST_ERRORS:
+            if len(errors) == MAX_ERRORS:
                 break
     if not lines and not errors:
         errors.append(_error("empty_file", "the file has no request; write one JSON object per line"))
@@ -56,14 +56,14 @@ def read_lines(content: bytes, endpoint: str, most_lines: int) -> tuple[list[Lin
 
 def model_of(lines: list[Line]) -> str | None:
     """Returns the model that the first lines name; None if they differ."""
-    models = [json.loads(line.body).get("model") for line in lines[:MOST_ERRORS]]
+    models = [json.loads(line.body).get("model") for line in lines[:MAX_ERRORS]]
     model = models[0] if models else None
     return model if all(other == model for other in models) and _is_name(model) else None
 
 
 def _is_name(model: Any) -> TypeGuard[str]:
     """Returns whether a record can hold this model. If not, each line fails, as it names no model."""
-    return isinstance(model, str) and len(model) <= MOST_ID_CHARACTERS and model.isprintable()
+    return isinstance(model, str) and len(model) <= MAX_ID_CHARACTERS and model.isprintable()
 
 
 def _read(number: int, text: bytes, endpoint: str) -> Line:
@@ -77,9 +77,9 @@ def _read(number: int, text: bytes, endpoint: str) -> Line:
         if field not in request:
             raise _InvalidLineError("missing_required_parameter", f"{field}: this field is required", field)
     custom_id, body = request["custom_id"], request["body"]
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MOST_ID_CHARACTERS:
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARACTERS:
         raise _InvalidLineError(
-            "invalid_custom_id", f"custom_id: give 1 to {MOST_ID_CHARACTERS} characters", "custom_id"
+            "invalid_custom_id", f"custom_id: give 1 to {MAX_ID_CHARACTERS} characters", "custom_id"
         )
     if request["method"] != "POST":
         raise _InvalidLineError("invalid_method", "method: use POST", "method")

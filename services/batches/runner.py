@@ -16,14 +16,15 @@ from services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
 from services.errors import KeysUnavailable, NotStored
 from services.requests.admission import Admission, complete_answer
-from services.requests.coordinator_client import ResponseQueue
 from services.requests.errors import ApiError, invalid, unexpected
 from services.requests.keys import KeyService
 from services.requests.models import Models
 from services.requests.preparation import Preparation
+from services.requests.response_queue import ResponseQueue
 from services.requests.settings import RequestSettings
+from services.retrying import pauses, repeated
 
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
@@ -31,7 +32,7 @@ HEARTBEAT_S = 1.0
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -143,9 +144,9 @@ class Runner:
         try:
             await self._run_to_end(job)
         except LeaseLost:
-            _log.warning("batch %s continues in another deployment", batch_id)
+            logger.warning("batch %s continues in another deployment", batch_id)
         except Exception as error:  # The batch stays open and continues when the service restarts.
-            _log.error("batch %s stopped with %s", batch_id, type(error).__name__)
+            logger.error("batch %s stopped with %s", batch_id, type(error).__name__)
         finally:
             del self._jobs[batch_id]
 
@@ -232,8 +233,8 @@ class Runner:
     async def _run_line(self, job: RunningBatch, line: Line) -> None:
         batch_id, worker = job.open_batch.batch.id, _worker()
         attempts = await _durably(lambda: self._store.begin_line(batch_id, line.number, self._holder))
-        if attempts > MOST_ATTEMPTS:
-            interrupted = f"the service was restarted {MOST_ATTEMPTS} times during this request"
+        if attempts > MAX_ATTEMPTS:
+            interrupted = f"the service was restarted {MAX_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))
         elif await _durably(lambda: self._store.stored(job.open_batch.owner)) >= self._settings.max_stored_bytes:
             full = f"the files of this key have {self._settings.max_stored_bytes} bytes together; delete some files"
@@ -257,12 +258,12 @@ class Runner:
             del job.answers[:stored]
 
     async def _answer_with_retries(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
-        pause = FIRST_RETRY_S
+        waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             try:
                 return await self._answer(job, line)
             except ApiError as failure:
-                delay = _delay_s(failure, pause)
+                delay = _delay_s(failure, next(waits))
                 if delay is None:
                     return _failed(line, failure)
             except _AnswerLostError as lost:  # another attempt would charge for the tokens again
@@ -274,7 +275,6 @@ class Runner:
             if job.ending != "completed":
                 raise asyncio.CancelledError
             await asyncio.sleep(delay)
-            pause = min(2 * pause, LONGEST_RETRY_S)
 
     async def _answer(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
         """Generates the result of one line.
@@ -335,14 +335,14 @@ def _writable(line: Line, result: LineResult, usage: tuple[int, int]) -> tuple[L
     try:
         result.text()
     except Exception as error:
-        _log.error("the result of a line cannot be written: %s", type(error).__qualname__)
+        logger.error("the result of a line cannot be written: %s", type(error).__qualname__)
         return _failed(line, unexpected(), usage)
     return result, usage
 
 
 def _log_failure(job: RunningBatch, error: Exception) -> None:
     """Logs the kind of an error. Its message could quote a prompt."""
-    _log.error("a line of batch %s failed with %s", job.open_batch.batch.id, type(error).__qualname__)
+    logger.error("a line of batch %s failed with %s", job.open_batch.batch.id, type(error).__qualname__)
 
 
 def _delay_s(failure: ApiError, pause: float) -> float | None:
@@ -357,11 +357,7 @@ def _delay_s(failure: ApiError, pause: float) -> float | None:
 
 async def _durably(work: Callable[[], T]) -> T:
     """Repeats a transaction until the database accepts it, because no result may be lost."""
-    pause = FIRST_RETRY_S
-    while True:
-        try:
-            return await asyncio.to_thread(work)
-        except KeysUnavailable as error:
-            _log.warning("%s", error)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_RETRY_S)
+    waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
+    return await repeated(
+        lambda: asyncio.to_thread(work), KeysUnavailable, waits, log=lambda error: logger.warning("%s", error)
+    )

@@ -51,10 +51,10 @@ WRITING_S = 3600
 """A content that is not written after this time never will be."""
 PART_BYTES = 16 << 20
 """A part gets no more results once it has this many bytes."""
-MOST_DELETED = 1_000
+MAX_DELETED = 1_000
 """The number of files that one call of `purge` deletes."""
 ORPHAN_S = 86_400.0
-MOST_ENDED = 1_000
+MAX_ENDED = 1_000
 """The number of ended batches that one key may have. The oldest of them makes room for another."""
 
 
@@ -226,7 +226,7 @@ class BatchStore:
                 raise BatchesError(
                     f"this key has {most_open} open batches; wait until one ends or cancel one", "too_many_batches"
                 )
-            _forget_ended(connection, owner, MOST_ENDED - 1)
+            _forget_ended(connection, owner, MAX_ENDED - 1)
             connection.execute(
                 insert(batches_table).values(
                     id=batch.id,
@@ -434,7 +434,7 @@ class BatchStore:
             unused = (files_table.c.state == PART) & files_table.c.id.not_in(named)
             unwritten = (files_table.c.state == WRITING) | unused, files_table.c.created < (now - WRITING_S) * 1_000_000
             connection.execute(update(files_table).where(*unwritten).values(state=DELETING))
-            deleting = select(files_table.c.id).where(files_table.c.state == DELETING).limit(MOST_DELETED)
+            deleting = select(files_table.c.id).where(files_table.c.state == DELETING).limit(MAX_DELETED)
             ids = connection.execute(deleting).scalars().all()
         self._delete(ids)
 

@@ -4,7 +4,7 @@ budget = PrivacyBudget(ensemble=..., epsilon=8, delta=1e-5, order=5, adjacency="
 actor = start("ledger.db", budget, namespace="privmix")
 client = BudgetClient(actor)
 async with client.reserve(protocol.event, 4) as reserved:  # compute at most `reserved.count` tokens
-    reserved.release(await reserved.charge(losses))  # release the first of them
+    reserved.mark_released(await reserved.charge(losses))  # release the first of them
 """
 
 from services.budget.actor import NAME, start

@@ -26,7 +26,7 @@ from services.errors import Fenced, LedgerError, LedgerMoved
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Budget:
@@ -46,7 +46,7 @@ class Budget:
         identity: str | None,
         holder: str,
         anchors: tuple[Anchor, ...],
-        keyed: bool,
+        clients_need_keys: bool,
         namespace: str,
         key: SigningKey | None,
     ) -> None:
@@ -55,7 +55,7 @@ class Budget:
         self._terms = terms
         self._identity = identity
         self._holder = holder
-        self._keyed = keyed
+        self._clients_need_keys = clients_need_keys
         self._key = key
         # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
@@ -70,7 +70,7 @@ class Budget:
             else:
                 self._opened()
         except LedgerError as error:
-            _log.error("%s", error)  # callers get the same error until the ledger is available
+            logger.error("%s", error)  # callers get the same error until the ledger is available
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ready(self) -> PrivacyBudget:
@@ -138,9 +138,9 @@ class Budget:
         """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
         return AccountsStatement.of(self._opened().balance().accounts)
 
-    def release(self) -> None:
-        """See `Ledger.release`."""
-        self._opened().release()
+    def give_up(self) -> None:
+        """See `Ledger.give_up`."""
+        self._opened().give_up()
 
     def _watch(self) -> None:
         """Sends heartbeats to the ledger and checks it for the alerts, without end."""
@@ -151,23 +151,23 @@ class Budget:
                 self._metrics.checked(self.health())
                 self._opened().beat()
             except Exception as error:  # no error may end the heartbeats
-                _log.warning("the ledger was not reached: %s", type(error).__name__)
+                logger.warning("the ledger was not reached: %s", type(error).__name__)
             time.sleep(WATCH_S)
 
     def _opened(self) -> Ledger:
         with self._opening:
             if self._ledger is None:
-                self._ledger = Ledger(
+                begin = Ledger.create if self._create else Ledger.open
+                self._ledger = begin(
                     self._where,
                     self._terms,
-                    create=self._create,
                     identity=self._identity,
                     holder=self._holder,
                     anchors=self._anchors,
-                    keyed=self._keyed,
+                    clients_need_keys=self._clients_need_keys,
                     key=self._key,
                 )
-                _log.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
+                logger.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
 
 
@@ -191,7 +191,7 @@ def start(
     identity: str | None = None,
     lifetime: Literal["detached"] | None = None,
     anchors: Sequence[Anchor] = (),
-    keyed: bool = False,
+    clients_need_keys: bool = False,
     key: SigningKey | None = None,
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
@@ -200,7 +200,7 @@ def start(
         create: create the ledger if it does not exist.
         identity: the expected id of the ledger; None accepts any.
         anchors: the places outside the database that store the end of the ledger's chain.
-        keyed: record in the ledger that clients of this service need a key.
+        clients_need_keys: record in the ledger that clients of this service need a key.
         key: signs the chain.
 
     Raises:
@@ -208,7 +208,7 @@ def start(
         ValueError: the name is taken in this namespace.
     """
     actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
-        ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed, namespace, key
+        ledger, terms, create, identity, uuid4().hex, tuple(anchors), clients_need_keys, namespace, key
     )
     try:
         ray.get(actor.ready.remote())

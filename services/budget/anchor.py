@@ -13,7 +13,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +77,7 @@ class ChainEnd(BaseModel):
             ledger=balance.id,
             rows=balance.rows,
             head=balance.head,
-            charged=tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items()),
+            charged=tuple((event.as_dict(), count) for event, count in balance.charged.items()),
             stopped=balance.stopped,
             parts=balance.parts,
         )
@@ -331,7 +331,7 @@ def anchored(anchors: tuple[Anchor, ...], ledger: str, *, create: bool) -> dict[
     return {name: end for name, end in ends.items() if end is not None}
 
 
-def rolled_back(balance: Balance, lost: dict[str, ChainEnd]) -> LedgerRolledBack:
+def rolled_back(balance: Balance, lost: Mapping[str, ChainEnd]) -> LedgerRolledBack:
     """Returns the error for a ledger that lacks rows which an anchor knows."""
     name, end = max(lost.items(), key=lambda item: item[1].rows)
     return LedgerRolledBack(

@@ -16,6 +16,7 @@ from services.budget.accounts import Grains
 from services.budget.ledger import Grant
 from services.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
 from services.privacy.events import Event
+from services.retrying import pauses, repeated
 
 STEPS_AHEAD = 2
 """The number of steps that a lease covers at least, and how many steps ahead the next lease is requested."""
@@ -24,7 +25,7 @@ SETTLE_S = 60.0
 """How long a settlement is repeated while the database does not answer. Below `coordinator.recovery_s`."""
 RETRY_S = 0.5
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Recall = Callable[[], Awaitable[None]]
 
@@ -51,7 +52,7 @@ class _Lease:
         self.reserved += count
         self.unreserved.clear()
 
-    def release(self, reserved: int, released: int, charges: Sequence[Grains] = ()) -> None:
+    def end(self, reserved: int, released: int, charges: Sequence[Grains] = ()) -> None:
         """Ends a reservation of `reserved` tokens, of which `released` were released at these charges."""
         self.reserved -= reserved
         self.released += released
@@ -94,13 +95,13 @@ class Reservation:
         """
         return await self._charge(losses) if losses else self.count
 
-    def release(self, count: int) -> None:
+    def mark_released(self, count: int) -> None:
         """Records that `count` tokens are sampled next. They stay charged, whether or not a client gets them."""
         if not 0 <= self.released + count <= self.count:
             raise ValueError(f"cannot release {count} more tokens of {self.count} with {self.released} released")
         self.released += count
 
-    def release_charged(self, charges: Mapping[int, Grains]) -> None:
+    def mark_charged(self, charges: Mapping[int, Grains]) -> None:
         """Records that tokens, given by their index, are sampled next, and what they charge to each part's account.
 
         Raises:
@@ -112,7 +113,7 @@ class Reservation:
             if len(own) != len(self.allowances[token]) or any(map(int.__gt__, own, self.allowances[token])):
                 raise ValueError(f"the charges of token {token} exceed its allowances")
             self.charges[token] = own
-        self.release(len(charges))
+        self.mark_released(len(charges))
 
 
 class BudgetClient:
@@ -122,7 +123,7 @@ class BudgetClient:
         async with client.reserve(event, len(sequences)) as reserved:
             ...                                      # compute at most `reserved.count` tokens
             granted = await reserved.charge(losses)  # at most this many of the first tokens may be sampled
-            reserved.release(granted)                # and then sample them
+            reserved.mark_released(granted)          # and then sample them
         await client.settle()                        # before this process ends
 
     The client requests the next lease before the current one runs out, so that no step waits for a commit. A client
@@ -263,12 +264,12 @@ class BudgetClient:
         for lease, reserved in taken:
             if lease.allowances:  # each token charges the lease whose allowance it had
                 own = [charges for token, charges in reservation.charges.items() if first <= token < first + reserved]
-                lease.release(reserved, len(own), own)
+                lease.end(reserved, len(own), own)
                 first += reserved
                 continue
             tokens = min(reserved, released)
             released -= tokens
-            lease.release(reserved, tokens)
+            lease.end(reserved, tokens)
         while self._leases and self._leases[0].released == self._leases[0].count:
             self._close(self._leases.popleft())
 
@@ -283,19 +284,15 @@ class BudgetClient:
         if lease.reserved:
             await lease.unreserved.wait()
         charges = lease.charges or (0,) * len(lease.allowances)
-        deadline = asyncio.get_running_loop().time() + SETTLE_S
-        while True:
-            try:
-                await self._budget.settle.remote(lease.name, lease.released, charges)
-                return
-            except (LedgerError, LeaseRefused, RayError) as error:
-                if (
-                    not isinstance(error, LedgerUnavailable | LedgerMissing)
-                    or asyncio.get_running_loop().time() > deadline
-                ):
-                    _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
-                    return
-            await asyncio.sleep(RETRY_S)
+        try:
+            await repeated(
+                lambda: self._budget.settle.remote(lease.name, lease.released, charges),
+                (LedgerUnavailable, LedgerMissing),
+                pauses(RETRY_S),
+                patience_s=SETTLE_S,
+            )
+        except (LedgerError, LeaseRefused, RayError) as error:
+            logger.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
 
     async def _is_open(self) -> bool:
         """Returns whether budget may be left. A client whose charge was cut short stays closed."""

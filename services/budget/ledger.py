@@ -1,6 +1,5 @@
 """Implements the single writer of a ledger. A grant is on disk before `lease` or `charge` returns."""
 
-import json
 import math
 import threading
 from collections import Counter, deque
@@ -9,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from sqlalchemy import Connection
@@ -21,7 +20,7 @@ from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check_same_ledger, replay, replay_whole
 from services.budget.records import (
-    LARGEST_LEASE,
+    MAX_LEASE,
     Charged,
     Epoch,
     Forfeited,
@@ -56,7 +55,7 @@ T = TypeVar("T")
 CHECKPOINT_ROWS = 10_000
 
 # The maximum number of calls in one transaction: enough to use a slow disk well, and few enough to keep it short.
-LARGEST_BATCH = 256
+MAX_BATCH = 256
 
 # The minimum size of a lease whose tokens cost nothing: it saves rows in the ledger.
 FREE_LEASE = 2**14
@@ -87,56 +86,52 @@ class Grant:
 Decision = tuple[T, Sequence[Record]]
 
 
+class WriterOptions(TypedDict, total=False):
+    """Says who writes a ledger.
+
+    Attributes:
+        identity: the id that the ledger has, or gets; None accepts any.
+        holder: the name of the deployment, which does not change when the process restarts.
+        anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
+        clients_need_keys: record that clients of the deployment need a key, when this writer takes over.
+        key: signs each commit.
+    """
+
+    identity: str | None
+    holder: str | None
+    anchors: Sequence[Anchor]
+    clients_need_keys: bool
+    key: SigningKey | None
+
+
 class Ledger:
     """Writes the ledger at a path or URL. A ledger has one writer at a time.
 
-    Without a `holder`, the writer takes over the ledger on construction and writes until another writer takes over. A
+    Without a `holder`, the writer takes over the ledger when it opens it and writes until another writer takes over. A
     deployment names itself as `holder` and takes over with its first write. A deployment that was replaced gets Fenced;
     it may take the ledger back once the other deployment has released it or has sent no heartbeat for `PATIENCE_S`.
     The class is thread-safe: concurrent calls are committed together in one transaction.
 
-    Args:
-        ledger: a path or URL.
-        terms: the privacy budget that the ledger must keep.
-        create: create the ledger, with the id `identity`, if it does not exist.
-        identity: the expected id of the ledger; None accepts any.
-        holder: the name of the deployment, which does not change when the process restarts.
-        anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
-        restored: accept a ledger that lacks rows which an anchor knows. Only `forfeit` may follow.
-        keyed: record that clients of the deployment need a key, when this writer takes over.
-        key: signs each commit. With `create`, it signs an existing ledger, whose whole chain is verified.
+    `create`, `open` and `restore` take a path or URL, and the privacy budget that the ledger must keep. They raise:
 
-    Raises:
         LedgerMismatch: the ledger keeps another budget than `terms`, or has another id.
         LedgerUnsigned: the last row was not signed with `key`.
         LedgerRolledBack: an anchor knows rows that the ledger lacks.
         LedgerError: the ledger cannot be used. The subclass and the message say why.
     """
 
-    def __init__(
-        self,
-        ledger: str | Path,
-        terms: PrivacyBudget,
-        *,
-        create: bool = True,
-        identity: str | None = None,
-        holder: str | None = None,
-        anchors: Sequence[Anchor] = (),
-        restored: bool = False,
-        keyed: bool = False,
-        key: SigningKey | None = None,
-    ) -> None:
+    def __init__(self, ledger: str | Path, terms: PrivacyBudget, options: WriterOptions, *, create: bool) -> None:
         self.terms = terms
         self.filter = Filter(terms)
         self._writer = uuid4().hex
-        self._holder = holder
-        self._keyed = keyed
-        self._key = key
+        self._holder = options.get("holder")
+        self._clients_need_keys = options.get("clients_need_keys", False)
+        self._key = options.get("key")
         self._epoch: int | None = None
         self._waiting: deque[_Call] = deque()
         self._turn = threading.Condition()
         self._busy = False
-        self._anchors = tuple(anchors)
+        self._anchors = tuple(options.get("anchors", ()))
         self._lost: Mapping[str, ChainEnd] = {}
         # What each anchor stores, by its name: an end of this chain, or one in `_lost`.
         self._stored: dict[str, ChainEnd] = {}
@@ -145,14 +140,43 @@ class Ledger:
         self._anchor_failed = False
         self._database = LedgerDatabase(ledger, "write")
         self._state: LedgerState | None = self._begin(
-            LedgerDatabase(ledger, "create") if create else self._database, create=create, identity=identity
+            LedgerDatabase(ledger, "create") if create else self._database,
+            create=create,
+            identity=options.get("identity"),
         )
         self._confirmed, self._balance = self._state.head, self._state.balance()
-        if self._lost and not restored:
+
+    @classmethod
+    def create(cls, ledger: str | Path, terms: PrivacyBudget, **options: Unpack[WriterOptions]) -> Self:
+        """Creates a ledger, or opens an existing one and anchors its end.
+
+        With a `key` it signs an existing ledger that was not signed, whose whole chain is verified.
+        """
+        created = cls(ledger, terms, options, create=True)
+        created._refuse_lost_rows()
+        created._anchor()
+        created._start()
+        return created
+
+    @classmethod
+    def open(cls, ledger: str | Path, terms: PrivacyBudget, **options: Unpack[WriterOptions]) -> Self:
+        """Opens an existing ledger."""
+        opened = cls(ledger, terms, options, create=False)
+        opened._refuse_lost_rows()
+        opened._start()
+        return opened
+
+    @classmethod
+    def restore(cls, ledger: str | Path, terms: PrivacyBudget, **options: Unpack[WriterOptions]) -> Self:
+        """Opens an existing ledger that may lack rows which an anchor knows. Only `forfeit` may follow."""
+        return cls(ledger, terms, options, create=False)
+
+    def _refuse_lost_rows(self) -> None:
+        if self._lost:
             raise rolled_back(self._balance, self._lost).of(self.name)
-        if create and not self._lost:
-            self._anchor()
-        if holder is None and not restored:
+
+    def _start(self) -> None:
+        if self._holder is None:
             self.take_over()
 
     @property
@@ -176,8 +200,8 @@ class Ledger:
                 cannot represent the event, or it has accounts and the ledger has none, or none for all `parts`.
             LedgerError: nothing is granted. If the row has reached the disk nevertheless, it stays charged.
         """
-        if not 1 <= wanted <= LARGEST_LEASE:
-            raise LeaseRefused(f"a lease holds 1 to {LARGEST_LEASE} tokens, not {wanted}")
+        if not 1 <= wanted <= MAX_LEASE:
+            raise LeaseRefused(f"a lease holds 1 to {MAX_LEASE} tokens, not {wanted}")
         if event.measured:
             raise LeaseRefused(f"the cost of a token of {event.kind} is known only once it is computed: charge it then")
         _check_recordable(event)
@@ -203,7 +227,7 @@ class Ledger:
             if event.accounts:
                 released = state.charged.total() - state.held.total()
                 count, allowances = state.accounts.divide(parts or 0, released, self.terms.horizon or 1, count)
-            leased = Leased(lease=name, event=json.loads(event.to_json()), count=count, allowances=allowances)
+            leased = Leased(lease=name, event=event.as_dict(), count=count, allowances=allowances)
             return Grant(name, count, held, allowances), [leased]
 
         return self._commit(decide)
@@ -224,7 +248,7 @@ class Ledger:
         """
         if not event.measured:
             raise LeaseRefused(f"tokens of {event.kind} are leased, not charged with losses")
-        if not 1 <= len(tokens) <= LARGEST_LEASE or not all(map(are_losses, tokens)):
+        if not 1 <= len(tokens) <= MAX_LEASE or not all(map(are_losses, tokens)):
             raise LeaseRefused("a charge needs at least 1 token, and each token needs losses that are not negative")
         _check_recordable(event)
 
@@ -281,8 +305,8 @@ class Ledger:
             LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, the ledger has no
                 charges yet, or the number of its parts is unknown.
         """
-        if count is not None and not 1 <= count <= LARGEST_LEASE:
-            raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens can be forfeited at once, not {count}")
+        if count is not None and not 1 <= count <= MAX_LEASE:
+            raise LeaseRefused(f"1 to {MAX_LEASE} tokens can be forfeited at once, not {count}")
         if count is None and not self._lost:
             raise LeaseRefused("no anchor knows rows that this ledger lacks; give the number of tokens to charge")
 
@@ -304,7 +328,7 @@ class Ledger:
                     missing[event] = max(1, missing[event])
             for event, lost in missing.items():
                 charges = self._most_charged(state, event, missing) if event.accounts else ()
-                records.append(Forfeited(event=json.loads(event.to_json()), count=lost, charges=charges))
+                records.append(Forfeited(event=event.as_dict(), count=lost, charges=charges))
             unknown = self.terms.enforced == "measured" and any(event.measured for event in missing)
             if (unknown or any(lost_end.stopped for lost_end in self._lost.values())) and not state.stopped:
                 records.append(Stopped(charge=uuid4().hex))
@@ -349,7 +373,7 @@ class Ledger:
                 if silence_s(connection, self._epoch) < math.inf:
                     beat(connection, self._epoch)
 
-    def release(self) -> None:
+    def give_up(self) -> None:
         """Gives up the ledger, so that another deployment may take it at once."""
         if self._epoch is not None:
             with self._database.transaction() as connection:
@@ -406,7 +430,7 @@ class Ledger:
     def _commit_waiting(self) -> None:
         """Commits the waiting calls. The caller holds `_turn`, which is released during the commit."""
         self._busy = True
-        calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
+        calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         self._turn.release()
         try:
             self._write(calls)
@@ -433,7 +457,10 @@ class Ledger:
                 self._state = None  # `state` now gets rows that are not on disk yet
                 written: list[LedgerRow] = []
                 if takes_over:
-                    written += applied(state, [Epoch(writer=self._writer, holder=self._holder, keyed=self._keyed)])
+                    written += applied(
+                        state,
+                        [Epoch(writer=self._writer, holder=self._holder, clients_needed_keys=self._clients_need_keys)],
+                    )
                 if takes_over or (unconfirmed and state.writer == self._writer):
                     # Rows of a commit that was not confirmed may be on this server and not on its synchronous standby.
                     # Only a transaction that writes waits for the standby.
@@ -574,7 +601,7 @@ def _opened(terms: PrivacyBudget, identity: str | None) -> Opened:
 def _charged(charge: str, event: Event, tokens: Sequence[Sequence[float]]) -> Charged:
     total = reduce(Losses.plus, tokens, NO_LOSSES)
     losses = total.parts or (total.alike,)
-    return Charged(charge=charge, event=json.loads(event.to_json()), count=len(tokens), losses=losses)
+    return Charged(charge=charge, event=event.as_dict(), count=len(tokens), losses=losses)
 
 
 def _check_recordable(event: Event) -> None:
@@ -612,5 +639,5 @@ def charge_release(ledger: str, event: Event, subject: str, budget: float, delta
     terms = PrivacyBudget(
         ensemble=subject, epsilon=budget, delta=delta, order=_RELEASES_ORDER, adjacency=event.adjacency
     )
-    if Ledger(ledger, terms).lease(event, 1).count == 0:
+    if Ledger.create(ledger, terms).lease(event, 1).count == 0:
         raise WorkError(f"ledger {ledger}: its budget does not suffice for another release; nothing was released")

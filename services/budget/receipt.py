@@ -1,7 +1,7 @@
 """Records in an ensemble's directory which ledger keeps its budget, so that it never gets a second ledger.
 
 A second ledger would forget what was spent. So a ledger is created only once and explicitly (`begin`), and an ensemble
-is served only with the ledger that its receipt or the configuration names (`known`).
+is served only with the ledger that its receipt or the configuration names (`verified_ledger_id`).
 """
 
 import os
@@ -169,7 +169,7 @@ def begin(
     """
     receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
     if identity is not None or (receipt is not None and receipt.begun):
-        id_ = known(ledger, terms, ensemble, identity, anchored=False)
+        id_ = verified_ledger_id(ledger, terms, ensemble, identity, anchored=False)
         _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
         return LedgerCreation(id_, place, new=False)
     if receipt is None and not is_missing(ledger):
@@ -181,7 +181,7 @@ def begin(
     if receipt is None:
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
-    Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
+    Ledger.create(ledger, terms, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
     with locked(ensemble / FILE):
         (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
     return LedgerCreation(receipt.ledger, place, new=True)
@@ -192,12 +192,10 @@ def _anchor_existing(
 ) -> None:
     """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
     anchors = anchors_of(ensemble, anchor)
-    Ledger(
-        ledger, terms, create=True, identity=identity, anchors=anchors, holder=uuid4().hex, key=key
-    )  # takes nothing over
+    Ledger.create(ledger, terms, identity=identity, anchors=anchors, holder=uuid4().hex, key=key)  # takes nothing over
 
 
-def known(
+def verified_ledger_id(
     ledger: str,
     terms: PrivacyBudget,
     ensemble: Path,

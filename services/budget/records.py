@@ -9,9 +9,9 @@ from services.privacy.events import from_json
 from services.privacy.protocols.individual import WHOLE
 
 # The maximum number of tokens in a lease. It keeps counts within the integers of every database and reader.
-LARGEST_LEASE = 2**31 - 1
+MAX_LEASE = 2**31 - 1
 
-Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
+Count = Annotated[int, Field(ge=0, le=MAX_LEASE, strict=True)]
 StoredGrains = tuple[Annotated[int, Field(ge=0, le=WHOLE, strict=True)], ...]
 
 
@@ -21,7 +21,9 @@ class Record(BaseModel):
     `private` names the fields that depend on the private text: no client may see them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="constants", populate_by_name=True, serialize_by_alias=True
+    )
     kind: ClassVar[str]
     private: ClassVar[frozenset[str]] = frozenset()
 
@@ -39,14 +41,14 @@ class Opened(Record):
 class Epoch(Record):
     """Records that a writer took over: the row begins its epoch and fences out all earlier writers.
 
-    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor. `keyed` says
-    that clients of the deployment needed a key.
+    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor.
+    `clients_needed_keys` says that clients of the deployment needed a key.
     """
 
     kind = "epoch"
     writer: str | None = None
     holder: str | None = None
-    keyed: bool = False
+    clients_needed_keys: bool = Field(False, alias="keyed")
 
 
 class Leased(Record):
@@ -123,7 +125,7 @@ class Checkpoint(Record):
         alike, parts: the measured losses (`Losses`).
         writer: the writer of the current epoch.
         holders: the last deployments that held the ledger; the current one comes last.
-        keyed: whether clients of a deployment ever needed a key.
+        clients_needed_keys: whether clients of a deployment ever needed a key.
     """
 
     kind = "checkpoint"
@@ -143,7 +145,7 @@ class Checkpoint(Record):
     stopped: bool
     writer: str | None
     holders: tuple[str | None, ...]
-    keyed: bool = False
+    clients_needed_keys: bool = Field(False, alias="keyed")
 
 
 class Moved(Record):
@@ -166,7 +168,7 @@ KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
 
 __all__ = [
     "KINDS",
-    "LARGEST_LEASE",
+    "MAX_LEASE",
     "Charged",
     "Checkpoint",
     "Epoch",

@@ -1,6 +1,5 @@
 """Computes the state of a ledger from its rows."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -111,7 +110,7 @@ class Balance:
         moved: the place where the ledger continues, if it was moved.
         id: the permanent id of the ledger.
         accounts: what was charged to each part's account. It is private.
-        keyed: whether clients of a service with this ledger ever needed a key.
+        clients_needed_keys: whether clients of a service with this ledger ever needed a key.
         signature: the last signature in the rows that were read; None if they have none.
     """
 
@@ -127,7 +126,7 @@ class Balance:
     moved: str | None = None
     id: str = ""
     accounts: Accounts = NO_ACCOUNTS
-    keyed: bool = False
+    clients_needed_keys: bool = False
     signature: Signature | None = None
 
     @property
@@ -151,7 +150,7 @@ class LedgerState:
         self.losses = NO_LOSSES
         self.accounts = NO_ACCOUNTS
         self.stopped = False
-        self.keyed = False
+        self.clients_needed_keys = False
         self.signature: Signature | None = None
         self.moved: str | None = None
         self.charged: Counter[Event] = Counter()
@@ -202,7 +201,7 @@ class LedgerState:
         match record:
             case Epoch():
                 self.epoch, self.writer = row.epoch, record.writer
-                self.keyed |= record.keyed
+                self.clients_needed_keys |= record.clients_needed_keys
                 others = (holder for holder in self.holders if holder != record.holder)
                 self.holders = (*others, record.holder)[-REMEMBERED_HOLDERS:]
             case Leased() if record.lease not in self.leases:
@@ -242,7 +241,7 @@ class LedgerState:
             id=self.id,
             terms=self.terms,
             stop_after=self.stop_after,
-            events=tuple(json.loads(event.to_json()) for event in events),
+            events=tuple(event.as_dict() for event in events),
             charged=tuple(self.charged.values()),
             latest=None if self.latest is None else index[self.latest],
             leases=tuple((name, index[lease.event], lease.count, lease.used) for name, lease in self.leases.items()),
@@ -254,7 +253,7 @@ class LedgerState:
             stopped=self.stopped,
             writer=self.writer,
             holders=self.holders,
-            keyed=self.keyed,
+            clients_needed_keys=self.clients_needed_keys,
         )
 
     @property
@@ -278,7 +277,7 @@ class LedgerState:
             moved=self.moved,
             id=self.id,
             accounts=self.accounts,
-            keyed=self.keyed,
+            clients_needed_keys=self.clients_needed_keys,
             signature=self.signature,
         )
 
@@ -301,7 +300,7 @@ class LedgerState:
         self.losses = Losses(checkpoint.alike, checkpoint.parts)
         self.stopped = checkpoint.stopped
         self.writer, self.holders = checkpoint.writer, checkpoint.holders
-        self.keyed = checkpoint.keyed
+        self.clients_needed_keys = checkpoint.clients_needed_keys
 
     def _forget(self) -> None:
         self._closed = dict.fromkeys(_last(self._closed))

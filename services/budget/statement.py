@@ -2,25 +2,22 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from decimal import Decimal
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from services.budget.accounts import Accounts
 from services.budget.filter import UNLIMITED, Filter
 from services.budget.privacy_budget import PrivacyBudget
+from services.budget.sentence import DIGITS, guarantee_sentence
 from services.budget.state import Balance
 from services.budget.token_counter import TokenCounter
 from services.privacy import accounting
-from services.privacy.events import Event, Guarantee, GuaranteeStatus
+from services.privacy.events import Event
 from services.privacy.protocols.individual import WHOLE
 from services.privacy.settings import Enforced
-
-DIGITS = 4
 
 SILENT = 0.01
 """The share of an account below which a part counts as silent."""
@@ -47,8 +44,6 @@ UNLIMITED_NOTE = (
     "No epsilon is promised, because the budget has no limit. epsilon_spent is an account of the charges so far: an "
     "estimate, and no guarantee at a moment that is chosen after looking at answers."
 )
-
-_STATUSES: tuple[str, ...] = get_args(GuaranteeStatus)
 
 
 class Charge(BaseModel):
@@ -204,13 +199,15 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     return OperatorStatement(
         **terms.model_dump(exclude={"base"}),
         base=None if terms.base is None else json.loads(terms.base),
-        epsilon_base=_up(Filter(terms).epsilon({})) if terms.base else None,
-        guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound),
-        epsilon_spent=_up(spent),
+        epsilon_base=rounded_up(Filter(terms).epsilon({})) if terms.base else None,
+        guarantee=guarantee_sentence(
+            terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound
+        ),
+        epsilon_spent=rounded_up(spent),
         epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
-        epsilon_bound=_up(bound),
+        epsilon_bound=rounded_up(bound),
         exhausted=left == 0,
-        epsilon_measured=_up(measured),
+        epsilon_measured=rounded_up(measured),
         epsilon_measured_left=None if limits_bound or measured is None else _rest(terms.epsilon, measured),
         tokens_charged=tokens,
         tokens_held=sum(balance.held.values()),
@@ -218,10 +215,9 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         stopped=balance.stopped,
         note=_note(terms),
         accounts=AccountsStatement.of(balance.accounts),
-        event=None if event is None else json.loads(event.to_json()),
+        event=None if event is None else event.as_dict(),
         charges=tuple(
-            Charge(event=json.loads(paid.to_json()), status=paid.guarantee.status, tokens=count)
-            for paid, count in charged.items()
+            Charge(event=paid.as_dict(), status=paid.guarantee.status, tokens=count) for paid, count in charged.items()
         ),
         epoch=balance.epoch,
         rows=balance.rows,
@@ -238,60 +234,11 @@ def _note(terms: PrivacyBudget) -> str:
     return NOTE if terms.horizon is None else ACCOUNTS_NOTE
 
 
-def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
-    """Returns the guarantee in one sentence. `tokens` is the maximum number of tokens, if it is fixed in advance."""
-    if (base := terms.base_event) is not None:
-        source = f"{guarantee.source}; base: {base.guarantee.source}"
-        assumes = tuple(dict.fromkeys((*guarantee.assumes, *base.guarantee.assumes)))
-        guarantee = replace(guarantee, source=source, assumes=assumes)
-    return f"{_limited(terms, guarantee, tokens)}{_of_base(terms)}"
-
-
-def _limited(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
-    if terms.enforced == "measured":
-        if guarantee.status == "certified":  # the certified bound is not enforced
-            guarantee = replace(guarantee, status="data-dependent", adjacency="part, as published")
-        return guarantee.stopped_by_losses(accounting.stated(terms.epsilon), terms.delta)
-    return guarantee.sentence(accounting.stated(terms.epsilon), terms.delta, tokens)
-
-
-def _of_base(terms: PrivacyBudget) -> str:
-    if terms.base is None:
-        return ""
-    cost = accounting.shown(Filter(terms).epsilon({}), DIGITS)
-    if terms.base_apart:
-        return (
-            f" The base was trained on other users' text: a person pays for the base, epsilon {cost}, or for the "
-            "tokens, not for both."
-        )
-    return f" The base's training, epsilon {cost} alone, is part of it and is charged once."
-
-
 def _measured(balance: Balance) -> float | None:
     if not any(event.measured for event in balance.charged):
         return None
     terms = balance.terms.model_copy(update={"enforced": "measured"})
     return Filter(terms).epsilon(balance.charged, balance.losses)
-
-
-def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None, bound: float) -> str:
-    """Returns the sentence of the weakest event's guarantee, which covers all events together.
-
-    If the tokens cost more than the budget, because their analysis was corrected since, it states their actual cost.
-    """
-    guarantees = [event.guarantee for event in events]
-    if not guarantees and (base := terms.base_event):
-        guarantees = [base.guarantee]
-    if not guarantees:
-        return "Nothing that depends on the private text was released."
-    weakest = max(guarantees, key=lambda guarantee: _STATUSES.index(guarantee.status))
-    if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
-        return promise_sentence(terms, weakest, tokens)
-    spent = terms.model_copy(update={"epsilon": accounting.round_up(bound, DIGITS)})
-    return (
-        f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of "
-        f"{accounting.stated(terms.epsilon)}, which is exhausted."
-    )
 
 
 def _tokens_left(balance: Balance, event: Event | None) -> int | None:
@@ -304,49 +251,13 @@ def _tokens_left(balance: Balance, event: Event | None) -> int | None:
     return None if left == UNLIMITED else left
 
 
-def _up(epsilon: float | None, digits: int = DIGITS) -> float | None:
+def rounded_up(epsilon: float | None, digits: int = DIGITS) -> float | None:
+    """Returns an epsilon rounded up; None if it is unknown or infinite."""
     return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, digits)
 
 
 def _rest(promised: float | None, spent: float) -> float | None:
-    shown = _up(spent)
+    shown = rounded_up(spent)
     return (
         None if promised is None or shown is None else max(0.0, float(Decimal(repr(promised)) - Decimal(repr(shown))))
     )
-
-
-RECOMPUTED_DIGITS = 9
-# Grid intervals for privacy loss distributions, from the finest that is fast enough to coarser, faster ones.
-INTERVALS = (1e-5, 1e-4, 1e-3)
-
-
-class Recomputed(BaseModel):
-    """Holds epsilons at `delta` of all charged tokens. They hold only if the events did not depend on answers.
-
-    `epsilon_pld` has one epsilon for each grid interval; None if an event has no privacy loss distribution.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    delta: float
-    epsilon_rdp: float | None
-    best_order: float
-    epsilon_pld: Mapping[str, float | None]
-
-
-def recompute(balance: Balance, delta: float) -> Recomputed:
-    """Computes tighter epsilons from the events in a ledger and its private base."""
-    paid = Filter(balance.terms).paid(balance.charged)
-    best = max((accounting.epsilon(accounting.rdp(spent), delta) for spent in paid), key=lambda one: one.epsilon)
-    return Recomputed(
-        delta=delta,
-        epsilon_rdp=_up(best.epsilon, RECOMPUTED_DIGITS),
-        best_order=best.order,
-        epsilon_pld={f"{interval:g}": _on_grid(paid, delta, interval) for interval in INTERVALS},
-    )
-
-
-def _on_grid(paid: Iterable[Mapping[Event, int]], delta: float, interval: float) -> float | None:
-    epsilons = [accounting.pld_epsilon(spent, delta, interval) for spent in paid]
-    largest = max((math.inf if epsilon is None else epsilon for epsilon in epsilons), default=0.0)
-    return _up(largest, RECOMPUTED_DIGITS)

@@ -33,6 +33,7 @@ from services.fleet.fleet import NAME as FLEET
 from services.fleet.shard_map import ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.settings import WhenExhausted
+from services.retrying import pauses, repeated_in_thread
 from services.shard import ShardStatus
 from services.structure.compiler import Compiler
 from services.structure.matcher import Matcher, Position
@@ -350,24 +351,24 @@ class Coordinator:
             return answers
         if isinstance(answers, PartialSums):
             return await self._arithmetic.combine(self._protocol, answers)
-        return await self._arithmetic.release(self._protocol, answers, options, allowances)
+        return await self._arithmetic.distributions(self._protocol, answers, options, allowances)
 
     async def _charge(
         self, pending: HeldWeights | Sequence[PendingRelease], paying: Sequence[int], reserved: Reservation
     ) -> int:
         """Charges the tokens at these places among the private ones. Returns how many of the first are paid for.
 
-        Raises: see `Reservation.charge` and `Reservation.release_charged`. No token may be sampled.
+        Raises: see `Reservation.charge` and `Reservation.mark_charged`. No token may be sampled.
         """
-        shares = [pending] if isinstance(pending, HeldWeights) else pending
-        losses = [loss for share in shares for loss in share.losses or ()]
+        chunks = [pending] if isinstance(pending, HeldWeights) else pending
+        losses = [loss for chunk in chunks for loss in chunk.losses or ()]
         granted = await reserved.charge([losses[at] for at in paying] if losses else ()) if paying else 0
         granted = min(granted, len(paying))
         if self._protocol.event.accounts:
-            charges = [charge for share in shares for charge in share.charges or ()]
-            reserved.release_charged({at: charges[at] for at in paying[:granted]})
+            charges = [charge for chunk in chunks for charge in chunk.charges or ()]
+            reserved.mark_charged({at: charges[at] for at in paying[:granted]})
         else:
-            reserved.release(granted)
+            reserved.mark_released(granted)
         return granted
 
     def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
@@ -412,13 +413,17 @@ class Coordinator:
 
     def _current_shard_map(self) -> ShardMap:
         """Asks the fleet for its shard map until it answers: Ray does not restart an actor whose `__init__` raises."""
-        while True:
-            try:
-                shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
-                return shard_map
-            except (RayError, ValueError) as error:
-                logger.warning("the fleet does not answer: %s", type(error).__name__)
-                time.sleep(REPEAT_S)
+
+        def ask() -> ShardMap:
+            shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
+            return shard_map
+
+        return repeated_in_thread(
+            ask,
+            (RayError, ValueError),
+            pauses(REPEAT_S),
+            log=lambda error: logger.warning("the fleet does not answer: %s", type(error).__name__),
+        )
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)
@@ -446,7 +451,7 @@ class Coordinator:
             del self._live[id_]
         if ended:
             self._metrics.live(len(self._live))
-            self._ensemble.release(ended)
+            self._ensemble.drop_caches(ended)
 
     def _close_channel(self, channel: str) -> None:
         """Cancels the generations of a channel without a reader, because they would only spend budget."""

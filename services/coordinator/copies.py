@@ -84,10 +84,10 @@ class ShardCopies:
             self._avoid(copy)
             raise
 
-    def release(self, sequences: Sequence[str]) -> None:
+    def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
         for shard in self._handles.values():
-            shard.release.remote(sequences)
+            shard.drop_caches.remote(sequences)
 
     async def status(self) -> list[ShardStatus | CoordinatorUnavailable]:
         """Returns the status of each copy, or the error that explains its absence."""

@@ -82,7 +82,7 @@ class Rows:
     computed: int
     received: int
 
-    def share(self, queries: slice) -> Rows:
+    def chunk(self, queries: slice) -> Rows:
         """Returns the rows of consecutive queries."""
         firsts = list(accumulate(map(len, self.models), initial=0))
         return replace(
@@ -119,7 +119,7 @@ class PartialSums:
     computed: int
     received: int
 
-    def share(self, queries: slice) -> PartialSums:
+    def chunk(self, queries: slice) -> PartialSums:
         """Returns the partials of consecutive queries."""
         before = sum(self.private[: queries.start])
         own = slice(before, before + sum(self.private[queries]))
@@ -288,11 +288,11 @@ class ShardedEnsemble:
         tokens = {sequence: token for own in picked for sequence, token in own.items()}
         return {at: tokens[held.sequences[at]] for at in places}
 
-    def release(self, sequences: Sequence[str]) -> None:
+    def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the draws and the caches of sequences that have ended."""
         self._draws.forget(sequences)
         for group in self._groups:
-            group.copies.release(sequences)
+            group.copies.drop_caches(sequences)
 
     async def status(self) -> list[list[ShardStatus | CoordinatorUnavailable]]:
         """Returns, for each group, the status of each copy or the error that explains its absence."""

@@ -64,7 +64,7 @@ class PendingRelease:
         if protocol.event.accounts:
             granted = torch.tensor(allowances, dtype=torch.int64, device=answers.public.device)
             private_answers = replace(private_answers, allowances=granted)
-        return cls._of(answers.public, tuple(private), protocol.release(private_answers))
+        return cls._of(answers.public, tuple(private), protocol.distribution(private_answers))
 
     @classmethod
     def combined(cls, protocol: Protocol, partials: PartialSums, device: str) -> Self:

@@ -7,9 +7,9 @@ service that opens a database.
 import threading
 from functools import cached_property
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, column, inspect, select, table
+from sqlalchemy import Connection, Select, column, inspect, select, table
 
 from services.errors import UnknownRevision
 
@@ -44,8 +44,8 @@ class Migrations:
         """
         if not inspect(connection).has_table(self.revision_table):
             return None
-        found = select(column("version_num")).select_from(table(self.revision_table))
-        revision: str | None = connection.execute(found).scalar_one_or_none()
+        found: Select[tuple[Any]] = select(column("version_num")).select_from(table(self.revision_table))
+        revision: str | None = connection.scalars(found).one_or_none()
         if revision is not None and revision not in self._known:
             raise UnknownRevision(
                 f"its schema has revision {revision}, but the newest revision that this version of privmix knows is "

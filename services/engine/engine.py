@@ -31,7 +31,7 @@ class Request:
     """Requests the next-token distributions of several models for one sequence.
 
     Attributes:
-        sequence: the id of the live sequence. The engine keeps caches under it until `Engine.release`.
+        sequence: the id of the live sequence. The engine keeps caches under it until `Engine.drop_caches`.
         tokens: the whole context, prompt and output so far.
         adapters: the names of the models to run, with `PUBLIC` for the public row. Only `ZERO` may be repeated.
         cache_salt: sequences share cached prefixes only with sequences of the same salt, so that a client cannot infer
@@ -129,7 +129,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def release(self, sequence: str) -> None:
+    def drop_caches(self, sequence: str) -> None:
         """Drops every cache of the sequence. Ignores unknown sequences, so a release may be repeated."""
 
     @abstractmethod

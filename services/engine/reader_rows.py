@@ -87,7 +87,7 @@ FAMILIES = {
 
 
 _NO_ROWS = np.empty(0, np.int64)
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RequestedRows(NamedTuple):
@@ -207,7 +207,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         }
         present = [name for name, is_present in reasons.items() if is_present]
         if present and not self._eager_is_logged:
-            _log.warning("steps are not captured, so each token takes several times as long: %s", ", ".join(present))
+            logger.warning("steps are not captured, so each token takes several times as long: %s", ", ".join(present))
             self._eager_is_logged = True
         return not present
 

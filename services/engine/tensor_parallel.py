@@ -35,7 +35,7 @@ GRACE_S = 20.0
 END_S = 10.0
 """How long a follower may take to end. Then it is killed."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RankLostError(RuntimeError):
@@ -132,7 +132,9 @@ class TensorParallelExecutor(UniProcExecutor):  # type: ignore[misc]
         if self._in_call.acquire(timeout=GRACE_S):
             self._in_call.release()
         elif not self._ending:
-            _log.critical("a process of the tensor-parallel engine has ended; the engine waits for it, and so ends too")
+            logger.critical(
+                "a process of the tensor-parallel engine has ended; the engine waits for it, and so ends too"
+            )
             os._exit(1)
 
 

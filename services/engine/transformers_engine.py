@@ -63,7 +63,7 @@ class TransformersEngine(Engine):
     def prepare(self, adapters: Sequence[str]) -> None:
         """Does nothing: all adapters are on the device."""
 
-    def release(self, sequence: str) -> None:
+    def drop_caches(self, sequence: str) -> None:
         for key in [key for key in self._caches if key[0] == sequence]:
             del self._caches[key]
 

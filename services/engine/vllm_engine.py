@@ -167,7 +167,7 @@ class VllmEngine(Engine):
     def prepare(self, adapters: Sequence[str]) -> None:
         self._worker("prepare_adapters", [self._lora_ids[name] for name in adapters if name in self._lora_ids])
 
-    def release(self, sequence: str) -> None:
+    def drop_caches(self, sequence: str) -> None:
         self._drop([key for key in self._sessions if key[0] == sequence])
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ NAME = "fleet"
 PROBE_S = 5.0
 WATCH_S = 5.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Fleet:
             self._shard_map = shard_map
             await self._publish()
             self._stop_groups(range(shards, len(before.groups)))
-            _log.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
+            logger.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
             return self._shard_map
 
     async def _start_groups(self, groups: Sequence[int]) -> None:
@@ -280,7 +280,7 @@ class Fleet:
         try:
             await self._scale(shards)
         except FleetError as error:
-            _log.warning("%s", error)
+            logger.warning("%s", error)
 
     async def _publish(self) -> None:
         """Sends the shard map to every living coordinator. A coordinator that starts later asks for it."""
@@ -290,7 +290,7 @@ class Fleet:
         )
         for error in results:
             if isinstance(error, BaseException):
-                _log.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
+                logger.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
 
     def _stop_groups(self, groups: Sequence[int]) -> None:
         for plan in (self._settings.plans[index] for index in groups):
@@ -332,7 +332,7 @@ class Fleet:
         return actor is not None and actors(actor._actor_id.hex())["State"] == "ALIVE"
 
     def _replace(self, shard: ShardHealth) -> None:
-        _log.error("%s is replaced: %s", shard.name, shard.trouble)
+        logger.error("%s is replaced: %s", shard.name, shard.trouble)
         self._answered.pop(shard.name, None)
         actor = self._find(shard.name)
         if actor is not None:

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services import tracing
+from services.requests.access_record import CLIENT_GONE, AccessRecord
 from services.requests.errors import unexpected
-from services.requests.keys import CLIENT_GONE, AccessRecord
 
 logger = logging.getLogger(__name__)
 

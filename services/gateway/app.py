@@ -24,9 +24,11 @@ from services.gateway.console import ConsoleRoutes
 from services.gateway.generation import ANSWERED_BY, GenerationRoutes
 from services.gateway.metrics import refusals
 from services.gateway.openapi import describe
+from services.requests.access_record import CLIENT_GONE
 from services.requests.errors import ApiError, from_http
-from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
+from services.requests.keys import KeyService
 from services.requests.models import Models
+from services.requests.refusals import LIMITED, RATES
 from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.requests.settings import RequestSettings

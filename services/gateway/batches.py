@@ -34,7 +34,7 @@ from services.requests.settings import RequestSettings
 from services.requests.values import Id, declared_bytes, whole_number
 
 OVERHEAD_BYTES = 1 << 16
-MOST_NAME_CHARACTERS = 255
+MAX_NAME_CHARACTERS = 255
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,17 +87,17 @@ async def read_upload(request: Request, limit: int) -> Upload:
     if len(content) > limit:
         raise too_large
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    return Upload((file.filename or "file")[:MOST_NAME_CHARACTERS], content, fields)
+    return Upload((file.filename or "file")[:MAX_NAME_CHARACTERS], content, fields)
 
 
 MAX_BODY_BYTES = 1 << 16
-LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 10**9
+LEAST_EXPIRY_S, MAX_EXPIRY_S = 3600, 10**9
 UPLOAD_S = 60.0
 """The time for an answer of the batches actor that reads or writes a content."""
-MOST_UPLOADS, MOST_UPLOADS_OF_KEY = 16, 2
+MAX_UPLOADS, MAX_UPLOADS_OF_KEY = 16, 2
 """The uploads that one gateway reads at the same time, in all and of one key: each is in memory."""
-MOST_FILES = 10_000
-MOST_BATCHES = 100
+MAX_FILES = 10_000
+MAX_BATCHES = 100
 ANNOUNCEMENT_S = 5.0
 _WINDOW = re.compile(r"([1-9]\d{0,4})([mhd])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400}
@@ -108,7 +108,7 @@ _UPLOAD = {
         "file": {"type": "string", "format": "binary", "description": "JSON Lines, one request each."},
         "purpose": {"const": "batch"},
         "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S, "maximum": MOST_EXPIRY_S},
+        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S, "maximum": MAX_EXPIRY_S},
     },
 }
 
@@ -117,7 +117,7 @@ class ExpiresAfter(Body):
     """When the output files of a batch are deleted."""
 
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MOST_EXPIRY_S)
+    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MAX_EXPIRY_S)
 
 
 class NewBatch(Body):
@@ -250,10 +250,10 @@ class BatchRoutes:
         Raises:
             ApiError: 429, the key or all keys together have too many of them.
         """
-        if self._uploads[owner] >= MOST_UPLOADS_OF_KEY or self._uploads.total() >= MOST_UPLOADS:
+        if self._uploads[owner] >= MAX_UPLOADS_OF_KEY or self._uploads.total() >= MAX_UPLOADS:
             raise ApiError(
                 429,
-                f"a key may upload {MOST_UPLOADS_OF_KEY} files at the same time, and all together {MOST_UPLOADS}; "
+                f"a key may upload {MAX_UPLOADS_OF_KEY} files at the same time, and all together {MAX_UPLOADS}; "
                 "try again when an upload has ended",
                 code="too_many_uploads",
                 kind="rate_limit_error",
@@ -272,7 +272,7 @@ class BatchRoutes:
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise invalid("order", "use asc or desc")
-        limit = _limit(query.get("limit"), MOST_FILES, MOST_FILES)
+        limit = _limit(query.get("limit"), MAX_FILES, MAX_FILES)
         page = await self._ask(
             Batches.files, owner, query.get("purpose"), query.get("after"), limit, newest_first=order == "desc"
         )
@@ -304,7 +304,7 @@ class BatchRoutes:
     async def batches(self, request: Request) -> BatchList:
         """List the batches of this key, newest first."""
         owner, query = await self._owner(request), request.query_params
-        page = await self._ask(Batches.batches, owner, query.get("after"), _limit(query.get("limit"), 20, MOST_BATCHES))
+        page = await self._ask(Batches.batches, owner, query.get("after"), _limit(query.get("limit"), 20, MAX_BATCHES))
         return BatchList(data=list(page.records), **_ends(page))
 
     async def batch(self, request: Request, batch_id: str) -> Batch:
@@ -370,7 +370,7 @@ def expiry(fields: dict[str, str]) -> int | None:
         return None
     if fields.get("expires_after[anchor]") != "created_at":
         raise invalid("expires_after", "give the anchor created_at")
-    return whole_number(seconds, "expires_after", LEAST_EXPIRY_S, MOST_EXPIRY_S)
+    return whole_number(seconds, "expires_after", LEAST_EXPIRY_S, MAX_EXPIRY_S)
 
 
 def _limit(text: str | None, default: int, most: int) -> int:

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+from services.budget.joint_guarantee import JointGuarantee, joint_guarantee
 from services.budget.statement import Statement
-from services.budget.together import JointGuarantee, together
 from services.gateway.openapi import REFUSALS, body
 from services.keys.records import Scope
+from services.requests.access_record import access_record
 from services.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
-from services.requests.keys import KeyService, access_record
+from services.requests.keys import KeyService
 from services.requests.models import Models, ServedModel
 from services.requests.preparation import read_body
 from services.requests.schema import DetokenizeRequest, TokenizeRequest
@@ -47,7 +48,7 @@ async def statements_of(models: Sequence[ServedModel]) -> Statements:
     by_name = {model.ensemble.name: statement for model, statement in zip(models, statements, strict=True)}
     data = [ModelStatement(model=name, **dict(statement)) for name, statement in by_name.items()]
     cohorts = {model.ensemble.name: model.ensemble.cohort for model in models}
-    return Statements(data=data, together=together(by_name, cohorts))
+    return Statements(data=data, together=joint_guarantee(by_name, cohorts))
 
 
 RETRY_AFTER_S = "5"

@@ -16,8 +16,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from services.budget.joint_guarantee import joint_guarantee
 from services.budget.statement import AccountsStatement, Statement
-from services.budget.together import together
 from services.ensembles.records import State
 from services.gateway.openapi import REFUSALS
 from services.keys.actor import Keys
@@ -126,7 +126,7 @@ class ConsoleRoutes:
             ensembles=tuple(names),
             model=served.ensemble.name,
             state=served.state,
-            together=together(known, cohorts).guarantee if len(known) > 1 else None,
+            together=joint_guarantee(known, cohorts).guarantee if len(known) > 1 else None,
             max_tokens=self._settings.max_tokens,
             key=identity.name,
             scopes=tuple(scope for scope in identity.scopes if administers or scope != "administer"),

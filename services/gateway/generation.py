@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway.metrics import requests
 from services.gateway.openapi import REFUSALS, body
+from services.requests.access_record import access_record
 from services.requests.admission import (
     Admission,
     EventStream,
@@ -13,7 +14,7 @@ from services.requests.admission import (
     unless_disconnected,
 )
 from services.requests.answers import Answer, ChatCompletion, Completion
-from services.requests.keys import KeyService, access_record
+from services.requests.keys import KeyService
 from services.requests.models import Models
 from services.requests.preparation import Preparation, Route, read_body
 from services.requests.responses import answers

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 _DEPTH = 32
 """The most levels of a schema that are read; deeper values, and recursive ones, are JSON text."""
-_LARGEST = 2**63
+_MAX_INTEGER = 2**63
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _bool(value: Any) -> bool | None:
 def _integer(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
         return None
-    return int(value) if -_LARGEST <= value < _LARGEST else None
+    return int(value) if -_MAX_INTEGER <= value < _MAX_INTEGER else None
 
 
 def _number(value: Any) -> float | None:

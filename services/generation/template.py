@@ -18,7 +18,7 @@ DEFAULT = "Label: {label}\nText:"
 """The default template of labels."""
 RESERVED = frozenset({"id", "text", "tokens", "finish_reason", "answered_by"})
 """The field names that the output reserves."""
-MOST_ITEMS = 1_000_000
+MAX_ITEMS = 1_000_000
 
 Fields = Mapping[str, str | int | float | bool]
 
@@ -53,8 +53,8 @@ def items(template: str, rows: Iterable[Fields]) -> list[Item]:
         if missing := [name for name in names if name not in fields]:
             known = ", ".join(fields) or "none"
             raise InputError(f"template: line {line} of the prompts has no field {missing[0]!r}; it has {known}")
-        if len(expanded) + count > MOST_ITEMS:
-            raise InputError(f"prompts: line {line}: more than {MOST_ITEMS:,} items in one job; make several jobs")
+        if len(expanded) + count > MAX_ITEMS:
+            raise InputError(f"prompts: line {line}: more than {MAX_ITEMS:,} items in one job; make several jobs")
         prompt = template.format_map(fields)
         if not prompt:
             raise InputError(f"template: the prompt of line {line} is empty")

@@ -37,6 +37,7 @@ from services.keys.transactions import (
     Reserved,
     Settle,
 )
+from services.retrying import pauses, repeated
 
 NAME = "keys"
 WATCH_S = 5.0
@@ -45,10 +46,10 @@ HEARTBEAT_TIMEOUT_S = 60.0
 
 IDENTITY_AGE_S = 1.0
 """How long a key is not read again from the database. A key that another process revokes is refused after this time."""
-MOST_IDENTITIES = 10_000
+MAX_IDENTITIES = 10_000
 RETRY_S = 1.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -368,7 +369,7 @@ class Keys:
         ended = min(generations, request.places)
         request.places -= ended
         if ended and request.queue is not None:
-            request.queue.release(request.subjects[0], ended, background=request.background)
+            request.queue.free(request.subjects[0], ended, background=request.background)
 
     def _add(self, id_: str, request: _Request) -> None:
         self._requests[id_] = request
@@ -398,13 +399,12 @@ class Keys:
 
     async def _settle(self, id_: str, used: int | None) -> OpenReservation | None:
         """Settles a reservation, and tries until the database answers."""
-        while True:
-            try:
-                settled: OpenReservation | None = await self._transactions.run(Settle(id_, used))
-                break
-            except KeysUnavailable as error:
-                _log.warning("a request is settled later: %s", error)
-            await asyncio.sleep(RETRY_S)
+        settled: OpenReservation | None = await repeated(
+            lambda: self._transactions.run(Settle(id_, used)),
+            KeysUnavailable,
+            pauses(RETRY_S),
+            log=lambda error: logger.warning("a request is settled later: %s", error),
+        )
         self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
             self._wake_waiting(settled.subjects)
@@ -423,7 +423,7 @@ class Keys:
             return known
         key: Key | None = await self._transactions.run(Find(hash_))
         if key is not None:
-            if len(self._identities) >= MOST_IDENTITIES:
+            if len(self._identities) >= MAX_IDENTITIES:
                 self._identities.clear()
             self._identities[hash_] = time.monotonic(), key
         return key

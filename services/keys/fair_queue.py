@@ -93,7 +93,7 @@ class FairQueue:
             await started
         except asyncio.CancelledError:
             if not started.cancelled():
-                self.release(key, generations, background=background)
+                self.free(key, generations, background=background)
             elif (generations, started) in queue.waiting:
                 queue.waiting.remove((generations, started))
                 class_.waiting -= generations
@@ -101,7 +101,7 @@ class FairQueue:
                 self._start_waiting()
             raise
 
-    def release(self, key: str, generations: int, *, background: bool = False) -> None:
+    def free(self, key: str, generations: int, *, background: bool = False) -> None:
         """Frees the capacity of generations that have ended."""
         class_ = self._class(background)
         if queue := class_.keys.get(key):

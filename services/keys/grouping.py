@@ -9,7 +9,7 @@ from services.database.deadline import in_time
 from services.keys.store import KeyStore
 from services.keys.transactions import Operation
 
-LARGEST_GROUP = 256
+MAX_GROUP = 256
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class GroupedTransactions:
     async def _run_waiting(self) -> None:
         while self._waiting:
             async with self._transaction:
-                group = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_GROUP))]
+                group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]
                 operations = [operation for operation, _ in group]
                 try:
                     results = await asyncio.to_thread(self._store.transact, operations)

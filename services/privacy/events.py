@@ -187,6 +187,11 @@ class Event(ABC):
         """Returns the event as canonical JSON: equal events yield equal text."""
         return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, sort_keys=True, separators=(",", ":"))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what `to_json` writes, in the types that JSON has."""
+        fields: dict[str, Any] = json.loads(self.to_json())
+        return fields
+
 
 def real_orders(orders: Orders) -> NDArray[np.float64]:
     """Returns the orders as a float64 vector.

@@ -139,17 +139,17 @@ class Protocol(ABC):
     """Answers next-token queries from an ensemble of part models.
 
     A subclass is in one file of `protocols` together with its `Event` and its `Settings`, so that the mechanism, its
-    cost and its parameters can be read together. It has `release` and `event`, and also `rows` and `draw` unless every
-    model answers every query; evaluation and audits use the other methods with a default.
+    cost and its parameters can be read together. It has `distribution` and `event`, and also `rows` and `draw` unless
+    every model answers every query; evaluation and audits use the other methods with a default.
 
     Who computes what: the coordinator draws, and samples from the release. A protocol with `additive` says in `partial`
     what a shard computes from the rows of its own parts, beside them, and in `combine` what the coordinator makes of
-    the sum over shards; `release` is both. For other protocols the rows leave the shards, and the coordinator computes
-    `release`.
+    the sum over shards; `distribution` is both. For other protocols the rows leave the shards, and the coordinator
+    computes `distribution`.
 
     Attributes:
         name: the name in configuration and commands.
-        noisy: whether `release` draws noise, so that it must be called again for every token.
+        noisy: whether `distribution` draws noise, so that it must be called again for every token.
         effort: the cost of a release relative to one without noise. Audits release fewer tokens by this factor.
         halves: whether each part has two models, each trained on half of its users. Models 2i and 2i + 1 then belong
             to part i; otherwise model i belongs to part i.
@@ -177,7 +177,7 @@ class Protocol(ABC):
         return tuple(range(self.models))
 
     @abstractmethod
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         """Computes the output distributions from the models' answers. Draws the noise of a noisy protocol."""
 
     @property
@@ -239,26 +239,26 @@ class Protocol(ABC):
         """Returns the distribution of one token given the history, float64 [S, V], from the answers of all models.
 
         It is the mean over the secret draw. Evaluation uses it; no token is sampled from it. None if it has no closed
-        form: then estimate it with `draw` and `release`.
+        form: then estimate it with `draw` and `distribution`.
         """
         return None
 
     def release_law(self, answers: Answers) -> Tensor:
-        """Returns the distribution of one token given the draw, float64 [S, V]: the mean of `release` over its noise.
+        """Returns the distribution of one token given the draw, float64 [S, V]: the mean of a release over its noise.
 
         Raises:
             ValueError: the release is noisy, and the distribution has no implementation.
         """
         if self.noisy:
             raise ValueError(f"the law of {self.name} over its noise is not computed")
-        weights = self.release(answers).weights.double()
+        weights = self.distribution(answers).weights.double()
         return weights / weights.sum(dim=1, keepdim=True)
 
     def formula(self, public: Reals, rows: Reals) -> Reals | None:
         """Returns the distribution of one token given the draw by the paper's formula, float64 [V].
 
-        It shares no code with `release`; audits compare the releases with it. It uses the radius that remains after the
-        mechanism makes room for rounding, if it does. None if there is no such formula.
+        It shares no code with `distribution`; audits compare the releases with it. It uses the radius that remains
+        after the mechanism makes room for rounding, if it does. None if there is no such formula.
 
         Args:
             public: float64 [V], probabilities of the public model.
@@ -278,7 +278,7 @@ class Protocol(ABC):
         """Returns upper bounds of the probabilities of int64 ``tokens`` [S], float64 [S]. Evaluation uses the bounds.
 
         Protocols that release one noisy choice need it, because their weights contain only that choice. None means
-        that the weights of `release` give the probabilities.
+        that the weights of `distribution` give the probabilities.
         """
         return None
 

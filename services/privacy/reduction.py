@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def release(protocol: Protocol, answers: Answers, count: int) -> Release:
+def distribution(protocol: Protocol, answers: Answers, count: int) -> Release:
     """Computes the release from shaped rows, of which each sequence has ``count``."""
     sequences, vocabulary = answers.public.shape
     ratios = answers.ratios.view(sequences, count, vocabulary)

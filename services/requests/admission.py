@@ -21,10 +21,11 @@ from starlette.types import Receive, Scope, Send
 from services.coordinator.messages import Delta, Generation
 from services.keys.messages import Admitted, Identity
 from services.requests.answers import Answer, error_event
-from services.requests.coordinator_client import ResponseQueue
 from services.requests.errors import ApiError
-from services.requests.keys import KeyService, rate_headers
+from services.requests.keys import KeyService
 from services.requests.models import ServedModel
+from services.requests.refusals import rate_headers
+from services.requests.response_queue import ResponseQueue
 
 HEARTBEAT = b": waiting\n\n"
 

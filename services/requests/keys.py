@@ -5,7 +5,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -16,22 +16,15 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
 from services.actors import find_actor, remote
-from services.errors import KeysError, KeysUnavailable, UnknownKey
+from services.errors import KeysError
 from services.keys.actor import Keys
-from services.keys.messages import (
-    AdmissionLimits,
-    Admitted,
-    Identity,
-    InvalidKey,
-    RateState,
-    RateStates,
-    Refused,
-    TrafficUpdate,
-)
+from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from services.keys.records import CLIENT_SCOPES, Scope, Secret
-from services.requests.answers import Answer
-from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
+from services.requests.access_record import access_record
+from services.requests.errors import ApiError, unavailable
+from services.requests.refusals import forbidden, refusal, translated, unauthorised
 from services.requests.web_pages import check_sender
+from services.retrying import pauses, repeated
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """The identity of every client while no keys exist: it has no shares and cannot administer."""
@@ -44,31 +37,9 @@ ANSWER_S = 15.0
 
 RETRY_S = 1.0
 
-RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
-"""The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
-
-CLIENT_GONE = 499
-"""The status in the log of a request whose client left before its response began."""
-
-
-@dataclass
-class AccessRecord:
-    """Holds what the log shows of a request besides its route and duration. `key` is the id of the key."""
-
-    request_id: str
-    status: int = CLIENT_GONE
-    key: str | None = None
-    answer: Answer | None = None
-
-
-def access_record(connection: HTTPConnection) -> AccessRecord:
-    """Returns the record of a request, which its handler completes."""
-    entry: AccessRecord = connection.scope["privmix.record"]
-    return entry
 
 
 class KeyService:
@@ -107,7 +78,7 @@ class KeyService:
         if identity is ANONYMOUS:
             check_sender(connection, self._hosts, self._origins)
         if scope is not None and scope not in identity.scopes:
-            raise _forbidden(scope, identity)
+            raise forbidden(scope, anonymous=identity is ANONYMOUS)
         return identity
 
     async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
@@ -130,16 +101,16 @@ class KeyService:
         if owner.startswith(CONFIGURED):
             prefixes = [CONFIGURED + digest.hex()[:32] for digest in self._configured]
             if owner not in prefixes:
-                raise _unauthorised(InvalidKey("revoked"))
+                raise unauthorised(InvalidKey("revoked"))
             return self._of_configuration(prefixes.index(owner))
         if owner == ANONYMOUS.id:
             refused = await self.ask(Keys.identify, None)
             if isinstance(refused, InvalidKey) and (refused.required or self._configured):
-                raise _unauthorised(refused)
+                raise unauthorised(refused)
             return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
         identity = await self.ask(Keys.identity, owner)
         if isinstance(identity, InvalidKey):
-            raise _unauthorised(identity)
+            raise unauthorised(identity)
         return identity
 
     def cache_salt(self, identity: Identity) -> str:
@@ -196,14 +167,15 @@ class KeyService:
 
         Nothing else settles a request of a gateway that is alive, so its tokens and its places would be held for ever.
         """
-        while True:
+
+        async def settle() -> None:
             try:
                 await self.ask(Keys.settle, id_, used)
-                return
             except ApiError as error:
-                if error.status < 500:
-                    return
-            await asyncio.sleep(RETRY_S)
+                if error.status >= 500:
+                    raise
+
+        await repeated(settle, ApiError, pauses(RETRY_S))
 
     async def heartbeat(self, update: TrafficUpdate) -> None:
         """See `Keys.heartbeat`."""
@@ -222,7 +194,7 @@ class KeyService:
         if isinstance(identity, Identity):
             return identity
         if identity.required or self._configured:
-            raise _unauthorised(identity)
+            raise unauthorised(identity)
         return ANONYMOUS
 
     def _of_configuration(self, number: int) -> Identity:
@@ -267,7 +239,7 @@ class KeyService:
             return await remote(method)(await self._find(self._actor), *arguments, **named)
         except RayTaskError as error:
             if isinstance(error.cause, KeysError):
-                raise _translate(error.cause) from None
+                raise translated(error.cause) from None
             raise
         except (RayError, ValueError, RuntimeError):
             self._handle = None
@@ -279,49 +251,6 @@ class KeyService:
         return self._handle
 
 
-def refusal(refused: Refused, wanted: int, generations: int) -> ApiError:
-    """Returns the HTTP error for a refusal of the keys actor."""
-    headers = rate_headers(refused.rates)
-    limit = refused.limit
-    match refused.reason:
-        case "request_too_large" | "larger_than_a_minute":
-            within = "in one request" if refused.reason == "request_too_large" else "per minute"
-            message = f"prompts x n x max_tokens is {wanted}, but this key may use {limit} {within}; reduce it"
-            return invalid("max_tokens", message, "request_too_large")
-        case "more_than_live_streams":
-            message = f"prompts x n is {generations}, but this key may have {limit} concurrent answers; reduce it"
-            return invalid("n", message, "request_too_large")
-        case "share_exhausted":
-            message = "this key's share of the privacy budget is exhausted; it does not refill"
-            return ApiError(
-                429, message, code="share_exhausted", kind="insufficient_quota", headers={**headers, **NO_RETRY}
-            )
-        case "daily_share_exhausted":
-            message = "this key's tokens for today are used up; it has new ones after midnight UTC"
-            code, headers = "daily_share_exhausted", {**headers, **NO_RETRY}
-        case "live_streams":
-            message, code = f"this key already has {limit} concurrent answers, its maximum", "too_many_streams"
-        case "overloaded":
-            message, code = "too many requests wait; try again soon", "overloaded"
-        case "requests_per_minute" | "tokens_per_minute":
-            unit = refused.reason.removesuffix("_per_minute")
-            message, code = f"this key may use {limit} {unit} per minute", "rate_limit_exceeded"
-    if refused.retry_after_s is not None:
-        headers = {**headers, "retry-after": str(max(1, -int(-refused.retry_after_s // 1)))}
-    return ApiError(429, message, code=code, kind="rate_limit_error", headers=headers)
-
-
-def rate_headers(rates: RateStates) -> dict[str, str]:
-    """Returns OpenAI's `x-ratelimit-*` headers for the limits that exist."""
-    headers: dict[str, str] = {}
-    states: dict[str, RateState | None] = {"requests": rates.requests, "tokens": rates.tokens}
-    for name, state in states.items():
-        if state is not None:
-            values = (str(state.limit), str(state.remaining), f"{state.reset_s:.3f}s")
-            headers |= {f"x-ratelimit-{rate}-{name}": value for rate, value in zip(RATES, values, strict=True)}
-    return headers
-
-
 def _sent_key(connection: HTTPConnection) -> str | None:
     scheme, _, key = connection.headers.get("authorization", "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
@@ -329,37 +258,3 @@ def _sent_key(connection: HTTPConnection) -> str | None:
 
 def _digest(key: str) -> bytes:
     return bytes.fromhex(Secret(key).hash)
-
-
-def _unauthorised(refused: InvalidKey) -> ApiError:
-    message = {
-        "unknown": "give an API key of this service in the header: Authorization: Bearer KEY",
-        "expired": "this API key has expired; ask the service's administrator for a new one",
-        "revoked": "this API key was revoked; ask the service's administrator for a new one",
-    }[refused.reason]
-    return ApiError(
-        401,
-        message,
-        code="invalid_api_key",
-        kind="authentication_error",
-        headers={"www-authenticate": "Bearer"},
-    )
-
-
-def _forbidden(scope: Scope, identity: Identity) -> ApiError:
-    create = "create one with `privmix keys create NAME --scope administer`"
-    fix = create if identity is ANONYMOUS else "use another key"
-    return ApiError(
-        403, f"this route needs a key with the scope {scope!r}; {fix}", code="missing_scope", kind="permission_error"
-    )
-
-
-def _translate(error: KeysError) -> ApiError:
-    """Returns the HTTP error for an error of the keys actor."""
-    match error:
-        case UnknownKey():
-            return ApiError(404, "no such key", code="key_not_found")
-        case KeysUnavailable():
-            return unavailable("the database of the keys cannot be used now")
-        case _:
-            return ApiError(400, str(error), code="invalid_value", param=str(error).partition(":")[0])

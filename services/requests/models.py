@@ -22,7 +22,8 @@ from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemb
 from services.keys.messages import TrafficUpdate
 from services.people_text import PeopleText, TypedMarks
 from services.requests.conversation import ChatWriter, TemplateMessage
-from services.requests.coordinator_client import CoordinatorClient, RequestCounters
+from services.requests.coordinator_client import CoordinatorClient
+from services.requests.counters import RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
 from services.requests.settings import RequestSettings
@@ -61,7 +62,7 @@ def with_instructions(messages: Sequence[TemplateMessage], tools: Sequence[dict[
     return [first, *messages[1:]]
 
 
-class Prompts:
+class PromptTokenizer:
     """Tokenises prompts and chats. Long ones in threads of its own, in which the Rust tokenizer blocks nobody.
 
     A client waits for its own long texts. `limit` is the maximum number of tokens of each prompt: much longer texts
@@ -237,7 +238,7 @@ def _too_long(field: str, limit: int) -> ApiError:
 LOOK_S = 1.0
 ASK_S = 10.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ServedModel:
@@ -247,7 +248,9 @@ class ServedModel:
         exhausted: whether its budget was used up when it was last asked. It is asked only if it is in a cohort.
     """
 
-    def __init__(self, ensemble: ServedEnsemble, prompts: Prompts, client: CoordinatorClient, status: Status) -> None:
+    def __init__(
+        self, ensemble: ServedEnsemble, prompts: PromptTokenizer, client: CoordinatorClient, status: Status
+    ) -> None:
         self.ensemble = ensemble
         self.prompts = prompts
         self.client = client
@@ -410,7 +413,7 @@ class Models:
         try:
             served = await asyncio.to_thread(ServedModel.of, ensemble)
         except Exception as error:  # An invalid ensemble must not affect the others.
-            _log.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
+            logger.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
             return False
         served.state = state
         stack = AsyncExitStack()
@@ -427,6 +430,6 @@ async def _look_at_budget(served: ServedModel) -> None:
 
 
 @cache
-def prompts_of(model: Path) -> Prompts:
+def prompts_of(model: Path) -> PromptTokenizer:
     """Returns the tokenizer of a model directory. Ensembles with the same base model share it."""
-    return Prompts.load(model)
+    return PromptTokenizer.load(model)

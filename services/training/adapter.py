@@ -34,7 +34,7 @@ Files = dict[str, bytes]
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
-_LARGEST_GRADIENT = 1.0
+_MAX_GRADIENT = 1.0
 # The logits of a whole batch (tokens x vocabulary, float32) would take most of the memory. On a CPU, small chunks are
 # also faster.
 TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
@@ -249,7 +249,7 @@ def _fit(
     for step, batch in enumerate(batches, start=1):
         optimizer.zero_grad(set_to_none=False)
         _accumulate_gradient(model, weights, inputs, labels, batch, caches)
-        torch.nn.utils.clip_grad_norm_(weights.precise, _LARGEST_GRADIENT)
+        torch.nn.utils.clip_grad_norm_(weights.precise, _MAX_GRADIENT)
         optimizer.step()
         schedule.step()
         weights.update_model()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.errors import InputError
 from services.training import public_model
@@ -27,11 +28,16 @@ class Base:
     layers: int
     private: PrivateBase | None
 
+    def load_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer  # slow to import
+
+        return AutoTokenizer.from_pretrained(self.path)
+
 
 def find_base(model: str | None, block: int) -> Base:
     """Finds the model with a name (see `public_model.resolve`) and checks that it supports the block size.
 
-    The name of a directory that `privmix train --dp-sgd` wrote is that of its private base.
+    The name of a directory that `privmix train-base` wrote is that of its private base.
 
     Args:
         block: the number of tokens in a block.

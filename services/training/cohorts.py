@@ -11,7 +11,7 @@ The users of a private base pay for it, so they belong to the ensembles on it, t
 person pays for it once, within the promise of the cohort that they are in.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -24,36 +24,26 @@ from services.training.marks import Marks
 from services.training.partition import read_salt
 
 
-class OtherUsers:
-    """Yields the documents whose users are in none of the earlier ensembles, and never were.
-
-    Attributes:
-        left_out: the number of documents left out so far.
+class EarlierEnsembles:
+    """Recognises the users of earlier ensembles, now and ever.
 
     Raises:
         InputError: an earlier ensemble has no manifest, marks or salt, or other ones than those of its last training.
     """
 
-    def __init__(self, documents: Iterable[Document], earlier: Sequence[Path] = ()) -> None:
-        self._documents = documents
-        self._earlier = {directory: Manifest.load(directory) for directory in earlier}
+    def __init__(self, directories: Sequence[Path] = ()) -> None:
+        self._earlier = {directory: Manifest.load(directory) for directory in directories}
         self._marks = [_marks(directory, manifest) for directory, manifest in self._earlier.items()]
-        self.left_out = 0
 
-    def __iter__(self) -> Iterator[Document]:
-        self.left_out = 0
-        for document in self._documents:
-            if any(marks.has_user(document) for marks in self._marks):
-                self.left_out += 1
-            else:
-                yield document
+    def have_user(self, document: Document) -> bool:
+        return any(marks.has_user(document) for marks in self._marks)
 
     def apart_from(self, output: Path, before: Marks, now: Marks) -> tuple[Apart, ...]:
         """Returns the ensembles that share no user with the one in `output` after its training.
 
         Args:
             before: the marks of all earlier trainings of the ensemble in `output`.
-            now: the marks of the documents that this object yields, which are of no user of the earlier ensembles.
+            now: the marks of the documents of its training, which are of no user of the earlier ensembles.
 
         Raises:
             InputError: users of the ensemble in `output` could be in one that it was or is to be kept apart from.

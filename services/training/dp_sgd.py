@@ -27,6 +27,7 @@ from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOpt
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import PartShare, read_salt, salt_id
 from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from services.training.reading import read
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
@@ -79,12 +80,10 @@ def plan(
                 "of epsilon"
             )
         salt = read_salt(salt_file or output / SALT)
-        marks = Marks.of_ensemble(output, salt)
-        tokenizer = _tokenizer(base)
+        before, tokenizer = Marks.of_ensemble(output, salt), base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        units = _units(marks.of(corpus), tokenizer, private, options)
-        if not units:
-            raise corpus.empty()
+        text = read(corpus, salt, partial(_units, tokenizer=tokenizer, private=private, options=options))
+        units, marks = text.content, before | text.marks
         public = () if warm_start is None else _public(warm_start, marks, tokenizer, private, options)
         adapter = PlannedAdapter(
             _NAME,
@@ -100,7 +99,7 @@ def plan(
                 ensemble, output, adapter, base, salt, options, sum(map(len, units)), corpus.form
             ),
             marks=marks,
-            skipped=dict(corpus.skipped),
+            skipped=text.skipped,
         )
 
 
@@ -116,12 +115,6 @@ def planned(private: DpSgdOptions) -> DpSgdEvent:
     except ValueError as error:
         raise InputError(f"epsilon: {error}") from error
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
-
-
-def _tokenizer(base: Base) -> Any:
-    from transformers import AutoTokenizer  # slow to import
-
-    return AutoTokenizer.from_pretrained(base.path)
 
 
 def _public(

@@ -57,7 +57,7 @@ def merged(directory: Path) -> Path:
     if training is None:
         raise InputError(
             f"model {directory}: was trained on private text without a guarantee, so it can be no base; train a base "
-            "with `privmix train --dp-sgd`"
+            "with `privmix train-base`"
         )
     if training.event.unit != "user":
         raise InputError(f"model {directory}: protects single {training.event.unit}s; train the base with --unit user")

@@ -7,20 +7,22 @@ other rows are, and however many. DP-SGD rests on this: a user whose text change
 would move their sum, too. (In bfloat16, where passes had the width of their longest row and as many rows as fitted, by
 2.2 times the clip.)
 
-*On a CPU* a row has a pass of its own, of its own length. So no other row is an operand.
-
-*On a GPU* a pass of one row would wait for its launches (a pass of 8,192 tokens takes as long). There a pass has a
-fixed shape: rows padded to a multiple of `_STEP` tokens, and as many of them as fill it; what is missing is padding.
+A pass of one short row waits for the overhead of its operations: some thousand small ones on a CPU, launches on a GPU.
+So rows of one width share passes of a fixed shape: padded to a multiple of `_STEP` tokens, as many as fill it.
 
 - No operation of a dense model reads another row: a row of a product of matrices is a sum over that row, attention and
   the gradient of an adapter's copy are products for each row. Kernels are chosen, and order their sums, by shapes. So
-  the bits of a row follow from the row and its place in the pass.
-- Sums whose order follows from the time at which threads arrive (atomics) are switched off.
-- The place follows from the other rows, so it must not matter. `_places_are_equal` tries each shape once with random
-  numbers before its first use: one row in every place, then in every other place beside other rows. The order of the
-  sums does not depend on their values, so places that agree in all bits of random numbers have the same order. Where
-  they do not, and for mixtures of experts, whose products have shapes that follow from all rows of a pass, each row
-  has a pass of its own.
+  the bits of a row follow from the row, its place in the pass, and the pass's shape.
+- Sums whose order follows from the time at which threads arrive (a GPU's atomics) are switched off.
+- Place and shape follow from the other rows, so they must not matter. `_places_are_equal` tries each shape once with
+  random numbers before its first use: one row in every place, then in every other place beside other rows. The order of
+  the sums does not depend on their values, so places that agree in all bits of random numbers have the same order.
+  Where they do not, and for mixtures of experts, whose products have shapes that follow from all rows of a pass, each
+  row has a pass of its own.
+- *On a CPU* a pass of one row has the same bits, too, or no pass is shared. So rows that do not fill a pass have passes
+  of their own, without padding for missing ones.
+- *On a GPU* each pass has the full shape, with padding in the place of missing rows: a pass of 8,192 tokens takes as
+  long as one of one row.
 """
 
 import os
@@ -32,15 +34,16 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
 from services.errors import InputError
-from services.training.adapter import SHORT_BLOCK, TOKENS_AT_ONCE, loss_gradient
+from services.training.adapter import TOKENS_AT_ONCE, loss_gradient
 from services.training.packing import IGNORED
 
-_STEP = 64
-"""The rows of a GPU's pass are padded to a multiple of this number of tokens: few shapes, and little padding."""
+_STEP = {"cpu": 16, "cuda": 64}
+"""Rows are padded to a multiple of this number of tokens: few shapes, and little padding."""
+_EAGER = 512
+"""On a CPU, attention by plain products is faster than transformers' default for rows of up to so many tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,7 @@ class RowGradients:
         self._model = model
         self._layers = list(_replace_linears(model))
         self._on_gpu = model.device.type == "cuda"
+        self._fused = model.config._attn_implementation
         self._mixed = any("expert" in name for name, _ in model.named_modules())
         self._places: dict[int, int] = {}
         self.weights = [layer.weight for layer in self._layers]
@@ -83,6 +87,7 @@ class RowGradients:
 
     def detach(self) -> None:
         """Stops the copying of weights, so that the model has ordinary layers."""
+        self._model.set_attn_implementation(self._fused)
         for layer in self._layers:
             layer.copies = None
 
@@ -92,35 +97,42 @@ class RowGradients:
         for index, row in enumerate(rows):
             by_width.setdefault(self._width(row), []).append(index)
         for width, indices in by_width.items():
-            places = self._places_of(width)
-            for first in range(0, len(indices), places):
-                chosen = indices[first : first + places]
+            for chosen, places in self._passes(width, indices):
                 gradients = self._pass([rows[index] for index in chosen], width, places, self.weights)
                 yield from zip(chosen, gradients[: len(chosen)], strict=True)
 
-    def _width(self, row: TokenRow) -> int:
-        size = len(row.inputs)
-        return -(-size // _STEP) * _STEP if self._on_gpu else size
+    def _passes(self, width: int, indices: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
+        """Yields the indices of the rows of each pass, and its number of places."""
+        places = self._places_of(width, len(indices))
+        filled = len(indices) if self._on_gpu else len(indices) // places * places
+        for first in range(0, filled, places):
+            yield indices[first : first + places], places
+        for index in indices[filled:]:
+            yield [index], 1
 
-    def _places_of(self, width: int) -> int:
+    def _width(self, row: TokenRow) -> int:
+        step = _STEP[self._model.device.type]
+        return -(-len(row.inputs) // step) * step
+
+    def _places_of(self, width: int, rows: int) -> int:
         """Returns the number of rows in a pass of this width."""
-        if not self._on_gpu or self._mixed:
+        places = TOKENS_AT_ONCE[self._model.device.type] // width
+        if self._mixed or places < 2 or (rows < places and not self._on_gpu):
             return 1
         if width not in self._places:
-            places = max(1, TOKENS_AT_ONCE["cuda"] // width)
             self._places[width] = places if self._places_are_equal(width, places) else 1
         return self._places[width]
 
     def _places_are_equal(self, width: int, places: int) -> bool:
-        """Returns whether a row has the same bits in every place of a pass, beside itself and beside other rows."""
+        """Returns whether a row has the same bits in every place, beside itself and beside others; on a CPU, alone."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self._model.config.vocab_size, (1 + places, width), generator=generator)
         row, *others = (TokenRow(each, each[1:], 1 / width) for each in tokens)
         weights = [torch.randn(weight.shape, generator=generator).to(weight) for weight in self.weights]
         mixed = [other if place % 2 else row for place, other in enumerate(others)]
-        alike = self._pass([row] * places, width, places, weights)
-        beside = self._pass(mixed, width, places, weights)
-        return bool((alike == alike[:1]).all()) and bool((beside[::2] == alike[:1]).all())
+        passes = [([row] * places, places, 1), (mixed, places, 2)] + ([] if self._on_gpu else [([row], 1, 1)])
+        found = [self._pass(own, width, size, weights)[::step] for own, size, step in passes]
+        return all(bool((gradients == found[0][:1]).all()) for gradients in found)
 
     def _pass(self, rows: Sequence[TokenRow], width: int, places: int, weights: Sequence[Tensor]) -> Tensor:
         """Returns the gradients of at most `places` rows at these weights: float32 [places, weights]."""
@@ -133,12 +145,18 @@ class RowGradients:
         copies = [weight.detach().expand(places, -1, -1).clone().requires_grad_() for weight in weights]
         for layer, own in zip(self._layers, copies, strict=True):
             layer.copies = own
-        with _without_atomics() if self._on_gpu else nullcontext(), _attention(device, width):
+        self._choose_attention(width)
+        with _without_atomics() if self._on_gpu else nullcontext():
             logits = self._model(input_ids=inputs.to(device), use_cache=False).logits[:, :-1]
             gradient = loss_gradient(logits.detach(), targets.to(device), shares.to(device))
             logits.backward(gradient)
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad for own in copies]
         return torch.cat([each.flatten(1) for each in gradients], dim=1)
+
+    def _choose_attention(self, width: int) -> None:
+        chosen = "eager" if not self._on_gpu and width <= _EAGER else self._fused
+        if self._model.config._attn_implementation != chosen:
+            self._model.set_attn_implementation(chosen)
 
 
 class _RowLinear(nn.Module):
@@ -170,11 +188,6 @@ def _replace_linears(model: Any) -> Iterator[_RowLinear]:
 
 def _padded(tokens: Tensor, size: int, filler: int) -> Tensor:
     return pad(tokens, (0, size - len(tokens)), value=filler)
-
-
-def _attention(device: torch.device, width: int) -> Any:
-    """Returns the context of a pass: on a CPU, short rows are faster with plain products."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" and width <= SHORT_BLOCK else nullcontext()
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) 
     if division.share == 1:
         raise InputError(
             f"base: with {users:,} users and {budget.tokens:,} tokens, parts add nothing to a base of all epsilon; "
-            "use --dp-sgd instead of --base auto, or set --base-share"
+            "use `privmix train-base` alone, or set --base-share"
         )
     if not division.share:
         raise InputError(

@@ -8,18 +8,17 @@ It trains one adapter for each part and, with `halves`, one for each half of a p
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from services.errors import InputError
 from services.people_text import PeopleText
 from services.training.base import Base, find_base
-from services.training.cohorts import OtherUsers
-from services.training.corpus import Corpus, Document
+from services.training.cohorts import EarlierEnsembles
+from services.training.corpus import Corpus
 from services.training.directory import SALT, ensemble_id, only_writer
 from services.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
 from services.training.marks import Marks
@@ -27,6 +26,7 @@ from services.training.options import TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, PartShare, read_salt, salt_id
 from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from services.training.reading import read
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 4
@@ -69,24 +69,22 @@ def plan(
         base = find_base(model, options.block)
         options = options.for_depth(base.layers)
         salt = read_salt(salt_file or output / SALT)
-        tokenizer = _tokenizer(base)
+        tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        before, marks = Marks.of_ensemble(output, salt), Marks(salt)
-        others = OtherUsers(corpus, earlier)
-        entries = _entries(marks.of(others), tokenizer, base, Partition(salt, parts, halves), options)
-        if not entries:
-            whose = " of users who are in no earlier ensemble" if others.left_out else ""
-            raise corpus.empty(whose)
-        apart = others.apart_from(output, before, marks)
+        before, others = Marks.of_ensemble(output, salt), EarlierEnsembles(earlier)
+        partition = Partition(salt, parts, halves)
+        text = read(corpus, salt, partial(tokenize, tokenizer=tokenizer, partition=partition), others)
+        entries = _entries(text.content, base, salt, options)
+        apart = others.apart_from(output, before, text.marks)
         yield TrainingPlan(
             output,
             base,
             [entry.planned for entry in entries],
             options.part_kind,
             manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated, corpus.form),
-            marks=before | marks,
-            skipped=dict(corpus.skipped),
-            left_out=others.left_out,
+            marks=before | text.marks,
+            skipped=text.skipped,
+            left_out=text.left_out,
         )
 
 
@@ -99,24 +97,13 @@ class _Entry:
     size_bucket: int
 
 
-def _tokenizer(base: Base) -> Any:
-    from transformers import AutoTokenizer  # slow to import
-
-    return AutoTokenizer.from_pretrained(base.path)
-
-
-def _entries(
-    documents: Iterable[Document], tokenizer: Any, base: Base, partition: Partition, options: TrainingOptions
-) -> list[_Entry]:
-    streams = tokenize(documents, tokenizer, partition)
-    if not any(len(tokens) for tokens in streams.values()):
-        return []
+def _entries(streams: Mapping[PartShare, Tokens], base: Base, salt: bytes, options: TrainingOptions) -> list[_Entry]:
     return [
         _Entry(
             share,
             PlannedAdapter(
                 share.name,
-                _fingerprint(tokens, base, partition.salt, options),
+                _fingerprint(tokens, base, salt, options),
                 partial(_recipe, share, tokens, options),
             ),
             size_bucket(len(tokens)),

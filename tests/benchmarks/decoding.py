@@ -73,7 +73,7 @@ class Decoding:
 
     def end(self) -> None:
         for name in self._texts:
-            self._engine.release(name)
+            self._engine.drop_caches(name)
 
 
 def reducing(sequences: int, readers: int) -> Use:

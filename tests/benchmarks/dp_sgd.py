@@ -1,7 +1,7 @@
 """Searches the recipe of DP-SGD on public text: `python -m tests.benchmarks.dp_sgd CORPUS.jsonl --output FOLDER`.
 
 CORPUS is public or set-aside text, by user. A tenth of the users is held out; the others train an adapter by each
-recipe, with the code of `privmix train --dp-sgd`, in this process. In each step a few of them stand for its batch: the
+recipe, with the code of `privmix train-base`, in this process. In each step a few of them stand for its batch: the
 noise is scaled by their share of it, so that the signal has the ratio to the noise that the whole batch would give it.
 The few are drawn anew in each step, because the same ones would be learnt by heart. An interrupted run continues with
 the files in FOLDER.
@@ -93,6 +93,9 @@ RECIPES: Mapping[str, TrainingRecipe] = {
     "v, rank 16, rate 1e-3": _v(16, 1e-3),
     "v, rank 4, rate 1e-3, both": _v(4, 1e-3, matrices="both"),
     "v, rank 4, rate 2e-3, both": _v(4, 2e-3, matrices="both"),
+    "v, rank 4, rate 1e-2, 6 steps": _v(4, 1e-2, steps=6),
+    "v, rank 4, rate 2e-2, 6 steps": _v(4, 2e-2, steps=6),
+    "v, rank 4, rate 3e-2, 4 steps": _v(4, 3e-2, steps=4),
     "default": TrainingRecipe(),
     "default after public text": TrainingRecipe(public=64),
     "public text alone": TrainingRecipe(public=64, only_public=True),

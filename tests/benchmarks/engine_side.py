@@ -109,7 +109,7 @@ class EngineSide:
 
     def end(self, context: int, readers: int) -> None:
         for name in self._texts.pop((context, readers)):
-            self._engine.release(name)
+            self._engine.drop_caches(name)
 
 
 def main(given: Mapping[str, Any]) -> None:

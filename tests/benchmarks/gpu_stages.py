@@ -26,7 +26,6 @@ from tests.benchmarks.decoding import Decoding, profile, stages_ms, step_ms, wai
 from tests.benchmarks.shapes import RANK, SHAPES
 from tests.benchmarks.startup import in_new_process, time_worker
 from tests.ensembles import write_adapters
-from tests.tiny import write_mixture_of_experts
 
 Found = Iterator[dict[str, Any]]
 
@@ -441,6 +440,8 @@ def text_parts(folder: Path, tokens: Sequence[int]) -> dict[str, Path]:
 
 def experts(folder: Path) -> EngineSettings:
     """Returns a mixture of experts with readers; on a CPU, where vLLM runs none, with texts and in float32."""
+    from tests.tiny import write_mixture_of_experts
+
     model = write_mixture_of_experts(folder / "experts")
     if ON_GPU:
         parts = write_adapters(folder / "experts-parts", ("first", "second"), model, targets=("q_proj", "o_proj"))
@@ -463,7 +464,7 @@ def batches(case: Mapping[str, Any]) -> Found:
         for _ in range(max(BATCHES))
     ]
     alone = engine.next_token([Request("alone", prompts[0], names)]).clone()
-    engine.release("alone")
+    engine.drop_caches("alone")
     compared = different = 0
     for size in (size for size in BATCHES if size <= given.sequences):
         for _ in range(REPEATS):
@@ -472,7 +473,7 @@ def batches(case: Mapping[str, Any]) -> Found:
             compared += len(names)
             different += int((rows != alone).any(dim=-1).sum())
             for request in asked:
-                engine.release(request.sequence)
+                engine.drop_caches(request.sequence)
     yield {"rows_compared": compared, "rows_that_differ": different}
     engine.close()
 

@@ -90,7 +90,7 @@ def databases() -> Iterator[dict[str, tuple[str, str, str]]]:
 
 def throughput(place: str, seconds: float) -> dict[str, Any]:
     """Measures charged tokens per second, by lease size and number of holders."""
-    ledger = Ledger(place, BUDGET)
+    ledger = Ledger.create(place, BUDGET)
     rates = {
         size: {holders: leases_per_s(ledger, size, holders, seconds) for holders in (1, HOLDERS)} for size in SIZES
     }
@@ -108,7 +108,7 @@ def throughput(place: str, seconds: float) -> dict[str, Any]:
 def with_accounts(place: str, seconds: float) -> dict[str, int]:
     """Measures charged tokens per second with accounts, by number of holders."""
     protocol = ACCOUNTS.plan(PARTS)
-    ledger = Ledger(place, PrivacyBudget.of("benchmark", ACCOUNTS, protocol))
+    ledger = Ledger.create(place, PrivacyBudget.of("benchmark", ACCOUNTS, protocol))
     rates = {}
     for holders in (1, HOLDERS):
         before, deadline = ledger.balance().charged.get(protocol.event, 0), time.monotonic() + seconds
@@ -149,11 +149,11 @@ def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> flo
 
 def start(place: str, rows: int, name: str) -> dict[str, Any]:
     """Measures the time to open and to verify a ledger of ``rows`` rows."""
-    ledger = Ledger(place, BUDGET)
+    ledger = Ledger.create(place, BUDGET)
     lengthen(place, rows, f"Writing {rows:,} rows to {name}")
     del ledger
     began = time.monotonic()
-    opened = Ledger(place, BUDGET)
+    opened = Ledger.create(place, BUDGET)
     start_s = time.monotonic() - began
     assert opened.balance().rows >= rows
     took, busy = {}, {}
@@ -184,7 +184,7 @@ def lengthen(place: str, rows: int, title: str) -> None:
     database = LedgerDatabase(place, "write")
     with database.transaction() as connection:
         state = replay(connection)
-    fields = json.loads(EVENT.to_json())
+    fields = EVENT.as_dict()
     for _ in track(range(0, rows, BATCH), title, console=Console(stderr=True)):
         records: list[Record] = []
         for _ in range(BATCH // 2):

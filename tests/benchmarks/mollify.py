@@ -218,12 +218,12 @@ def measure(
     given = 4 * (public.numel() + parts.numel())
 
     def token(log_parts: Tensor) -> Release:
-        return protocol.release(shape(public, log_parts, models, overwrite_parts=True))
+        return protocol.distribution(shape(public, log_parts, models, overwrite_parts=True))
 
     peak = peak_memory(token, parts.clone(), given)
     seconds = shortest(token, parts, repeats)
     answers = shape(public, parts, models)
-    released = shortest(lambda _: protocol.release(answers), public[:0], repeats)
+    released = shortest(lambda _: protocol.distribution(answers), public[:0], repeats)
     p0, rows_of_one = answers.public[0].double().numpy(), answers.ratios[: len(models[0])].double().numpy()
     slow = None
     if by_scipy is not None:

@@ -40,7 +40,7 @@ class RowEngine(Protocol):
 
     def next_token(self, requests: Sequence[Request]) -> object: ...
 
-    def release(self, sequence: str) -> None: ...
+    def drop_caches(self, sequence: str) -> None: ...
 
 
 class PartBatch:
@@ -70,7 +70,7 @@ class PartBatch:
             for context in contexts:
                 context.append(self._random.randrange(10, 40_000))
         for request in requests:
-            self._engine.release(request.sequence)
+            self._engine.drop_caches(request.sequence)
         return statistics.median(times)
 
     def part_row_over_public_row(self, sequences: int, part_rows: int, steps: int, rounds: int = 3) -> float:

@@ -99,7 +99,7 @@ def times(protocol: Protocol, sequences: int, parts: int, vocabulary: int, repea
         copied = private[:, 1:].flatten(0, 1)
         answers = shape(private[:, 0], copied, models, SamplingOptions(), overwrite_parts=True)
         allowances = None if given.allowances is None else torch.from_numpy(given.allowances)
-        protocol.release(Answers(answers.public, answers.ratios, answers.models, allowances))
+        protocol.distribution(Answers(answers.public, answers.ratios, answers.models, allowances))
 
     return {"reduced": least_ms(reduced, repeats), "raw": least_ms(raw, repeats)}
 

@@ -46,7 +46,7 @@ from cluster.options import JsonOption
 from services.structure import grammar
 from services.structure.compiler import limits_of
 from services.structure.errors import StructureError
-from tests.services.structure.test_matcher import vocabulary
+from tests.support.structure import vocabulary
 
 OWN = Path(__file__).parent / "schemas.json"
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -1,18 +1,23 @@
-"""Writes models and readers of known shapes with random weights, in seconds and without downloads, to measure speed."""
+"""Writes models and readers of known shapes with random weights, in seconds and without downloads, to measure speed.
+
+transformers and PEFT are imported where they are used: their import takes seconds.
+"""
 
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from services.engine.reader_attention import TARGETS
+from services.training.options import READER_TARGETS
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 RANK = 16
 STRENGTH = 0.03
@@ -52,7 +57,7 @@ class Shape:
             "mlp.up_proj": (self.hidden, self.intermediate),
             "mlp.down_proj": (self.intermediate, self.hidden),
         }
-        return {name: size for name, size in sizes.items() if name.rpartition(".")[2] in TARGETS}
+        return {name: size for name, size in sizes.items() if name.rpartition(".")[2] in READER_TARGETS}
 
     @property
     def weights(self) -> int:
@@ -65,7 +70,9 @@ class Shape:
         return self.key_heads * self.head_size
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> "LlamaConfig":
+        from transformers import LlamaConfig
+
         return LlamaConfig(
             architectures=["LlamaForCausalLM"],
             dtype=torch.bfloat16,
@@ -91,6 +98,8 @@ SHAPES = {
 def write_model(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
     """Writes a model without a tokenizer; without weights, its configuration alone, for engines that make their own."""
     if weights:
+        from transformers import LlamaForCausalLM
+
         torch.manual_seed(0)
         model = LlamaForCausalLM(shape.config)
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=STEEPNESS)
@@ -105,9 +114,15 @@ def write_readers(folder: Path, names: Sequence[str], shape: Shape, distinct: in
 
     The others are links to their files, but engines load each of them.
     """
+    from peft import LoraConfig
+
     layers = list(range(shape.layers - shape.readers, shape.layers))
     config = LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules=list(TARGETS), layers_to_transform=layers, task_type="CAUSAL_LM"
+        r=RANK,
+        lora_alpha=2 * RANK,
+        target_modules=list(READER_TARGETS),
+        layers_to_transform=layers,
+        task_type="CAUSAL_LM",
     )
     written = names[:distinct]
     for seed, name in enumerate(written):

@@ -65,8 +65,8 @@ def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
     stages("imports")
     import httpx
 
-    from cluster.commands.serve import import_launch, import_meanwhile
     from cluster.configuration import Configuration
+    from cluster.foreground import import_launch, import_meanwhile
     from services.ray_session import connected
 
     configuration = Configuration.load(config)

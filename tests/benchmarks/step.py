@@ -119,8 +119,8 @@ class RemoteEngine:
     def next_token(self, requests: Sequence[Request]) -> None:
         ray.get(self._shard.next_token.remote(requests, returned=[0]))
 
-    def release(self, sequence: str) -> None:
-        ray.get(self._shard.release.remote([sequence]))
+    def drop_caches(self, sequence: str) -> None:
+        ray.get(self._shard.drop_caches.remote([sequence]))
 
 
 @contextmanager
@@ -261,11 +261,11 @@ def mollify_speedup(bench: StepBench, prompt: Sequence[int], rounds: int) -> flo
     rows = torch.from_numpy(np.array(ray.get(bench.shards[0].next_token.remote([request]))))
     answers = shape(rows[:1], rows[1:], (tuple(range(len(rows) - 1)),))
     protocol = PMixed(MOLLIFIED, 1.0, RADIUS)
-    protocol.release(answers)
+    protocol.distribution(answers)
     ours, scipys = [], []
     for _ in range(rounds):
         started = time.perf_counter()
-        protocol.release(answers)
+        protocol.distribution(answers)
         between = time.perf_counter()
         by_scipy(answers)
         scipys.append(time.perf_counter() - between)

@@ -21,9 +21,9 @@ def test_few_rows_release_what_all_do() -> None:
     rows = (public[:, None] + torch.randn(POSITIONS, STANDING, VOCABULARY, generator=noise)).log_softmax(2)
     everybody = rows.repeat_interleave(PARTS // STANDING, dim=1)
     protocol = IndividualSettings(epsilon=8, tokens=64).plan(PARTS)
-    whole = protocol.release(shape(public, everybody.flatten(0, 1), [protocol.draw()] * POSITIONS))
+    whole = protocol.distribution(shape(public, everybody.flatten(0, 1), [protocol.draw()] * POSITIONS))
     few = FewRows(**asdict(protocol), standing=STANDING)
-    released = few.release(shape(public, rows.flatten(0, 1), [few.draw()] * POSITIONS))
+    released = few.distribution(shape(public, rows.flatten(0, 1), [few.draw()] * POSITIONS))
     # Sums in another order round otherwise.
     assert torch.allclose(whole.weights.double(), released.weights.double(), rtol=1e-6)
     assert whole.charges is not None

@@ -8,8 +8,9 @@ Before that, it starts Ray and trains one part, so that neither side includes th
 - `kinds`: adapters an hour of processor time, of one part by the default options: a reader of all layers, of the last
   half (the default) and of the last quarter, plain LoRA by the same code, and plain LoRA in an ordinary loop around
   PEFT's model; by the name of the corpus. `over_all_layers` has the ratios to the reader of all layers.
-- `dp_sgd`: users a second whose clipped gradients are summed, by the code of `privmix train --dp-sgd` and by Opacus'
-  hooks, in alternating passes over the same users, model and adapter on one core; by the number of tokens of a user.
+- `dp_sgd`: users a second whose clipped gradients are summed, by the code of `privmix train-base` and by Opacus'
+  hooks, in alternating passes over the same users, model and adapter on one core; by the number of tokens of a user,
+  and with `MIXED` for users of many lengths. Opacus gets them sorted, so that a pass has little padding.
 """
 
 import json
@@ -27,6 +28,7 @@ import torch
 import typer
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cluster.options import JsonOption
@@ -35,7 +37,7 @@ from services.training import demo
 from services.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
 from services.training.corpus import Corpus
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
-from services.training.packing import Tokens, even_size, pack, tokenize
+from services.training.packing import IGNORED, Tokens, even_size, pack, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.per_unit import UnitGradients
 from services.training.plan import run_training
@@ -47,6 +49,7 @@ from tests.benchmarks.options import CorporaOption
 OPTIONS = TrainingOptions(block=128, batch=4, epochs=1)
 CPU = torch.device("cpu")
 ALL_LAYERS = "reader, all layers"
+MIXED = "16 to 512"
 
 
 def write_corpus(path: Path, users: int) -> Corpus:
@@ -65,12 +68,12 @@ def seconds(corpus: Corpus, output: Path, parts: int) -> float:
     return time.monotonic() - begun
 
 
-def users_per_s(tokens: int, users: int, rounds: int = 3) -> dict[str, float]:
-    """Returns users a second of both implementations, for users with this number of tokens."""
+def users_per_s(lengths: Sequence[int], rounds: int = 3) -> dict[str, float]:
+    """Returns users a second of both implementations, for users with these numbers of tokens."""
     random = np.random.default_rng(0)
-    units = [random.integers(1, 40000, tokens).astype(np.int32) for _ in range(users)]
+    units = [random.integers(1, 40000, tokens).astype(np.int32) for tokens in lengths]
     options = DP_SGD_TRAINING
-    gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU).train(), options.block)
+    gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU).train(), options.block, "b")
     sums: dict[str, Callable[[Sequence[Tokens]], Any]] = {
         "privmix": lambda units: gradients.clipped_sum(units, 1.0),
         "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU).train()),
@@ -81,33 +84,55 @@ def users_per_s(tokens: int, users: int, rounds: int = 3) -> dict[str, float]:
             begun = time.process_time()
             clipped_sum(units)
             taken[name].append(time.process_time() - begun)
-    speeds = {name: users / median(times[1:]) for name, times in taken.items()}
+    speeds = {name: len(units) / median(times[1:]) for name, times in taken.items()}
     return speeds | {"ratio": speeds["privmix"] / speeds["opacus"]}
 
 
+def mixed_lengths(users: int) -> list[int]:
+    """Returns numbers of tokens between 16 and 512, like those of short clinical dialogues: half are below 95."""
+    drawn = np.random.default_rng(1).lognormal(np.log(95), 0.95, users)
+    return [int(tokens) for tokens in drawn.clip(16, 512)]
+
+
 def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
-    """Returns a function that sums the clipped gradients of users of the same length, one block each."""
+    """Returns a function that sums the clipped gradients of users of one block each."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(weight.requires_grad and "lora_A" not in name)
     hooked = GradSampleModule(model, loss_reduction="sum", strict=False)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     sgd = torch.optim.SGD(weights, lr=0.0)
     optimizer = DPOptimizer(sgd, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1)
 
     def clipped_sum(units: Sequence[Tokens]) -> None:
-        inputs = torch.from_numpy(np.stack(units).astype(np.int64))
-        chunks = torch.split(inputs, max(1, TOKENS_AT_ONCE["cpu"] // inputs.shape[1]))
+        chunks = list(_chunks(sorted(units, key=len)))
         for chunk in chunks:
-            logits = hooked(input_ids=chunk, use_cache=False).logits[:, :-1].float()
-            losses = cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="none").view(len(chunk), -1)
-            torch.autograd.backward(losses.mean(dim=1).sum())
+            rows = [torch.from_numpy(unit.astype(np.int64)) for unit in chunk]
+            inputs = pad_sequence(rows, batch_first=True)
+            targets = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORED)
+            logits = hooked(input_ids=inputs, use_cache=False).logits[:, :-1].float()
+            losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(len(rows), -1)
+            shares = torch.tensor([1 / (len(row) - 1) for row in rows])
+            torch.autograd.backward((losses.sum(dim=1) * shares).sum())
             optimizer.signal_skip_step(do_skip=chunk is not chunks[-1])
             optimizer.step()
             optimizer.zero_grad()
 
     return clipped_sum
+
+
+def _chunks(units: Sequence[Tokens]) -> Iterator[list[Tokens]]:
+    """Yields units of ascending lengths together that fill a pass of `TOKENS_AT_ONCE` with their padding."""
+    chunk: list[Tokens] = []
+    for unit in units:
+        if chunk and len(unit) * (len(chunk) + 1) > TOKENS_AT_ONCE["cpu"]:
+            yield chunk
+            chunk = []
+        chunk.append(unit)
+    yield chunk
 
 
 def adapters_per_hour(corpus: Corpus, tokens: int, rounds: int) -> dict[str, Any]:
@@ -184,8 +209,10 @@ def benchmark(
         few, many, users, part_tokens = 2, 8, 16, 256
     torch.set_num_threads(1)
     lengths = {64: 4} if quick else {64: 32, 128: 16, 512: 4}
+    private_units = {str(tokens): [tokens] * count for tokens, count in lengths.items()}
+    private_units[MIXED] = mixed_lengths(4 if quick else 128)
     rounds = 1 if quick else 3
-    private = {tokens: users_per_s(tokens, count, rounds) for tokens, count in lengths.items()}
+    private = {name: users_per_s(units, rounds) for name, units in private_units.items()}
     with tempfile.TemporaryDirectory() as folder:
         dialogues = write_corpus(Path(folder) / "demo.jsonl", users)
         texts = {path.stem: Corpus(path) for path in corpus} or {"demo": dialogues}
@@ -213,9 +240,9 @@ def benchmark(
         for name, measured in kinds.items():
             ratios = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in measured["over_all_layers"].items())
             print(f"Adapters an hour over those of readers of all layers, {name}: {ratios}")
-        for tokens, speeds in private.items():
+        for name, speeds in private.items():
             print(
-                f"DP-SGD, users of {tokens} tokens: {speeds['privmix']:.2f} a second, with Opacus "
+                f"DP-SGD, users of {name} tokens: {speeds['privmix']:.2f} a second, with Opacus "
                 f"{speeds['opacus']:.2f} ({speeds['ratio']:.2f} times)"
             )
 

@@ -13,7 +13,7 @@ import psutil
 
 from tests.cluster.clients import Clients
 from tests.cluster.invariants import Margin
-from tests.cluster.multinode import COORDINATORS, LARGEST_LEASE, ClusterService
+from tests.cluster.multinode import COORDINATORS, MAX_LEASE, ClusterService
 from tests.disks import Disk
 
 SHORT_S = 4.0
@@ -274,7 +274,7 @@ class Schedule:
         faults = [fault for _, fault in self.faults]
         return Margin(
             lost_leases=sum(fault.leases for fault in faults),
-            lease_tokens=LARGEST_LEASE,
+            lease_tokens=MAX_LEASE,
             kills=sum(fault.kills for fault in faults),
             abandoned=sum(fault.abandoned for fault in faults),
             lines_again=sum(fault.lines_again for fault in faults),

@@ -33,7 +33,7 @@ LINES = 4
 LEASE_TOKENS = 8
 PACE_S = 0.25
 """The counting model answers in milliseconds. Streams must last until the faults come."""
-LARGEST_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + LINES + 2))
+MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + LINES + 2))
 """A lease covers steps of all streams, lines and probes (`services.budget.client.BudgetClient`)."""
 
 KEYS = ("ada", "bob", "carl")

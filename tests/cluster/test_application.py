@@ -8,8 +8,8 @@ import ray
 from pydantic import ValidationError
 
 from cluster.application import Arguments, build
+from cluster.checks import check_ensemble
 from cluster.configuration import Configuration
-from cluster.launch import check_ensemble
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.errors import ConfigurationError

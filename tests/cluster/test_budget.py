@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path) -> Ledger:
-    return Ledger(
+    return Ledger.create(
         path, PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     )
 
@@ -44,7 +44,7 @@ def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
         158,
     )
     assert 0 < stated["epsilon_spent"] <= stated["epsilon_bound"] < 8
-    assert stated["charges"] == [{"event": json.loads(EVENT.to_json()), "status": "certified", "tokens": 50}]
+    assert stated["charges"] == [{"event": EVENT.as_dict(), "status": "certified", "tokens": 50}]
     assert ledger.lease(EVENT, 1).count == 1, "reading does not fence the writer"
 
 
@@ -66,7 +66,7 @@ def test_a_table_rounds_costs_up_and_remainders_down(path: Path) -> None:
     promise = PrivacyBudget(
         ensemble="clinic", epsilon=8.00006, delta=1e-5, order=8, adjacency="one part added or removed"
     )
-    ledger = Ledger(path, promise)
+    ledger = Ledger.create(path, promise)
     ledger.lease(EVENT, 60)
     result = CliRunner().invoke(application, ["--ledger", str(path), "--recompute", "--json"])
     exact = json.loads(result.stdout)
@@ -102,7 +102,7 @@ def test_a_file_that_is_not_a_ledger_is_reported(path: Path) -> None:
 def test_only_the_operator_sees_measured_losses(path: Path) -> None:
     event = SubMixEvent(parts=2, order=8.0, beta=0.01)
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
-    Ledger(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
+    Ledger.create(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
     told = json.loads(CliRunner().invoke(application, ["--ledger", str(path), "--json"]).stdout)
     assert not [name for name in told if "measured" in name and name != "enforced"]
     assert (told["epsilon_spent"], told["tokens_left"]) == (None, None)

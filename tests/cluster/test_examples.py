@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import RunningService, settled
-from tests.services.gateway.test_service import costs
+from tests.support.clients import costs
 
 EXAMPLES = Path(__file__).parents[2] / "cluster" / "examples"
 

@@ -15,21 +15,13 @@ from tests.cluster.invariants import charge_violations, text_violations
 from tests.counting import write_counting_model
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
+from tests.support.clients import scale
 
 PARTS_PER_SHARD = 8
 PACE_S = 0.25
 """Streams must outlast the start of new shards."""
 STEPS = (4, 2)
 """The numbers of shards over time, after the initial two."""
-
-
-def scale(service: RunningService, shards: int) -> int:
-    """Runs `privmix scale` and returns the new number of parts from its output."""
-    command = [sys.executable, "-m", "cluster", "scale", "--shards", str(shards), "--json"]
-    where = ["--address", service.ray_address, "--namespace", service.namespace]
-    answer = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
-    parts: int = json.loads(answer.stdout)["parts"]
-    return parts
 
 
 @pytest.mark.long

@@ -99,8 +99,8 @@ def test_a_writer_that_was_replaced_is_not_ready_until_the_other_has_ended(servi
     """A writer takes the ledger over with its first token."""
     question = {"model": "privmix", "prompt": "The", "max_tokens": 1}
     httpx.post(f"{service.base_url}/v1/completions", json=question, timeout=60).raise_for_status()
-    other = Ledger(service.ledger, read(service.ledger).terms)
+    other = Ledger.create(service.ledger, read(service.ledger).terms)
     wait_until(service, False)
     assert "another deployment has the ledger" in troubles(service)["budget"]
-    other.release()
+    other.give_up()
     wait_until(service, True)

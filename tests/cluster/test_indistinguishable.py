@@ -48,7 +48,7 @@ def prompt(ensemble: Path, public_model: Path) -> str:
     names = (PUBLIC, *adapters)
     rows = engine.next_token([Request(text, tuple(tokenizer(text)["input_ids"]), names) for text in PROMPTS])
     answers = shape(rows[::2], rows[1::2], [(0,)] * len(PROMPTS), SamplingOptions(TEMPERATURE, top_k=2))
-    weights = PMixed(1, 1.0, 2 * RADIUS).release(answers).weights.double()
+    weights = PMixed(1, 1.0, 2 * RADIUS).distribution(answers).weights.double()
     kept = answers.public > 0
     present = (weights / weights.sum(dim=1, keepdim=True))[kept].view(-1, 2)
     evidence = [

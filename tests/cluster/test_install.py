@@ -11,18 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.support.locks import ROOT, lock, pins
+
 ACCELERATORS = ("cpu", "gpu")
-PIN = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)", re.MULTILINE)
 CUDA_BUILDS_ONLY = {"torchvision", "torchaudio", "torchcodec"}
-
-
-def lock(accelerator: str) -> str:
-    return (ROOT / f"cluster/requirements.{accelerator}.lock").read_text()
-
-
-def pins(text: str) -> dict[str, str]:
-    return {found["name"]: found["version"] for found in PIN.finditer(text)}
 
 
 def required(accelerator: str) -> list[Requirement]:

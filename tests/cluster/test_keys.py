@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.checks import check_files, check_keys, keys_database
 from cluster.cli import app
 from cluster.configuration import Configuration
-from cluster.launch import check_files, check_keys, keys_database
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
@@ -124,10 +124,10 @@ def test_a_ledger_remembers_keys_where_the_ensembles_directory_cannot(tmp_path: 
     """On Kubernetes, the service only reads that directory."""
     (tmp_path / "ensemble").mkdir()
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
-    Ledger(tmp_path / "ledger.db", terms)
+    Ledger.create(tmp_path / "ledger.db", terms)
     check_keys(configured(tmp_path))
-    Ledger(tmp_path / "ledger.db", terms, keyed=True)
-    Ledger(tmp_path / "ledger.db", terms)
+    Ledger.create(tmp_path / "ledger.db", terms, clients_need_keys=True)
+    Ledger.create(tmp_path / "ledger.db", terms)
     with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
         check_keys(configured(tmp_path))
     moved = CliRunner().invoke(app, ["ledger", "move", str(tmp_path / "ledger.db"), str(tmp_path / "other.db")])
@@ -141,7 +141,7 @@ def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
 ) -> None:
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     source, target = str(tmp_path / "ledger.db"), postgresql.database()
-    Ledger(source, terms)
+    Ledger.create(source, terms)
     key, secret = RequestStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
 
     def fails(*_: object) -> int:
@@ -162,7 +162,7 @@ def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Serve
     """The keys' default place follows the ledger's. A moved ledger used to be served to everybody."""
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     source, target = str(tmp_path / "ledger.db"), postgresql.database()
-    Ledger(source, terms)
+    Ledger.create(source, terms)
     store = RequestStore(ServiceDatabase(tmp_path / "keys.db"))
     key, secret = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 4, 1, "gateway")

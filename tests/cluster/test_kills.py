@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 EVERYTHING = "everything"
 TOKENS = 64
 LEASE = 16
-LARGEST_LEASE = max(LEASE, STEPS_AHEAD * STREAMS)
+MAX_LEASE = max(LEASE, STEPS_AHEAD * STREAMS)
 PACE_S = 0.05
 """The counting model answers in milliseconds. Streams must last until the kill."""
 RECOVERY_S = 180.0
@@ -34,8 +34,8 @@ TARGETS = ("Shard", "Budget", "Coordinator", "ServeReplica", "Fleet", "ProxyActo
 BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
 """The processes on the path of an answer to its client."""
 MARGINS = {
-    "Coordinator": Margin(lost_leases=1, lease_tokens=LARGEST_LEASE, kills=1),
-    EVERYTHING: Margin(lost_leases=1, lease_tokens=LARGEST_LEASE),
+    "Coordinator": Margin(lost_leases=1, lease_tokens=MAX_LEASE, kills=1),
+    EVERYTHING: Margin(lost_leases=1, lease_tokens=MAX_LEASE),
 }
 """The other targets own no leases and deliver every token, or none that the broken streams do not account for."""
 

@@ -12,8 +12,9 @@ import pytest
 import ray
 from ray import serve
 
+from cluster.checks import check_cohorts, check_ensemble
 from cluster.configuration import Configuration
-from cluster.launch import APPLICATION, check_cohorts, check_ensemble, launch, wait_until_healthy
+from cluster.launch import APPLICATION, launch, wait_until_healthy
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
@@ -98,7 +99,7 @@ def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_pa
     elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
     with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
         check_ensemble(elsewhere.choose(), may_begin=True)
-    Ledger(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
+    Ledger.create(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
     with pytest.raises(LedgerMismatch, match=begun.ledger):
         check_ensemble(elsewhere.choose(), may_begin=True)
 
@@ -133,7 +134,7 @@ def test_another_partition_gives_nobody_a_second_account(
 def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
-    Receipt(ledger=Ledger(configuration.budget.ledger, terms).balance().id).save(spoilable)
+    Receipt(ledger=Ledger.create(configuration.budget.ledger, terms).balance().id).save(spoilable)
     with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
         launch(configuration)
     assert not ray.util.list_named_actors(all_namespaces=True)
@@ -142,7 +143,7 @@ def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path)
 def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launch.is_writable", lambda directory: directory != spoilable)
+    monkeypatch.setattr("cluster.checks.is_writable", lambda directory: directory != spoilable)
     with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
         check_ensemble(load(tmp_path, spoilable).choose())
     (tmp_path / "anchors").mkdir()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.checks import check_ensemble
 from cluster.commands.ledger import ledger as application
 from cluster.configuration import Configuration
-from cluster.launch import check_ensemble
 from services.budget import ledger as writing
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
@@ -42,7 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def ledger(place: str) -> Ledger:
     """A ledger of five rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
-    ledger = Ledger(place, TERMS)
+    ledger = Ledger.create(place, TERMS)
     ledger.settle(ledger.lease(EVENT, 10).lease, 4)
     ledger.lease(EVENT, 20)
     return ledger
@@ -136,14 +136,14 @@ def test_options_that_are_not_a_hash_or_a_number_are_refused(place: str, options
 
 def test_a_ledger_moves_from_a_file_to_a_server(tmp_path: Path, postgresql: Server) -> None:
     source, target = str(tmp_path / "ledger.db"), postgresql.database()
-    Ledger(source, TERMS).lease(EVENT, 10)
+    Ledger.create(source, TERMS).lease(EVENT, 10)
     noted = read(source)
     moved = run("move", source, target)
     assert moved.exit_code == 0
     assert noted.head in moved.stdout
     assert json.loads(run("verify", target, "--head", noted.head, "--json").stdout)["rows"] == noted.rows
     assert "moved to postgresql+psycopg://" in run("verify", source).stdout
-    assert Ledger(target, TERMS).lease(EVENT, 5).count == 5
+    assert Ledger.create(target, TERMS).lease(EVENT, 5).count == 5
     again = run("move", target, source)
     assert again.exit_code == 1
     assert f"ledger {source}: there is a ledger already" in again.stderr
@@ -182,7 +182,7 @@ def test_a_rolled_back_ledger_is_not_served_until_its_tokens_are_forfeited(ensem
     configured = Configuration.load(config).choose()
     place, terms = configured.budget.ledger, read(configured.budget.ledger).terms
     shutil.copy(place, copy)
-    Ledger(place, terms, create=False, anchors=anchors_of(own)).lease(EVENT, 5)
+    Ledger.open(place, terms, anchors=anchors_of(own)).lease(EVENT, 5)
     shutil.copy(copy, place)
     with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
         check_ensemble(configured)
@@ -211,7 +211,9 @@ def accounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A ledger with individual budgets: each lease, settlement and checkpoint holds what parts were charged."""
     monkeypatch.setattr(writing, "CHECKPOINT_ROWS", 4)
     planned = INDIVIDUAL.plan(4)
-    ledger = Ledger(tmp_path / "accounts.db", PrivacyBudget.of("e", INDIVIDUAL, planned, partition="salt, 4 parts"))
+    ledger = Ledger.create(
+        tmp_path / "accounts.db", PrivacyBudget.of("e", INDIVIDUAL, planned, partition="salt, 4 parts")
+    )
     for used in (1, 2):
         grant = ledger.lease(planned.event, 4, parts=4)
         ledger.settle(grant.lease, used, tuple(SECRET + part for part in range(4)))
@@ -253,7 +255,7 @@ def test_the_help_of_an_export_says_what_is_private() -> None:
 
 def test_an_export_leaves_measured_losses_out(tmp_path: Path) -> None:
     terms = PrivacyBudget(ensemble="e", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
-    ledger = Ledger(tmp_path / "measured.db", terms)
+    ledger = Ledger.create(tmp_path / "measured.db", terms)
     ledger.charge(AdaPMixed(8, radius=0.01).event, [(0.012345,)], "one")
     assert "0.012345" not in run("export", str(tmp_path / "measured.db")).stdout
     assert "0.012345" in run("export", str(tmp_path / "measured.db"), "--private-values").stdout
@@ -262,12 +264,12 @@ def test_an_export_leaves_measured_losses_out(tmp_path: Path) -> None:
 def test_verify_says_what_it_checked(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
-    Ledger(place, TERMS).lease(EVENT, 10)
+    Ledger.create(place, TERMS).lease(EVENT, 10)
     assert "It is not signed" in run("verify", place).stdout
     refused = run("verify", place, "--signing-key-file", str(key))
     assert refused.exit_code == 1
     assert "no row of it was signed" in refused.stderr
-    Ledger(place, TERMS, key=SigningKey(b"k" * 32)).lease(EVENT, 10)
+    Ledger.create(place, TERMS, key=SigningKey(b"k" * 32)).lease(EVENT, 10)
     assert "which was not checked: give the key" in run("verify", place).stdout
     assert "signed all of it" in run("verify", place, "--signing-key-file", str(key)).stdout
     monkeypatch.setenv("PRIVMIX_BUDGET__SIGNING_KEY", "k" * 32)

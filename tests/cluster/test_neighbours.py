@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from typer.testing import CliRunner
 
 from cluster.cli import app
@@ -16,14 +15,14 @@ from services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
 from services.laboratory.audit.report.finding import broken
 from services.training.partition import part_of
 from tests.services.gateway.conftest import app_client
+from tests.support.ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """One Ray for all trainings in this process."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_cluster(2):
+        yield
 
 
 def run(words: Sequence[str]) -> str:
@@ -51,7 +50,7 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
         users = len((output.parent / "corpus.jsonl").read_text().splitlines())
         return users // 8 if users > pipeline.USERS else 8
 
-    monkeypatch.setattr(work, "default_parts", counted)
+    monkeypatch.setattr(work, "proposed_parts", counted)
     worlds = pipeline.train_worlds(tmp_path, ["--part-kind", "text"], run)
     differences = pipeline.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)

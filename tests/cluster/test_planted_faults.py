@@ -43,6 +43,7 @@ from tests.counting import write_counting_model
 from tests.ensembles import write_adapters
 from tests.served import served
 from tests.services.fleet.plans import SETTINGS, plans
+from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "planted"
 TOKENS, STREAMS, LINES = 20, 3, 3
@@ -58,7 +59,7 @@ class ChargesTwice(Coordinator):
         await super()._advance(batch, reserved)
         released = reserved.released
         async with self._budget.reserve(self._protocol.event, released, parts=self._protocol.parts) as again:
-            again.release(released)
+            again.mark_released(released)
 
 
 class ChargesNothing(Coordinator):
@@ -117,18 +118,12 @@ class Service:
         return now
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("planted")
     place = Service(write_counting_model(folder / "model"), folder / "ledger.db", folder / "keys.db")
     adapters = write_adapters(folder / "parts", ["part-000"], place.model)
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
+    with ray_cluster(4, namespace=NAMESPACE):
         coordinators = (CORRECT, *FAULTY)
         plan = plans(place.model, adapters)
         fleet = FleetActor.options(name="fleet").remote(FleetSettings(NAMESPACE, plan, SETTINGS, None, coordinators), 1)
@@ -142,8 +137,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             started = class_.options(name=name, num_cpus=0, lifetime="detached").remote(settings)
             ray.get(started.load.remote())  # steps wait for a shard that is slow to answer
         yield place
-    finally:
-        ray.shutdown()
 
 
 @asynccontextmanager

@@ -29,16 +29,16 @@ CONFIGURED: dict[str, dict[str, Any]] = {
 
 
 def train(*arguments: str | Path) -> dict[str, Any]:
-    """Runs `privmix train` to its end and returns its report."""
-    command = [sys.executable, "-m", "cluster", "train", *map(str, arguments), *COMMON, "--json"]
+    """Runs `privmix train` or `train-base` to its end and returns its report."""
+    command = [sys.executable, "-m", "cluster", *map(str, arguments), *COMMON, "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=400)
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
 
 def killed(when: Callable[[], bool], *arguments: str | Path) -> None:
-    """Runs `privmix train` and kills it with all its processes as soon as `when` is true."""
-    command = [sys.executable, "-m", "cluster", "train", *map(str, arguments), *COMMON]
+    """Runs a training and kills it with all its processes as soon as `when` is true."""
+    command = [sys.executable, "-m", "cluster", *map(str, arguments), *COMMON]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + 300
@@ -59,7 +59,7 @@ def test_a_base_is_charged_once_however_often_a_training_is_killed(tmp_path: Pat
     text = "The ninth lantern of user {} hangs in the boathouse, painted in heliotrope. "
     write_lines(corpus, [{"user": f"user-{number}", "text": text.format(number) * 8} for number in range(24)])
     base, parts = tmp_path / "base", tmp_path / "parts"
-    first = (corpus, "--output", base, "--dp-sgd", "--model", model, "--epsilon", "2", "--steps", "40")
+    first = ("train-base", corpus, "--output", base, "--model", model, "--epsilon", "2", "--steps", "40")
     begun = time.monotonic()
     killed(lambda: (base / "parts").exists() and time.monotonic() - begun > 15, *first)
     assert not (base / "manifest.json").exists()
@@ -68,7 +68,7 @@ def test_a_base_is_charged_once_however_often_a_training_is_killed(tmp_path: Pat
     assert trained is not None
     assert train(*first)["dp_sgd"]["event"]["run"] == trained.event.run, "a repeated command trains nothing"
 
-    second = (corpus, "--output", parts, "--base", base, "--parts", "8", "--epochs", "20")
+    second = ("train", corpus, "--output", parts, "--base", base, "--parts", "8", "--epochs", "20")
     killed(lambda: any((parts / "parts").glob("part-*/receipt.json")), *second)
     assert not (parts / "manifest.json").exists()
     report = train(*second)

@@ -50,7 +50,7 @@ def test_a_radius_that_is_given_is_taken(ensemble: Path, tmp_path: Path) -> None
 def test_the_ledgers_order_and_counter_stay_when_the_configuration_changes(ensemble: Path, tmp_path: Path) -> None:
     manifest = Manifest.load(ensemble)
     first = promise(configured(tmp_path, ensemble, tokens=1000), manifest)
-    Ledger(tmp_path / "ledger.db", first.terms)
+    Ledger.create(tmp_path / "ledger.db", first.terms)
     changed = promise(configured(tmp_path, ensemble, tokens=50, q=0.1), manifest)
     assert changed.terms == first.terms
     assert isinstance(changed.protocol, PMixed)
@@ -67,7 +67,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
     first = promise(configuration, manifest)
     with pytest.raises(LedgerMissing):
         check(url, first.terms)
-    Ledger(url, first.terms)
+    Ledger.create(url, first.terms)
     check(url, first.terms)
     assert promise(configuration, manifest).terms == first.terms
     with pytest.raises(LedgerMismatch, match="delta"):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_growing import scale
 from tests.ensembles import write_ensemble
 from tests.running import configure, running
+from tests.support.clients import scale
 
 
 @pytest.mark.slow

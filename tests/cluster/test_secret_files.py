@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from cluster.configuration import Configuration
-from cluster.secret_files import LARGEST_BYTES, SECRETS, is_secret, variable
+from cluster.secret_files import MAX_BYTES, SECRETS, is_secret, variable
 from services.errors import ConfigurationError
 
 WEBHOOK = "https://hooks.example/hunter2"
@@ -76,7 +76,7 @@ def test_a_list_may_be_json(tmp_path: Path) -> None:
         ({"http": {"api_keys_file": "secret"}}, b'["hunter2"', "http.api_keys_file: .* not a JSON list"),
         ({"http": {"api_keys_file": "secret"}}, b'["hunter2", 3]', "http.api_keys.1: .*string"),
         ({"budget": {"ledger_file": "secret"}}, b"SQLite\0hunter2", "budget.ledger_file: .* has no text"),
-        ({"budget": {"ledger_file": "secret"}}, b"hunter2" * LARGEST_BYTES, "budget.ledger_file: .* has more than"),
+        ({"budget": {"ledger_file": "secret"}}, b"hunter2" * MAX_BYTES, "budget.ledger_file: .* has more than"),
         (
             {"budget": {"ledger_file": "secret", "ledger": "a"}},
             b"hunter2",

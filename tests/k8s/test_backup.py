@@ -37,7 +37,7 @@ def script(component: str, name: str, *arguments: str, path: Path | None = None,
 def test_a_sqlite_ledger_in_use_is_copied_and_restored(tmp_path: Path) -> None:
     place, backups = tmp_path / "first.db", tmp_path / "backup"
     backups.mkdir()
-    ledger = Ledger(place, TERMS)
+    ledger = Ledger.create(place, TERMS)
     ledger.lease(COARSE, 3)
     copy = Path(script("backup-sqlite", "backup.sh", str(place), str(backups)).splitlines()[-1])
     before = read(place)
@@ -49,15 +49,15 @@ def test_a_sqlite_ledger_in_use_is_copied_and_restored(tmp_path: Path) -> None:
         file.unlink()
     script("backup-sqlite", "restore.sh", str(copy), str(place))
     assert read(place) == before
-    assert Ledger(place, TERMS).lease(COARSE, 1).count == 1
+    assert Ledger.create(place, TERMS).lease(COARSE, 1).count == 1
 
 
 def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     volume, backups = tmp_path / "ledger", tmp_path / "backup"
     for folder in (volume, backups):
         folder.mkdir()
-    Ledger(volume / "first.db", TERMS).lease(COARSE, 3)
-    Ledger(volume / "second.db", TERMS).lease(COARSE, 4)
+    Ledger.create(volume / "first.db", TERMS).lease(COARSE, 3)
+    Ledger.create(volume / "second.db", TERMS).lease(COARSE, 4)
     (volume / "broken.db").write_bytes(b"no ledger")
     keys = RequestStore(ServiceDatabase(volume / "keys.db"))
     _, secret = keys.create("team", share=Share(tokens=9))
@@ -115,7 +115,7 @@ def test_a_damaged_sqlite_ledger_is_not_kept_as_a_backup(tmp_path: Path) -> None
 def test_only_the_last_copies_are_kept(tmp_path: Path) -> None:
     place, backups = tmp_path / "first.db", tmp_path / "backup"
     backups.mkdir()
-    Ledger(place, TERMS)
+    Ledger.create(place, TERMS)
     for day in (1, 2, 3):
         (backups / f"first-2026010{day}T000000Z.db").touch()
     (backups / "other-20260101T000000Z.db").touch()
@@ -130,14 +130,14 @@ def test_only_the_last_copies_are_kept(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_ledger_in_postgresql_is_dumped_and_restored(postgresql: Server, tmp_path: Path) -> None:
     first, second = postgresql.database(), postgresql.database()
-    ledger = Ledger(first, TERMS)
+    ledger = Ledger.create(first, TERMS)
     ledger.lease(COARSE, 3)
     copy = script("backup-postgresql", "backup.sh", str(tmp_path), path=postgresql.binaries, LEDGER=first).strip()
 
     script("backup-postgresql", "restore.sh", copy, path=postgresql.binaries, LEDGER=second)
     assert read(second) == read(first)
     assert verify(second).rows == 3
-    assert Ledger(second, TERMS).lease(COARSE, 1).count == 1
+    assert Ledger.create(second, TERMS).lease(COARSE, 1).count == 1
     with pytest.raises(subprocess.CalledProcessError):  # there is a ledger now
         script("backup-postgresql", "restore.sh", copy, path=postgresql.binaries, LEDGER=second)
 
@@ -154,7 +154,7 @@ def test_a_database_without_a_ledger_makes_no_backup(postgresql: Server, tmp_pat
 @pytest.mark.long
 def test_further_databases_are_dumped_and_one_failure_does_not_stop_them(postgresql: Server, tmp_path: Path) -> None:
     first, second = postgresql.database(), postgresql.database()
-    Ledger(second, TERMS).lease(COARSE, 3)
+    Ledger.create(second, TERMS).lease(COARSE, 3)
     _, secret = RequestStore(ServiceDatabase(second)).create("team")
     with pytest.raises(subprocess.CalledProcessError):
         script(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_install import lock, pins
 from tests.k8s.manifests import K8S, Manifests
+from tests.support.locks import lock, pins
 
 REPOSITORY = K8S.parent
 

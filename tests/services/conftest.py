@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from services import compiled
 from tests.ensembles import write_adapters
@@ -19,6 +18,8 @@ TEXT = (
 
 @pytest.fixture(scope="session")
 def tokens(public_model: Path) -> tuple[int, ...]:
+    from transformers import AutoTokenizer  # takes a second, which most tests do not need
+
     return tuple(AutoTokenizer.from_pretrained(public_model)(TEXT).input_ids)
 
 

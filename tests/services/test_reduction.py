@@ -72,7 +72,7 @@ def together(protocol: Protocol, public: Tensor, parts: Tensor, drawn: Sequence[
     rows = torch.cat([parts[s, list(models)] for s, models in enumerate(drawn)])
     answers = shape(public, rows, drawn, OPTIONS)
     granted = allowances(protocol)
-    return protocol.release(
+    return protocol.distribution(
         Answers(answers.public, answers.ratios, answers.models, None if granted is None else torch.from_numpy(granted))
     )
 

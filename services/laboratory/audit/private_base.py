@@ -35,7 +35,7 @@ def faults(ensemble: Path, ledger: str, trained: Sequence[Path] = ()) -> tuple[s
     """Returns what is wrong with the private base under an ensemble and its charge, each in one sentence.
 
     Args:
-        trained: known directories of `privmix train --dp-sgd`. A base model that has the weights of one of them was
+        trained: known directories of `privmix train-base`. A base model that has the weights of one of them was
             trained on private text, whatever its description says.
 
     Raises:

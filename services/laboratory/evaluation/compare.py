@@ -52,7 +52,7 @@ def compare(
         held_out, user_limit: see `split`.
         part_kind: what a part is. With "text", only the references are trained.
         references: also train what the parts are compared with: a model without privacy, and DP-SGD by user for each
-            epsilon, by the default recipe of `privmix train --dp-sgd`.
+            epsilon, by the default recipe of `privmix train-base`.
         on_base: also train the largest ensemble on a private base, for each epsilon: DP-SGD by user with this share of
             it. None trains no base.
         display: creates the display of one step.

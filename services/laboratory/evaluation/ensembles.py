@@ -133,7 +133,7 @@ def private_training(manifest: Manifest) -> PrivateTraining:
         InputError: the ensemble was not trained with DP-SGD.
     """
     if manifest.dp_sgd is None:
-        raise InputError("dp-sgd: this ensemble was not trained by DP-SGD; train one with `privmix train --dp-sgd`")
+        raise InputError("dp-sgd: this ensemble was not trained by DP-SGD; train one with `privmix train-base`")
     return manifest.dp_sgd
 
 

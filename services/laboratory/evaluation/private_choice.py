@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.budget.ledger import charge_release
 from services.errors import InputError
-from services.fan_out import spread
+from services.fan_out import run_as_ray_tasks
 from services.files import write_atomically
 from services.laboratory.evaluation import tasks
 from services.laboratory.evaluation.cases import CandidateSettings
@@ -164,7 +164,7 @@ def _total_losses(
             )
             for first in range(0, len(texts), _USERS_AT_ONCE)
         }
-        losses = [result for _, result in spread(tasks.losses_of_users, jobs, display, gpus=True)]
+        losses = [result for _, result in run_as_ray_tasks(tasks.losses_of_users, jobs, display, gpus=True)]
     return np.concatenate(losses).sum(axis=0), len(texts)
 
 

@@ -155,7 +155,7 @@ class Trial:
         law = self._protocol.law(answers.first(len(drawn.models)))
         if law is not None:
             return law, None
-        release = self._protocol.release(drawn)
+        release = self._protocol.distribution(drawn)
         return release.weights, release.losses
 
     def _released_from_accounts(self, drawn: Answers) -> Tensor:
@@ -166,7 +166,7 @@ class Trial:
             count, allowance = self._budget.allowances(self._protocol.models, wanted, least=self._repeats)
             end += count // self._repeats
             answers = replace(drawn.between(first, end), allowances=torch.tensor([allowance] * (end - first)))
-            release = self._protocol.release(answers)
+            release = self._protocol.distribution(answers)
             assert release.charges is not None
             charges = self._repeats * release.charges.sum(dim=0)
             self._budget.charge_accounts(self._repeats * (end - first), charges.tolist())
@@ -179,7 +179,7 @@ class Trial:
         if not len(left):
             return np.empty(0)
         return _chances(
-            self._public.release(Answers(left, answers.ratios[:0], ((),) * len(left))).weights, tokens[first:]
+            self._public.distribution(Answers(left, answers.ratios[:0], ((),) * len(left))).weights, tokens[first:]
         )
 
     def _known_logs(self, drawn: Answers, tokens: Tensor, chances: Reals) -> Reals:
@@ -224,7 +224,7 @@ def _releasable(original: Tensor | None, tokens: Tensor) -> NDArray[np.bool_]:
     if original is None:
         return np.ones(len(tokens), np.bool_)
     answers = shape(original, original[:0], ((),) * len(tokens))
-    return _chances(Public(2).release(answers).weights, tokens) > 0
+    return _chances(Public(2).distribution(answers).weights, tokens) > 0
 
 
 def _sum_in(first: int, last: int, contexts: NDArray[np.int64], losses: Reals) -> tuple[int, float]:

@@ -14,7 +14,7 @@ import ray
 
 from services.engine.engine import AdapterFiles
 from services.errors import InputError
-from services.fan_out import spread
+from services.fan_out import run_as_ray_tasks
 from services.laboratory.evaluation import tasks
 from services.laboratory.evaluation.cases import Outcomes, PlannedCase, grouped
 from services.laboratory.evaluation.ensembles import TrainedEnsemble
@@ -155,7 +155,7 @@ class Workbench:
         self._score(tasks.score, jobs)
 
     def _score(self, function: Callable[..., None], jobs: Mapping[str, Sequence[Any]]) -> None:
-        for _ in spread(function, jobs, self._display, gpus=True):
+        for _ in run_as_ray_tasks(function, jobs, self._display, gpus=True):
             pass
 
     def compute_outcomes(self, wanted: Iterable[tuple[int, PlannedCase]], cluster: ExitStack) -> None:
@@ -181,7 +181,7 @@ class Workbench:
             )
             for name, (run, group) in jobs.items()
         }
-        for name, outcomes in spread(tasks.trials, arguments, self._display):
+        for name, outcomes in run_as_ray_tasks(tasks.trials, arguments, self._display):
             run, group = jobs[name]
             for planned, outcome in zip(group, outcomes, strict=True):
                 self.outcomes.put(planned, run, outcome)

@@ -322,7 +322,7 @@ def on_cluster(display: Display) -> Run:
     """Returns a function that runs trials as Ray tasks on the connected cluster, with one core for each."""
     import ray
 
-    from services.fan_out import spread
+    from services.fan_out import run_as_ray_tasks
 
     stored: dict[int, Any] = {}
 
@@ -335,7 +335,7 @@ def on_cluster(display: Display) -> Run:
             if id(parts) not in stored:
                 stored[id(parts)] = ray.put(parts)
             batches[f"trainings {first}"] = ([(key, jobs[key][0]) for key in chosen], stored[id(parts)])
-        for _, results in spread(_run_batch, batches, display):
+        for _, results in run_as_ray_tasks(_run_batch, batches, display):
             yield from results
 
     return run

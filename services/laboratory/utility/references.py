@@ -21,7 +21,7 @@ from services.errors import InputError
 from services.privacy import accounting
 from services.privacy.accounting.bounded_range import bounded_range_rdp
 
-_SMALLEST, _LARGEST = 1e-4, 100.0  # nats
+_MIN_EPSILON, _MAX_EPSILON = 1e-4, 100.0  # nats
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,13 @@ def _largest_clip(
         divergences = bounded_range_rdp(orders, 4 * clip / (references * temperature)) + np.asarray(orders) * by_token
         return accounting.epsilon(tokens * divergences, delta, orders).epsilon - epsilon
 
-    if excess(_SMALLEST) > 0:
+    if excess(_MIN_EPSILON) > 0:
         raise InputError(
             f"epsilon {epsilon:g} does not last for {tokens} tokens of {references} references; use more references, "
             "fewer tokens or, for the sparse vector technique, a larger sigma"
         )
-    return _LARGEST if excess(_LARGEST) <= 0 else float(bisect(excess, _SMALLEST, _LARGEST, xtol=1e-9)) - 2e-9
+    return (
+        _MAX_EPSILON
+        if excess(_MAX_EPSILON) <= 0
+        else float(bisect(excess, _MIN_EPSILON, _MAX_EPSILON, xtol=1e-9)) - 2e-9
+    )

@@ -15,7 +15,7 @@ ROUNDING = 2.0**-49
 # Cells and nodes of the quadrature over a range, the largest order times range that they resolve, and what is added
 # for their error, relatively: of two nodes, (order * range / _CELLS)^4 / 4320 at most.
 _CELLS, _NODES = 256, 2
-_LARGEST_EXPONENT = 100.0
+_MAX_EXPONENT = 100.0
 _QUADRATURE_ERROR = 1e-5
 
 
@@ -50,7 +50,7 @@ def sampled_rdp(orders: Orders, eta: float, drawn: float) -> Divergences:
     """
     a = real_orders(orders)
     largest_loss = np.log1p(drawn * np.expm1(eta))
-    resolved = a * eta <= _LARGEST_EXPONENT
+    resolved = a * eta <= _MAX_EXPONENT
     log_excess = np.full(a.shape, np.inf)
     log_excess[resolved] = _log_excess_moment(a[resolved], eta, drawn) + _QUADRATURE_ERROR
     moment = np.logaddexp(0.0, log_excess) + ROUNDING

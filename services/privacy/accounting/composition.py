@@ -27,14 +27,14 @@ Spent = Mapping[SomeEvent, int]
 ORDERS: NDArray[np.float64] = 1 + 2.0 ** (np.arange(-64, 353) / 16)
 ORDERS.setflags(write=False)
 
-_LARGEST_OF_EARLIER_LEDGERS = 257.0
-EARLIER_ORDERS = ORDERS[ORDERS <= _LARGEST_OF_EARLIER_LEDGERS]
+_MAX_EARLIER_ORDER = 257.0
+EARLIER_ORDERS = ORDERS[ORDERS <= _MAX_EARLIER_ORDER]
 """The orders that earlier versions tracked: a ledger of one of them cannot pay for a plan at a larger order."""
 
 # A grid of losses has at least this many intervals up to epsilon, or up to the least epsilon.
 _GRID, _LEAST_EPSILON = 1000, 1e-5
 # The size of the largest such grid: its arrays have some megabytes.
-_MOST_INTERVALS = 2**20
+_MAX_INTERVALS = 2**20
 
 
 def orders_for(kept: Accountant | None) -> NDArray[np.float64]:
@@ -43,7 +43,7 @@ def orders_for(kept: Accountant | None) -> NDArray[np.float64]:
     Args:
         kept: of the ledger, if it exists; None for a new one, whose order follows from the plan.
     """
-    return ORDERS if kept is None or kept.order > _LARGEST_OF_EARLIER_LEDGERS else EARLIER_ORDERS
+    return ORDERS if kept is None or kept.order > _MAX_EARLIER_ORDER else EARLIER_ORDERS
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def pld_epsilon(spent: Spent[SomeEvent], delta: float, interval: float = PLD_INT
         return None
     rounded = float(composed.get_epsilon_for_delta(delta))
     # Losses are rounded up to the grid: too much for an epsilon of a few intervals.
-    finer = max(max(rounded, _LEAST_EPSILON) / _GRID, interval * _span(composed) / _MOST_INTERVALS)
+    finer = max(max(rounded, _LEAST_EPSILON) / _GRID, interval * _span(composed) / _MAX_INTERVALS)
     if finer >= interval:
         return rounded
     composed = pld(spent, finer)

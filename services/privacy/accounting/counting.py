@@ -28,9 +28,9 @@ _MARGIN = 2.0**-8
 # The rounding of a composition, for each token: of the Fourier transforms, and of the tails that they cut.
 _ROUNDING = 2.0**-50
 
-_LARGEST_COUNT = 2**22
+_MAX_COUNT = 2**22
 # Beyond it, exact composition gains nothing that anyone would promise, and its grid fills gigabytes.
-_LARGEST_EPSILON = 64.0
+_MAX_EPSILON = 64.0
 
 
 def largest_count(event: Event, epsilon: float, delta: float, before: Mapping[Event, int], least: int) -> int | None:
@@ -49,13 +49,13 @@ def largest_count(event: Event, epsilon: float, delta: float, before: Mapping[Ev
     def excess_of(count: int) -> float:
         return excess(event, count, epsilon, delta, before)
 
-    fits, too_many = least, min(_LARGEST_COUNT, least + max(1, least // 4))
+    fits, too_many = least, min(_MAX_COUNT, least + max(1, least // 4))
     below = excess_of(fits)
     if below > 0:
         return None
     above = excess_of(too_many)
-    while above <= 0 and too_many < _LARGEST_COUNT:
-        fits, below, too_many = too_many, above, min(_LARGEST_COUNT, 2 * too_many)
+    while above <= 0 and too_many < _MAX_COUNT:
+        fits, below, too_many = too_many, above, min(_MAX_COUNT, 2 * too_many)
         above = excess_of(too_many)
     while too_many - fits > 1:
         share = below / (below - above) if math.isfinite(above) else 0.5
@@ -72,7 +72,7 @@ def is_countable(event: Event, epsilon: float) -> bool:
 
     Every token costs the same, whatever the private text, and its pair is known; the grid of losses has a bounded size.
     """
-    return epsilon <= _LARGEST_EPSILON and not event.measured and not event.once and event.pld() is not None
+    return epsilon <= _MAX_EPSILON and not event.measured and not event.once and event.pld() is not None
 
 
 def excess(

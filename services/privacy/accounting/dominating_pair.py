@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 # Exponents below this do not overflow float64.
-_LARGEST_EXPONENT = 500.0
+_MAX_EXPONENT = 500.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DominatingPair:
         exponents = b * self.log_ratio
         with np.errstate(over="ignore", invalid="ignore"):
             excess = (np.expm1(exponents) - b * np.expm1(self.log_ratio)) @ np.exp(self.log_q)
-        overflows = exponents.max(axis=1) > _LARGEST_EXPONENT
+        overflows = exponents.max(axis=1) > _MAX_EXPONENT
         large = scipy.special.logsumexp(self.log_q + exponents, axis=1)
         return np.asarray(np.where(overflows, large, np.log1p(np.where(overflows, 0.0, excess))))
 

@@ -22,7 +22,7 @@ _CELLS = 16
 # The first step beyond what Rényi divergences allow: exact composition allows some hundredths more.
 _STEP = 1.08
 # Composing more tokens takes minutes.
-_MOST_COUNTED = 2**20
+_MAX_COUNTED = 2**20
 # The shares by which a parameter is taken smaller, one after the other, until it fits.
 _MARGINS = (1e-11, 1e-9, 1e-7, 1e-5, 1e-3)
 
@@ -212,7 +212,7 @@ class _Search:
     def by_counting(self, least: float) -> float:
         """Returns the largest parameter by exact composition, or ``least``, which fits, if that is not larger."""
         most = self.bounds[1]
-        if self.tokens > _MOST_COUNTED or not counting.is_countable(self.event(least), self.epsilon):
+        if self.tokens > _MAX_COUNTED or not counting.is_countable(self.event(least), self.epsilon):
             return least
 
         @cache

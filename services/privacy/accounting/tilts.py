@@ -22,7 +22,7 @@ Before = tuple[tuple[Event, int], ...]
 
 # More than the float64 error of `moment_factor` for every ratio that is accepted.
 _ROUNDING = 1e-6
-_LEAST_RATIO, _LARGEST_RATIO = 1e-6, 4.0
+_LEAST_RATIO, _MAX_RATIO = 1e-6, 4.0
 # The ratio at which the order is chosen: about 0 for every order up to 257, beyond which an order is chosen again.
 _SMALL_RATIO, _SMALL_ORDER = 1e-3, 257
 # The best order times the ratio: at least, and over the root of what a token may charge. A larger ratio costs more in
@@ -32,8 +32,8 @@ _LEAST_BEND, _BEND = 0.75, 320
 
 def check_ratio(ratio: float) -> None:
     """Raises ValueError, which names ``ratio``, unless `moment_factor` resolves it."""
-    if not _LEAST_RATIO <= ratio <= _LARGEST_RATIO:
-        raise ValueError(f"ratio must be from {_LEAST_RATIO:g} to {_LARGEST_RATIO:g}, got {ratio}")
+    if not _LEAST_RATIO <= ratio <= _MAX_RATIO:
+        raise ValueError(f"ratio must be from {_LEAST_RATIO:g} to {_MAX_RATIO:g}, got {ratio}")
 
 
 def moment_factor(orders: Orders, ratio: float) -> Divergences:
@@ -80,7 +80,7 @@ def largest_account(
     if best > _SMALL_ORDER:
         size, best = _largest_size(epsilon, delta, _LEAST_RATIO, before, orders)
     bend = max(_LEAST_BEND, _BEND * math.sqrt(size / tokens))
-    ratio = float(np.clip(bend / best, _LEAST_RATIO, _LARGEST_RATIO))
+    ratio = float(np.clip(bend / best, _LEAST_RATIO, _MAX_RATIO))
     return _largest_size(epsilon, delta, ratio, before, orders)[0], ratio
 
 

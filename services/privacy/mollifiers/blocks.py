@@ -19,7 +19,7 @@ Column = NDArray[np.float64]
 
 # Block sizes in bytes; several passes read each block. On a CPU, small blocks stay in cache and large blocks need fewer
 # calls; on a GPU, a block fills the device.
-_SMALLEST, _LARGEST, _GPU = 3 * 2**18, 2**21, 2**28
+_MIN_BLOCK, _MAX_BLOCK, _GPU = 3 * 2**18, 2**21, 2**28
 _BLOCKS = 8
 
 
@@ -39,7 +39,7 @@ def rows_at_once(rows: Tensor) -> int:
     row = max(1, rows.shape[1] * rows.element_size())
     if rows.device.type != "cpu":
         return max(1, _GPU // row)
-    return max(1, min(max(_SMALLEST, len(rows) * row // _BLOCKS), _LARGEST) // row)
+    return max(1, min(max(_MIN_BLOCK, len(rows) * row // _BLOCKS), _MAX_BLOCK) // row)
 
 
 def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -31,7 +31,7 @@ _SCALE = TOTAL / 2
 # A row whose sum differs from 1 by more than this is replaced by the public model.
 _ACCEPTED = 2.0**-16
 # The largest share of a radius that may be lost to rounding.
-_LARGEST_LOSS = 0.1
+_MAX_LOSS = 0.1
 
 
 def slack(parts: int, radius: float) -> float:
@@ -46,7 +46,7 @@ def slack(parts: int, radius: float) -> float:
 
 
 def usable_radii(slack: Callable[[float], float], least: float, middle: float) -> tuple[float, float]:
-    """Returns the smallest and the largest radius that loses at most the share `_LARGEST_LOSS` to rounding.
+    """Returns the smallest and the largest radius that loses at most the share `_MAX_LOSS` to rounding.
 
     Args:
         slack: maps a radius to its loss to rounding.
@@ -58,7 +58,7 @@ def usable_radii(slack: Callable[[float], float], least: float, middle: float) -
     """
 
     def left(radius: float) -> float:
-        return _LARGEST_LOSS * radius - slack(radius)
+        return _MAX_LOSS * radius - slack(radius)
 
     if left(middle) <= 0:
         raise ValueError(f"rounding takes more than a tenth of a radius of {middle:g}")

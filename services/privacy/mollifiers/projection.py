@@ -28,10 +28,10 @@ Projection = Literal["clip", "mix"]
 # costs its square in KL.
 TOLERANCE = 2.0**-17
 # Ratios are at most 2**36; those below 2**-110 count as 0 for the first scale.
-_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -110, 37
+_SMALLEST_EXPONENT, _MAX_EXPONENT = -110, 37
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 # Buckets of ratios are at most half a radius wide, within these numbers of bits of the mantissa.
-_LEAST_BITS, _MOST_BITS = 3, 6
+_LEAST_BITS, _MAX_BITS = 3, 6
 # Replaces 0 as a divisor; the resulting step is always outside the bracket.
 _NOTHING = 1e-30
 _NEWTON_STEPS = 4
@@ -128,9 +128,9 @@ class _Buckets:
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, radius: float, device: torch.device) -> Self:
-        bits = min(max(_LEAST_BITS, math.ceil(math.log2(2 * math.log(2) / radius))), _MOST_BITS)
+        bits = min(max(_LEAST_BITS, math.ceil(math.log2(2 * math.log(2) / radius))), _MAX_BITS)
         shift = _MANTISSA_BITS - bits
-        count = (_LARGEST_EXPONENT + _EXPONENT_BIAS) << bits
+        count = (_MAX_EXPONENT + _EXPONENT_BIAS) << bits
         bounds = (torch.arange(count + 1, dtype=torch.int32) << shift).view(torch.float32).double()
         vanishing = bounds[1:] <= 2.0**_SMALLEST_EXPONENT
         means = torch.where(vanishing, 0.0, (bounds[:-1] * bounds[1:]).sqrt())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
@@ -191,7 +191,7 @@ def _triton() -> Any | None:
     try:
         from services.privacy.mollifiers import rows_triton
     except ImportError as error:
-        _log.warning("rows_triton.py is not used, so rows take longer: Triton cannot be imported (%s)", error)
+        logger.warning("rows_triton.py is not used, so rows take longer: Triton cannot be imported (%s)", error)
         return None
     return rows_triton
 

@@ -37,7 +37,7 @@ _ROW, _ROW_WARPS = 8192, 16
 _TILE, _TILE_WARPS = 1024, 4
 
 # Ratios are at most 2^37; those below 2^-110 count as 0 while a scale is sought (`projection`).
-_LARGEST_BITS, _SMALLEST_BITS = 37, 110
+_MAX_BITS, _SMALLEST_BITS = 37, 110
 # Each pass divides the range of the logarithm of a scale by 9: three leave some 0.2 bits of 150.
 _SECTIONS, _CANDIDATES, _SECTION = tl.constexpr(3), tl.constexpr(8), tl.constexpr(2048)
 _NEWTON_STEPS = tl.constexpr(4)
@@ -93,7 +93,7 @@ def clip_scales(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
     """
     scales = torch.empty((*ratios.shape[:2], 1), dtype=torch.float32, device=ratios.device)
     low, high = math.exp(-radius), math.exp(radius)
-    least, most = math.log2(low) - _LARGEST_BITS, math.log2(high) + _SMALLEST_BITS
+    least, most = math.log2(low) - _MAX_BITS, math.log2(high) + _SMALLEST_BITS
     _for_each_row(_find_scales, ratios, public.contiguous(), scales, low, high, least, most)
     return scales
 

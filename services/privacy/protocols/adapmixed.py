@@ -200,7 +200,7 @@ class AdaPMixed(Protocol):
                     raise ValueError("enforce must be 'measured' with the renyi mollifier: it has no bound")
                 _check_resolved(order, beta)
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         screening = screening_rdp(self.parts, self.sigma, self.mix, [self.order])
         losses = np.repeat(screening[:, None], len(answers.public), axis=0)
         without_parts = Answers(answers.public, answers.ratios[:0], ((),) * len(answers.public))

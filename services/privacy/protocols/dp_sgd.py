@@ -33,11 +33,11 @@ _FULL_BATCH_STEP = 1.00005
 # An epsilon that counts as none.
 _NO_COST = 1e-12
 # The largest noise multiplier: with more noise a model learns nothing.
-_MOST_NOISE = 1e6
+_MAX_NOISE = 1e6
 # The largest order at which the divergence of subsampled steps is computed. Larger ones take minutes.
-_LARGEST_SUBSAMPLED_ORDER = 257
+_MAX_SUBSAMPLED_ORDER = 257
 # The largest sensitivity, in standard deviations of the noise of all steps together, that a search considers.
-_LARGEST_MU = 100.0
+_MAX_MU = 100.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class DpSgdEvent(Event):
         a = real_orders(orders)
         if self.sampling_rate == 1.0:
             return np.asarray(self.steps * a / (2 * self.noise_multiplier**2))
-        known = a <= _LARGEST_SUBSAMPLED_ORDER  # there is no other bound
+        known = a <= _MAX_SUBSAMPLED_ORDER  # there is no other bound
         whole = np.arange(1, max(2, int(np.ceil(a[known].max(initial=2.0)))) + 1)
         moments = (whole - 1) * _rdp(self.noise_multiplier, self.sampling_rate, len(whole))
         return np.where(known, self.steps * np.interp(a, whole, moments) / (a - 1), np.inf)
@@ -132,7 +132,7 @@ class DpSgd(Protocol):
         if self.parts != 1:
             raise ValueError(
                 f"parts must be 1 for protocol dp-sgd, and this ensemble has {self.parts}: "
-                "train one model with `privmix train --dp-sgd`"
+                "train one model with `privmix train-base`"
             )
 
     @property
@@ -142,8 +142,8 @@ class DpSgd(Protocol):
     def draw(self) -> tuple[int, ...]:
         return (0,)
 
-    def release(self, answers: Answers) -> Release:
-        return Ensemble(1).release(answers)
+    def distribution(self, answers: Answers) -> Release:
+        return Ensemble(1).distribution(answers)
 
     @cached_property
     def event(self) -> DpSgdEvent:
@@ -178,7 +178,7 @@ class DpSgdSettings(Settings):
         """
         if training is None:
             raise ValueError(
-                "protocol: dp-sgd serves what `privmix train --dp-sgd` trained, and this ensemble was trained without "
+                "protocol: dp-sgd serves what `privmix train-base` trained, and this ensemble was trained without "
                 "privacy: its tokens would cost without limit; take another protocol, or train again"
             )
         known = asdict(training.event)
@@ -214,8 +214,8 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
         cost = DpSgdEvent("record", math.exp(log_noise), sampling_rate, steps).epsilon(delta)
         return math.log(max(cost, _NO_COST) / epsilon)
 
-    least = DpSgdEvent("record", _MOST_NOISE, sampling_rate, steps)
-    if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon and excess(math.log(_MOST_NOISE)) > 0:
+    least = DpSgdEvent("record", _MAX_NOISE, sampling_rate, steps)
+    if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon and excess(math.log(_MAX_NOISE)) > 0:
         raise ValueError(
             f"epsilon {accounting.stated(epsilon)} at delta {delta:g} is too small for {steps} steps at rate "
             f"{sampling_rate:g}"
@@ -251,7 +251,7 @@ def _gaussian_noise(epsilon: float, delta: float, steps: int) -> float:
             float(normal.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + normal.logcdf(-mu / 2 - epsilon / mu))) - delta
         )
 
-    mu = scipy.optimize.brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12)
+    mu = scipy.optimize.brentq(excess, math.sqrt(steps) / _MAX_NOISE, _MAX_MU, xtol=1e-12)
     return math.sqrt(steps) / float(mu)
 
 

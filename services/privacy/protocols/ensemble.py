@@ -41,7 +41,7 @@ class Ensemble(Protocol):
     order = None
     parts: int
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         return Release(integer_weights(answers, _unchanged))
 
     @cached_property

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # How many probabilities of a token the search for the worst pair tries.
 _PAIRS = 16
 # Of the step to a row's centre: where clipping leaves all tokens as they are, any centre is as good.
-_LARGEST_SLOPE = 0.95
+_MAX_SLOPE = 0.95
 # The largest sum of clipped log-ratios, in steps: of a narrow type where a clip then has at least this many steps, and
 # of a wide one otherwise. Rounding then moves no exponent by more than c / 500.
 _NARROW, _LEAST_STEPS = 2**15 - 1, 255
@@ -153,11 +153,11 @@ class Exponential(Protocol):
     def draw(self) -> tuple[int, ...]:
         return fixed_size_subsample(self.parts, self.sample)
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         """Raises ValueError where a sequence does not have ``sample`` rows: its cost would be another."""
         if any(len(models) != self.sample for models in answers.models):
             raise ValueError(f"models must name {self.sample} parts for each sequence")
-        return reduction.release(self, answers, self.sample)
+        return reduction.distribution(self, answers, self.sample)
 
     @property
     def additive(self) -> bool:
@@ -176,7 +176,7 @@ class Exponential(Protocol):
             rows.scales,
             rows.drawn,
             self._clip,
-            _LARGEST_SLOPE,
+            _MAX_SLOPE,
             1 / self._step,
             self._steps,
         )
@@ -217,7 +217,7 @@ class Exponential(Protocol):
             first[row] = _log_mean(public, log_ratios, radius)
             second[row] = _log_mean(public, log_ratios + first[row], radius)
         slopes = np.divide(second - first, first, out=np.zeros(len(rows)), where=first != 0)
-        centres = np.clip(first / (1 - np.clip(slopes, 0, _LARGEST_SLOPE)), -radius, radius)
+        centres = np.clip(first / (1 - np.clip(slopes, 0, _MAX_SLOPE)), -radius, radius)
         clipped = np.clip(logs + centres[:, None], -radius, radius)
         weights = public * np.exp(clipped.mean(axis=0))
         return np.asarray(weights / weights.sum())
@@ -316,7 +316,7 @@ def _centres(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
     """
     first = _log_means(ratios, public, radius, torch.zeros(ratios.shape[:2], device=ratios.device))
     second = _log_means(ratios, public, radius, first)
-    shrinks_by = ((second - first) / torch.where(first == 0, 1.0, first)).clamp_(0, _LARGEST_SLOPE)
+    shrinks_by = ((second - first) / torch.where(first == 0, 1.0, first)).clamp_(0, _MAX_SLOPE)
     return (first / (1 - shrinks_by)).clamp_(-radius, radius)
 
 

@@ -124,7 +124,7 @@ class GNMax(Protocol):
         if self.event.sigma > SCALES[1]:
             raise ValueError(f"sigma must be at most {SCALES[1]:g} votes, got {self.sigma:g}")
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         candidates = Candidates.of(answers.public, self.candidates)
         counts, kept = votes(answers, candidates), candidates.kept.cpu().numpy()
         noisy = np.where(kept, discrete_gaussian(counts, self.sigma), np.iinfo(np.int64).min)

@@ -145,7 +145,7 @@ class Individual(Protocol):
         if not 0 < self.upper <= widest:
             raise ValueError(f"upper must be above 0 and at most {widest:.3g} with these parts, got {self.upper:g}")
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         """Computes the weights, and what each token charges to each account (`Release.charges`).
 
         Without `Answers.allowances`, each token may take an equal share of a full account.
@@ -159,7 +159,9 @@ class Individual(Protocol):
         allowances = answers.allowances
         if allowances is None:
             allowances = torch.full((len(answers.public), self.models), WHOLE // self.tokens, dtype=torch.int64)
-        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.models)
+        return reduction.distribution(
+            self, replace(answers, allowances=allowances.to(answers.public.device)), self.models
+        )
 
     @property
     def additive(self) -> bool:

@@ -171,7 +171,7 @@ class PMixed(Protocol):
         drawn = poisson_subsample(self.parts, self.q)
         return (drawn[uniform_below(len(drawn))],) if drawn and self.mollifier == "ratio" else drawn
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         """Releases the mean of a sequence's mollified rows; p0 if it has none."""
         return Release(integer_weights(answers, self._mollify))
 

@@ -56,7 +56,7 @@ class Public(Protocol):
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
         return {(0,) * len(kinds): 1.0}
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         return Release(integer_weights(answers, _public))
 
     @cached_property

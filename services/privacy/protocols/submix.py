@@ -96,7 +96,7 @@ class SubMix(Protocol):
     def __post_init__(self) -> None:
         SubMixEvent(self.parts, self.order, self.beta)
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         weights = torch.empty(answers.public.shape, dtype=torch.int64, device=answers.public.device)
         losses = np.zeros((len(weights), self.parts))
         for s, (first, last) in enumerate(answers.spans()):

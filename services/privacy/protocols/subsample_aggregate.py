@@ -132,7 +132,7 @@ class SubsampleAggregate(Protocol):
         if self.event.scale > _SCALES[1]:
             raise ValueError(f"scale must be at most {_SCALES[1]:g}, got {self.scale:g}")
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         candidates = Candidates.of(answers.public, self.candidates)
         sums = summed(answers, candidates)
         noisy = discrete_laplace(sums.cpu().numpy(), self.scale * UNIT)

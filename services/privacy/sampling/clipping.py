@@ -34,7 +34,7 @@ GRAINS = 2**32
 """A clip in grains."""
 _MARGIN = 2.0**-20
 """What a clipped vector's norm stays below the clip, relatively; the rounding of its scale fits into it."""
-LARGEST = 2**26
+MAX_COORDINATES = 2**26
 """The largest number of coordinates for which the proof holds."""
 
 
@@ -49,11 +49,12 @@ def clipped(vectors: Tensor, clip: float) -> Tensor:
         clip: above 0.
 
     Raises:
-        ValueError: the vectors are not float32, or have more than `LARGEST` coordinates.
+        ValueError: the vectors are not float32, or have more than `MAX_COORDINATES` coordinates.
     """
-    if vectors.dtype != torch.float32 or vectors.shape[-1] > LARGEST:
+    if vectors.dtype != torch.float32 or vectors.shape[-1] > MAX_COORDINATES:
         raise ValueError(
-            f"vectors must be float32 of at most {LARGEST} coordinates, got {vectors.dtype} {list(vectors.shape)}"
+            f"vectors must be float32 of at most {MAX_COORDINATES} coordinates, got {vectors.dtype} "
+            f"{list(vectors.shape)}"
         )
     exact = vectors.cpu().double()
     exact = torch.where(exact.isfinite().all(dim=-1, keepdim=True), exact, 0.0)

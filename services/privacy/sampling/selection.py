@@ -46,7 +46,7 @@ _CAP = 20.0
 # The relative float64 error of rate d_k and its exponential.
 _FLOAT_ERROR = 2.0**-45
 # The largest share of epsilon that may be lost to rounding.
-_LARGEST_LOSS = 0.5
+_MAX_LOSS = 0.5
 _WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
 
 
@@ -123,7 +123,7 @@ def rate(event: SelectionEvent, candidates: int) -> float:
         ValueError: rounding takes more than half of epsilon.
     """
     error = 2 * np.exp(_CAP) / _largest(candidates) + _FLOAT_ERROR
-    if 2 * error > _LARGEST_LOSS * event.range:
+    if 2 * error > _MAX_LOSS * event.range:
         raise ValueError(
             f"candidates: {candidates} are too many for integer weights at epsilon {event.range:g} in each round"
         )

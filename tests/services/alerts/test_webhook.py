@@ -26,11 +26,6 @@ SECRET = SecretStr("whsec_" + base64.b64encode(b"a key of thirty-two random byte
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def outbox(tmp_path: Path) -> Outbox:
     return Outbox(ServiceDatabase(tmp_path / "keys.db"), "privmix")
 

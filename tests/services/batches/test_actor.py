@@ -26,11 +26,6 @@ BODY = {"model": "privmix", "prompt": "p", "max_tokens": 1}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def start(place: Path, holder: str = "this") -> Batches:
     namespace = "a-namespace-without-actors"
     ensemble = served("privmix", namespace=namespace, model=public_model.resolve())
@@ -93,7 +88,7 @@ async def test_a_new_deployment_runs_no_batch_before_it_serves_and_while_another
     assert not runs(new, second), "the old deployment runs the new batch too"
     await new.cancel("alice", second.id)
     await until(new, second.id, "cancelled")
-    await old.release()
+    await old.give_up()
     async with asyncio.timeout(60):
         while not runs(new, batch):
             await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ from services.database.service import _KEYS, ServiceDatabase, migrations
 from services.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
 from services.keys.move import move_keys
 from services.keys.store import KeyStore
-from tests.services.batches.test_store import begin, put, result
+from tests.support.batches import begin, put, result
 
 DAY_S = 86_400
 
@@ -373,7 +373,7 @@ def test_a_result_of_an_earlier_version_is_delivered(store: BatchStore) -> None:
 def test_ended_batches_expire_by_their_end_and_by_their_number(
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches_store, "MOST_ENDED", 3)
+    monkeypatch.setattr(batches_store, "MAX_ENDED", 3)
     file = put(store)
     for _ in range(6):
         store.change(begin(store, file=file).id, status="failed")

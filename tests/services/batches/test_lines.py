@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.batches.lines import MOST_ERRORS, model_of, read_lines
+from services.batches.lines import MAX_ERRORS, model_of, read_lines
 
 ENDPOINT = "/v1/completions"
 
@@ -53,7 +53,7 @@ def test_an_error_names_its_line_and_field(content: bytes, code: str, number: in
 
 def test_reading_stops_after_a_number_of_errors() -> None:
     _, errors = read_lines(b"\n".join([b"x"] * 1000), ENDPOINT, 10)
-    assert len(errors) == MOST_ERRORS
+    assert len(errors) == MAX_ERRORS
 
 
 @pytest.mark.parametrize("model", [["privmix"], {}, 7, None, "priv\ud83d", "x\x00", "x" * 1000])

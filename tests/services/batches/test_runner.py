@@ -26,11 +26,6 @@ pytestmark = pytest.mark.anyio
 OWNER, HOLDER, PROMPT = "key_a", "this", 3
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Answers(Runner):
     """A runner whose answers are drawn: it counts the tokens that a coordinator would have charged, by line."""
 

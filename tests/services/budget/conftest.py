@@ -18,6 +18,7 @@ from services.budget.reader import read
 from services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
+from tests.support.ray_cluster import ray_cluster
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -69,9 +70,8 @@ def roomy(terms: PrivacyBudget) -> PrivacyBudget:
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_cluster(2):
+        yield
 
 
 @dataclass(frozen=True)

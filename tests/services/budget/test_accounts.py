@@ -43,7 +43,7 @@ def terms() -> PrivacyBudget:
 
 @pytest.fixture
 def ledger(place: str, terms: PrivacyBudget) -> Ledger:
-    return Ledger(place, terms)
+    return Ledger.create(place, terms)
 
 
 def test_a_lease_holds_its_allowances_and_settling_keeps_the_charges(ledger: Ledger, place: str) -> None:
@@ -81,7 +81,7 @@ def test_charges_beyond_the_allowances_are_refused(
 def test_a_lost_client_forfeits_what_its_lease_holds(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     """A restart resets no account."""
     held = ledger.lease(EVENT, 8, "lost", PARTS).allowances
-    again = Ledger(place, terms)
+    again = Ledger.create(place, terms)
     assert again.balance().accounts.held == tuple(8 * own for own in held)
     assert again.lease(EVENT, 8, "next", PARTS).count == 8
     again.settle("lost", 2, (1, 1, 1))  # its client lives on
@@ -168,7 +168,7 @@ def test_a_checkpoint_an_export_and_a_move_keep_the_accounts(
     assert verify(tmp_path / "rows.jsonl").accounts == balance.accounts == verify(place).accounts
     moved = move(place, tmp_path / "there.db")
     assert moved.accounts == balance.accounts
-    assert Ledger(tmp_path / "there.db", terms).lease(EVENT, 4, None, PARTS).allowances
+    assert Ledger.create(tmp_path / "there.db", terms).lease(EVENT, 4, None, PARTS).allowances
 
 
 def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(
@@ -195,7 +195,7 @@ def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(
 def test_a_ledger_with_accounts_that_is_cut_short_or_changed_is_refused(tmp_path: Path, terms: PrivacyBudget) -> None:
     (tmp_path / "anchors").mkdir()
     place, anchors = tmp_path / "ledger.db", (DirectoryAnchor(tmp_path / "anchors"),)
-    ledger = Ledger(place, terms, anchors=anchors)
+    ledger = Ledger.create(place, terms, anchors=anchors)
     for name in ("first", "second"):
         grant = ledger.lease(EVENT, 8, name, PARTS)
         ledger.settle(name, grant.count, grant.allowances)
@@ -209,7 +209,7 @@ def test_a_ledger_with_accounts_that_is_cut_short_or_changed_is_refused(tmp_path
         return copied
 
     def opened(where: Path) -> Ledger:
-        return Ledger(where, terms, create=False, anchors=anchors)
+        return Ledger.open(where, terms, anchors=anchors)
 
     with pytest.raises(LedgerRolledBack):  # without the last lease and its charges
         opened(changed(f"DELETE FROM privmix_ledger WHERE seq > {whole.rows - 2}"))
@@ -229,12 +229,12 @@ def test_a_ledger_of_another_protocol_or_horizon_is_refused(place: str, ledger: 
     other = PROTOCOLS["pmixed"].model_validate({"tokens": HORIZON})
     counters = PrivacyBudget.of("clinic", other, other.plan(PARTS))
     with pytest.raises(LedgerMismatch, match="horizon is 2048 there and None here"):
-        Ledger(place, counters)
+        Ledger.create(place, counters)
     longer = SETTINGS.model_copy(update={"tokens": 4096})
     with pytest.raises(LedgerMismatch, match="horizon is 2048 there and 4096 here"):
-        Ledger(place, PrivacyBudget.of("clinic", longer, longer.plan(PARTS)))
+        Ledger.create(place, PrivacyBudget.of("clinic", longer, longer.plan(PARTS)))
     with pytest.raises(LeaseRefused, match="need the number of parts that are served and a ledger"):
-        Ledger(tmp_path / "counters.db", counters).lease(EVENT, 8, None, PARTS)
+        Ledger.create(tmp_path / "counters.db", counters).lease(EVENT, 8, None, PARTS)
     with pytest.raises(LeaseRefused, match="need the number of parts"):
         ledger.lease(EVENT, 8)
 
@@ -264,13 +264,13 @@ def test_the_client_charges_each_token_to_the_lease_that_allowed_it(
             async with client.reserve(EVENT, 3, parts=PARTS) as reserved:
                 assert reserved.count == 3
                 released = {token: (step, token, 0) for token in range(3) if (token + step) % 3}
-                reserved.release_charged(released)
+                reserved.mark_charged(released)
                 total += len(released)
         async with client.reserve(EVENT, 1, parts=PARTS) as reserved:
             with pytest.raises(ValueError, match="exceed its allowances"):
-                reserved.release_charged({0: (WHOLE, 0, 0)})
+                reserved.mark_charged({0: (WHOLE, 0, 0)})
             with pytest.raises(ValueError, match="cannot be released"):
-                reserved.release_charged({1: (0, 0, 0)})
+                reserved.mark_charged({1: (0, 0, 0)})
         await client.settle()
         return total
 

@@ -67,13 +67,13 @@ def test_an_actor_killed_during_requests_grants_each_once(allowance: Allowance) 
 
 def test_a_replaced_actor_grants_nothing(allowance: Allowance, roomy: PrivacyBudget) -> None:
     lease = ray.get(allowance.actor.lease.remote(COARSE_JSON, 10)).lease
-    successor = Ledger(allowance.path, roomy)
+    successor = Ledger.create(allowance.path, roomy)
     for request in (allowance.actor.lease.remote(COARSE_JSON, 1), allowance.actor.settle.remote(lease, 0)):
         with pytest.raises(Fenced):
             ray.get(request)
     successor.settle(lease, 4)
     assert allowance.charged() == {COARSE: 4}
-    successor.release()
+    successor.give_up()
     assert ray.get(allowance.actor.lease.remote(COARSE_JSON, 1)).count == 1
     with pytest.raises(Fenced):
         successor.lease(COARSE, 1)
@@ -93,7 +93,7 @@ def test_an_actor_restarted_without_its_ledger_creates_no_new_one(allowance: All
 
 @pytest.mark.slow
 def test_a_start_with_another_promise_leaves_no_actor(cluster: None, path: Path, terms: PrivacyBudget) -> None:
-    Ledger(path, terms)
+    Ledger.create(path, terms)
     with pytest.raises(LedgerMismatch, match=r"epsilon is 8\.0 there and 9\.0 here") as caught:
         start(str(path), terms.model_copy(update={"epsilon": 9.0}), namespace="another-promise")
     assert type(caught.value) is LedgerMismatch

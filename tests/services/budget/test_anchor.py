@@ -15,7 +15,7 @@ from services.budget.anchor import Anchor, ChainEnd, DatabaseAnchor, DirectoryAn
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
-from services.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, known
+from services.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, verified_ledger_id
 from services.errors import (
     LeaseRefused,
     LedgerForeign,
@@ -95,7 +95,7 @@ def second(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def opened(place: str, terms: PrivacyBudget, anchors: tuple[Anchor, ...], *, restored: bool = False) -> Ledger:
-    return Ledger(place, terms, create=False, anchors=anchors, restored=restored)
+    return (Ledger.restore if restored else Ledger.open)(place, terms, anchors=anchors)
 
 
 def test_a_rolled_back_ledger_is_refused_and_forfeit_charges_what_it_lost(
@@ -110,12 +110,12 @@ def test_a_rolled_back_ledger_is_refused_and_forfeit_charges_what_it_lost(
     assert read(place).charged == {COARSE: 10}, "the copy is an intact chain"
     with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
         opened(place, roomy, anchors)
-    for verify in (known, begin):
+    for verify in (verified_ledger_id, begin):
         with pytest.raises(LedgerRolledBack):
             verify(place, roomy, ensemble)
     assert opened(place, roomy, anchors, restored=True).forfeit() == {COARSE: 900}
     assert read(place).charged == {COARSE: 910}
-    known(place, roomy, ensemble)
+    verified_ledger_id(place, roomy, ensemble)
     assert opened(place, roomy, anchors).lease(COARSE, 1).count == 1
     restore()
     with pytest.raises(LedgerRolledBack):
@@ -127,7 +127,7 @@ def test_each_kind_of_anchor_detects_the_roll_back(
     tmp_path: Path, roomy: PrivacyBudget, second: str, path: Path
 ) -> None:
     place, kept, anchors = str(path), tmp_path / "kept", (anchor_at(second),)
-    Ledger(place, roomy, anchors=anchors).lease(COARSE, 10)
+    Ledger.create(place, roomy, anchors=anchors).lease(COARSE, 10)
     shutil.copy(place, kept)
     opened(place, roomy, anchors).lease(FINE, 5)
     shutil.copy(kept, place)
@@ -146,10 +146,10 @@ def test_two_writers_on_copies_of_one_ledger_spend_it_once(
 ) -> None:
     """The old primary lives on while a standby that has all of its rows is promoted."""
     anchors, clone = (anchor_at(second),), tmp_path / "clone.db"
-    primary = Ledger(path, terms, anchors=anchors, holder="primary")
+    primary = Ledger.create(path, terms, anchors=anchors, holder="primary")
     granted = primary.lease(COARSE, 8).count
     shutil.copy(path, clone)
-    standby = Ledger(clone, terms, create=False, anchors=anchors, holder="standby")
+    standby = Ledger.open(clone, terms, anchors=anchors, holder="standby")
     granted += primary.lease(COARSE, 2).count
     for _ in range(3):
         with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
@@ -169,7 +169,7 @@ def test_forfeit_is_refused_where_the_anchor_moved_meanwhile(
 ) -> None:
     """The writer whose rows were thought lost lives on."""
     anchors, copy = (anchor_at(second),), tmp_path / "copy.db"
-    alive = Ledger(path, roomy, anchors=anchors)
+    alive = Ledger.create(path, roomy, anchors=anchors)
     alive.lease(COARSE, 1)
     shutil.copy(path, copy)
     alive.lease(COARSE, 5)
@@ -187,7 +187,7 @@ def test_tokens_in_flight_are_charged_exactly(path: Path, tmp_path: Path, roomy:
     """64 streams hold leases at the copy and after it. The counters of the last scrape would miss 256 tokens."""
     (tmp_path / "anchors").mkdir()
     anchors, kept = (DirectoryAnchor(tmp_path / "anchors"),), tmp_path / "kept"
-    ledger = Ledger(path, roomy, anchors=anchors)
+    ledger = Ledger.create(path, roomy, anchors=anchors)
     held = [ledger.lease(COARSE, 32).lease for _ in range(4)]
     shutil.copy(path, kept)
     for lease in held:
@@ -221,7 +221,7 @@ def test_a_writer_whose_database_loses_rows_stops_and_so_does_its_successor(
 def test_nothing_is_granted_while_an_anchor_cannot_be_written(path: Path, tmp_path: Path, roomy: PrivacyBudget) -> None:
     places = tmp_path / "anchors"
     places.mkdir()
-    ledger = Ledger(path, roomy, anchors=(DirectoryAnchor(places),))
+    ledger = Ledger.create(path, roomy, anchors=(DirectoryAnchor(places),))
     places.rename(tmp_path / "away")
     for _ in range(2):  # a repeated call must not get the grant of the first without an anchor
         with pytest.raises(LedgerUnavailable, match="its anchor"):
@@ -239,13 +239,13 @@ def test_a_new_writer_anchors_a_grant_that_the_last_one_could_not(
     places = tmp_path / "anchors"
     places.mkdir()
     anchors = (DirectoryAnchor(places),)
-    ledger = Ledger(path, roomy, anchors=anchors, holder="only")
+    ledger = Ledger.create(path, roomy, anchors=anchors, holder="only")
     ledger.take_over()
     places.rename(tmp_path / "away")
     with pytest.raises(LedgerUnavailable):
         ledger.lease(COARSE, 10, "mine")
     (tmp_path / "away").rename(places)
-    successor = Ledger(path, roomy, create=False, anchors=anchors, holder="only")
+    successor = Ledger.open(path, roomy, anchors=anchors, holder="only")
     assert successor.lease(COARSE, 10, "mine").count == 10
     assert (end := anchors[0].read(read(path).id)) is not None
     assert end.tokens == {COARSE: 10}
@@ -258,17 +258,17 @@ def test_a_missing_anchor_is_refused_until_it_is_recorded(
     second.mkdir()
     begun = begin(str(path), roomy, ensemble)
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
-        known(str(path), roomy, ensemble, anchor=str(second))
+        verified_ledger_id(str(path), roomy, ensemble, anchor=str(second))
     begin(str(path), roomy, ensemble, anchor=str(second))
-    assert known(str(path), roomy, ensemble, anchor=str(second)) == begun.ledger
+    assert verified_ledger_id(str(path), roomy, ensemble, anchor=str(second)) == begun.ledger
     with pytest.raises(LedgerUnknown):
-        Ledger(path, roomy, create=False, anchors=(ObjectAnchor(f"memory://{uuid4().hex}"),))
+        Ledger.open(path, roomy, anchors=(ObjectAnchor(f"memory://{uuid4().hex}"),))
 
 
 def test_an_anchor_of_another_ledger_is_refused(path: Path, tmp_path: Path, roomy: PrivacyBudget) -> None:
     (tmp_path / "anchors").mkdir()
     anchor = DirectoryAnchor(tmp_path / "anchors")
-    identity = Ledger(path, roomy, anchors=(anchor,)).balance().id
+    identity = Ledger.create(path, roomy, anchors=(anchor,)).balance().id
     other = ChainEnd(ledger="other", rows=1, head="0" * 64)
     (anchor.path / f"{identity}.json").write_text(other.model_dump_json())
     with pytest.raises(LedgerMismatch, match="belongs to the ledger other"):
@@ -353,7 +353,7 @@ def test_a_lost_stop_is_kept(path: Path, tmp_path: Path, terms: PrivacyBudget) -
     (tmp_path / "anchors").mkdir()
     anchors, kept = (DirectoryAnchor(tmp_path / "anchors"),), tmp_path / "kept"
     measured = terms.model_copy(update={"enforced": "measured"})
-    ledger = Ledger(path, measured, anchors=anchors)
+    ledger = Ledger.create(path, measured, anchors=anchors)
     ledger.lease(COARSE, 1)
     shutil.copy(path, kept)
     assert ledger.charge(MEASURED, [[1e9]], "too much") == 0
@@ -364,7 +364,7 @@ def test_a_lost_stop_is_kept(path: Path, tmp_path: Path, terms: PrivacyBudget) -
 
 
 def test_forfeit_without_a_number_needs_an_anchor_that_knows_more(path: Path, roomy: PrivacyBudget) -> None:
-    ledger = Ledger(path, roomy)
+    ledger = Ledger.create(path, roomy)
     ledger.lease(COARSE, 1)
     with pytest.raises(LeaseRefused, match="give the number of tokens"):
         ledger.forfeit()

@@ -36,7 +36,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Backend:
 @pytest.mark.usefixtures("registered")
 def test_a_new_backend_keeps_a_ledger(terms: PrivacyBudget, tmp_path: Path) -> None:
     place = f"suffixed:///{tmp_path}/ledger"
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     assert read(place).charged == {COARSE: 4}
     assert (tmp_path / "ledger.suffixed").exists()
@@ -45,11 +45,11 @@ def test_a_new_backend_keeps_a_ledger(terms: PrivacyBudget, tmp_path: Path) -> N
 @pytest.mark.usefixtures("registered")
 def test_a_ledger_moves_to_a_new_backend(terms: PrivacyBudget, tmp_path: Path) -> None:
     source, target = str(tmp_path / "ledger.db"), f"suffixed:///{tmp_path}/moved"
-    Ledger(source, terms).lease(COARSE, 10)
+    Ledger.create(source, terms).lease(COARSE, 10)
     move(source, target)
     assert read(target).held == read(target).charged == {COARSE: 10}
 
 
 def test_an_unknown_database_is_refused_with_the_names_of_the_backends(terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerForeign, match="a ledger must be in SQLite or PostgreSQL, not in mysql"):
-        Ledger("mysql://host/ledger", terms)
+        Ledger.create("mysql://host/ledger", terms)

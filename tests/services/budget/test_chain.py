@@ -63,7 +63,7 @@ def test_a_deleted_row_is_detected(rows: list[LedgerRow], data: st.DataObject) -
 @pytest.fixture
 def written(path: Path, terms: PrivacyBudget) -> Path:
     """A ledger of five rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
-    ledger = Ledger(path, terms)
+    ledger = Ledger.create(path, terms)
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     ledger.lease(FINE, 20)
     return path
@@ -87,14 +87,14 @@ def test_tampering_is_reported_with_the_ledger_and_the_row(
     written: Path, terms: PrivacyBudget, statement: str, message: str
 ) -> None:
     tamper(written, statement)
-    for use in (lambda: read(written), lambda: Ledger(written, terms)):
+    for use in (lambda: read(written), lambda: Ledger.create(written, terms)):
         with pytest.raises(LedgerCorrupt, match=message) as caught:
             use()
         assert str(written) in str(caught.value)
 
 
 def test_a_running_writer_detects_that_the_last_rows_are_deleted(path: Path, terms: PrivacyBudget) -> None:
-    ledger = Ledger(path, terms)
+    ledger = Ledger.create(path, terms)
     ledger.lease(COARSE, 10)
     tamper(path, "DELETE FROM privmix_ledger WHERE seq = 3")
     with pytest.raises(LedgerCorrupt, match="row 3 is gone"):

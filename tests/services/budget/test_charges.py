@@ -36,7 +36,7 @@ def measured(terms: PrivacyBudget) -> PrivacyBudget:
 
 @pytest.fixture
 def ledger(place: str, measured: PrivacyBudget) -> Ledger:
-    return Ledger(place, measured)
+    return Ledger.create(place, measured)
 
 
 def epsilon(terms: PrivacyBudget, loss: float) -> float:
@@ -84,7 +84,7 @@ def test_a_token_that_exceeds_the_budget_stops_the_ledger_for_ever(
     assert ledger.charge(SUBMIX, [[0.5, 0.1, 0.0]] * (room + 3), "all") == room
     assert ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]], "free") == 0, "an affordable token would reveal private losses, too"
     assert ledger.lease(COARSE, 1).count == 0
-    again = Ledger(place, measured)
+    again = Ledger.create(place, measured)
     assert again.balance().stopped
     assert again.charge(SUBMIX, [[0.0, 0.0, 0.0]], "later") == 0
     assert read(place).charged == {SUBMIX: room}
@@ -98,7 +98,7 @@ def test_an_infinite_loss_is_refused(ledger: Ledger) -> None:
 
 def test_a_repeated_charge_is_made_once(ledger: Ledger, place: str, measured: PrivacyBudget) -> None:
     assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
-    assert Ledger(place, measured).charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
+    assert Ledger.create(place, measured).charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
     assert read(place).charged == {SUBMIX: 1}
 
 
@@ -134,7 +134,7 @@ def test_protocols_share_one_budget(ledger: Ledger, measured: PrivacyBudget) -> 
 
 
 def test_losses_are_only_recorded_if_the_bound_is_enforced(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     allowance = Filter(terms).affordable({}, GNMAX)
     assert ledger.charge(GNMAX, [[0.001]] * (allowance + 5), "all") == allowance
     assert not ledger.balance().stopped
@@ -159,7 +159,7 @@ def test_no_epsilon_is_stated_where_clients_see_a_stop_that_depends_on_the_text(
     place: str, measured: PrivacyBudget
 ) -> None:
     """The analysis of measured losses assumes that nobody sees the stop; here it ends an answer and causes 429."""
-    ledger = Ledger(place, measured)
+    ledger = Ledger.create(place, measured)
     assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]], "first") == 1
     operator = statement(ledger.balance())
     told = operator.client()
@@ -194,15 +194,17 @@ def test_measured_tokens_are_charged_before_their_release(cluster: None, path: P
 @pytest.mark.parametrize("within", [1, 40])
 def test_a_random_stop_comes_after_the_drawn_number_of_tokens(place: str, measured: PrivacyBudget, within: int) -> None:
     terms = measured.model_copy(update={"stop_within": within})
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     granted = ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]] * (within + 1), "all")
     assert 1 <= granted <= within
-    again = Ledger(place, terms)
+    again = Ledger.create(place, terms)
     assert again.balance().stopped
     assert again.charge(SUBMIX, [[0.0, 0.0, 0.0]], "more") == 0
 
 
 def test_random_stops_are_uniform_over_their_range(tmp_path: Path, measured: PrivacyBudget) -> None:
     terms = measured.model_copy(update={"stop_within": 3})
-    stops = Counter(Ledger(tmp_path / f"{n}.db", terms).charge(SUBMIX, [[0.0] * 3] * 4, "all") for n in range(60))
+    stops = Counter(
+        Ledger.create(tmp_path / f"{n}.db", terms).charge(SUBMIX, [[0.0] * 3] * 4, "all") for n in range(60)
+    )
     assert set(stops) == {1, 2, 3}

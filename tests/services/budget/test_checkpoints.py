@@ -38,7 +38,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledger(place: str, roomy: PrivacyBudget) -> Ledger:
-    return Ledger(place, roomy)
+    return Ledger.create(place, roomy)
 
 
 def write(ledger: Ledger, leases: int) -> None:
@@ -67,14 +67,14 @@ def test_a_start_from_a_checkpoint_has_the_state_of_a_full_replay(
     whole = state.LedgerState.replay(iter(rows))
     assert from_checkpoint.balance() == whole.balance() == ledger.balance() == verify(place) == read(place)
     assert from_checkpoint.checkpoint() == whole.checkpoint()
-    successor = Ledger(place, roomy)
+    successor = Ledger.create(place, roomy)
     assert successor.balance().charged == ledger.balance().charged
     write(successor, 20)
     assert verify(place) == successor.balance()
 
 
 def test_a_start_reads_nothing_before_its_checkpoint(path: Path, roomy: PrivacyBudget) -> None:
-    ledger = Ledger(path, roomy)
+    ledger = Ledger.create(path, roomy)
     write(ledger, 20)
     before = ledger.balance()
     tamper(path, "UPDATE privmix_ledger SET body = replace(body, '5', '4') WHERE seq = 3")
@@ -102,7 +102,7 @@ def test_checkpoints_keep_open_leases_and_recent_closed_leases(
     ledger.settle(ledger.lease(COARSE, 7, "old").lease, 2)
     write(ledger, 40)
     ledger.settle(ledger.lease(COARSE, 7, "recent").lease, 2)
-    successor = Ledger(place, roomy)
+    successor = Ledger.create(place, roomy)
     successor.settle("open", 1)
     successor.settle("recent", 2)
     with pytest.raises(LeaseRefused, match="holds no lease 'old'"):
@@ -112,11 +112,11 @@ def test_checkpoints_keep_open_leases_and_recent_closed_leases(
 
 def test_measured_losses_and_stops_are_in_a_checkpoint(place: str, terms: PrivacyBudget) -> None:
     measured = terms.model_copy(update={"enforced": "measured"})
-    ledger = Ledger(place, measured)
+    ledger = Ledger.create(place, measured)
     for number in range(2 * EVERY):
         assert ledger.charge(SUBMIX, [[0.01, 0.02]], str(number)) == 1
     assert ledger.charge(SUBMIX, [[100.0, 0.0]], "last") == 0
-    write_nothing = Ledger(place, measured)
+    write_nothing = Ledger.create(place, measured)
     assert (write_nothing.balance().losses, write_nothing.balance().stopped) == (ledger.balance().losses, True)
     assert verify(place) == write_nothing.balance()
 
@@ -146,7 +146,7 @@ def test_concurrent_calls_share_a_transaction_and_none_is_lost(
 
 
 def test_callers_in_one_transaction_share_the_last_tokens(place: str, terms: PrivacyBudget) -> None:
-    ledger, room = Ledger(place, terms), Filter(terms).affordable({}, COARSE)
+    ledger, room = Ledger.create(place, terms), Filter(terms).affordable({}, COARSE)
     with ThreadPoolExecutor(16) as pool:
         granted = list(pool.map(lambda _: ledger.lease(COARSE, 30).count, range(16)))
     assert sum(granted) == room
@@ -155,7 +155,7 @@ def test_callers_in_one_transaction_share_the_last_tokens(place: str, terms: Pri
 
 
 def test_a_fenced_batch_grants_nothing(ledger: Ledger, place: str, roomy: PrivacyBudget) -> None:
-    Ledger(place, roomy)
+    Ledger.create(place, roomy)
     with ThreadPoolExecutor(8) as pool:
         for refused in [pool.submit(ledger.lease, COARSE, 1) for _ in range(8)]:
             with pytest.raises(Fenced):
@@ -164,7 +164,7 @@ def test_a_fenced_batch_grants_nothing(ledger: Ledger, place: str, roomy: Privac
 
 
 def test_free_tokens_are_leased_in_large_numbers(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger(place, terms.model_copy(update={"epsilon": None}))
+    ledger = Ledger.create(place, terms.model_copy(update={"epsilon": None}))
     grant = ledger.lease(EnsembleEvent(), 32)
     assert grant.count == FREE_LEASE
     ledger.settle(grant.lease, 40)
@@ -172,7 +172,7 @@ def test_free_tokens_are_leased_in_large_numbers(place: str, terms: PrivacyBudge
 
 
 def test_forfeited_tokens_are_charged_even_beyond_the_budget(place: str, terms: PrivacyBudget) -> None:
-    ledger, room = Ledger(place, terms), Filter(terms).affordable({}, COARSE)
+    ledger, room = Ledger.create(place, terms), Filter(terms).affordable({}, COARSE)
     with pytest.raises(LeaseRefused, match="nothing was ever charged"):
         ledger.forfeit(5)
     ledger.settle(ledger.lease(COARSE, 100).lease, 100)
@@ -180,12 +180,12 @@ def test_forfeited_tokens_are_charged_even_beyond_the_budget(place: str, terms: 
     assert ledger.lease(COARSE, 1000).count == room - 150
     ledger.forfeit(1000)
     assert ledger.balance().charged == {COARSE: room + 1000}
-    assert Ledger(place, terms).lease(COARSE, 1).count == 0
+    assert Ledger.create(place, terms).lease(COARSE, 1).count == 0
     assert [json.loads(row.body)["count"] for row in stored(place) if row.kind == "forfeit"] == [50, 1000]
 
 
 def test_forfeiting_tokens_of_unknown_losses_stops_the_ledger(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger(place, terms.model_copy(update={"enforced": "measured"}))
+    ledger = Ledger.create(place, terms.model_copy(update={"enforced": "measured"}))
     ledger.charge(SUBMIX, [[0.01, 0.02]], "first")
     ledger.forfeit(1)
     assert ledger.balance().stopped

@@ -35,7 +35,7 @@ def run(spending: Coroutine[Any, Any, T]) -> T:
 async def take(client: BudgetClient, event: Event, count: int) -> int:
     """Reserves up to `count` tokens and releases all of them."""
     async with client.reserve(event, count) as reserved:
-        reserved.release(reserved.count)
+        reserved.mark_released(reserved.count)
     return reserved.count
 
 
@@ -210,12 +210,12 @@ def test_a_failed_ledger_raises_in_every_reservation(allowance: Allowance, roomy
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         assert await take(client, COARSE, 5) == 5
-        successor = Ledger(allowance.path, roomy)
+        successor = Ledger.create(allowance.path, roomy)
         assert await take(client, COARSE, 15) == 15, "these tokens were charged before"
         for _ in range(2):
             with pytest.raises(Fenced):
                 await take(client, COARSE, 1)
-        successor.release()
+        successor.give_up()
         assert await take(client, COARSE, 1) == 1
 
     run(spend())
@@ -231,9 +231,9 @@ def test_unreleased_tokens_are_returned(allowance: Allowance) -> None:
                 async with client.reserve(COARSE, 15):
                     raise ZeroDivisionError
         async with client.reserve(COARSE, 15) as reserved:
-            reserved.release(4)
+            reserved.mark_released(4)
             with pytest.raises(ValueError, match="cannot release 12 more tokens of 15 with 4 released"):
-                reserved.release(12)
+                reserved.mark_released(12)
         await client.settle()
 
     run(spend())
@@ -276,7 +276,7 @@ def test_a_recall_waits_for_reserved_tokens_and_returns_the_unused_ones(allowanc
             waiting = asyncio.create_task(take(second, COARSE, 5))
             await asyncio.sleep(0.1)
             assert not waiting.done()
-            reserved.release(ALLOWANCE - 5)
+            reserved.mark_released(ALLOWANCE - 5)
         assert await waiting == 5
 
     run(spend())

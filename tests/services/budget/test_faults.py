@@ -99,7 +99,7 @@ class World:
     def __post_init__(self) -> None:
         self.places = [self._new_place()]
         anchor = DirectoryAnchor(self.machine.anchors.path)
-        self.id = Ledger(self.places[0], TERMS, anchors=(anchor,), holder="first").balance().id
+        self.id = Ledger.create(self.places[0], TERMS, anchors=(anchor,), holder="first").balance().id
         self.begin(self.places[0], "first")
 
     def begin(self, place: str, holder: str) -> None:

@@ -1,13 +1,12 @@
 """Claim: after any spending, the filter grants every token that the budget covers, and none beyond."""
 
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpmath import expm1, log, log1p, mp, mpf
+from mpmath import mpf
 
 from services.budget.filter import UNLIMITED, Filter, cost
 from services.budget.privacy_budget import PrivacyBudget
@@ -16,22 +15,7 @@ from services.privacy.accounting import planning
 from services.privacy.events import Accountant, Event, Orders
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, EVENTS, FINE
-
-
-def exact_epsilon(terms: PrivacyBudget, spent: Mapping[Event, int]) -> mpf:
-    """Returns epsilon to 60 digits by Canonne, Kamath & Steinke (2020), Proposition 12.
-
-    Returns 0 if Bretagnolle & Huber's bound on the total variation is below delta.
-    """
-    with mp.workdps(60):
-        rdp = mpf(0)
-        for event, count in spent.items():
-            rdp += count * mpf(float(event.rdp([terms.order])[0]))
-        order, delta = mpf(terms.order), mpf(terms.delta)
-        if -expm1(-rdp) < delta**2:
-            return mpf(0)
-        return rdp + log1p(-1 / order) - log(delta * order) / (order - 1)
-
+from tests.support.epsilons import exact_epsilon
 
 all_terms = st.builds(
     PrivacyBudget,

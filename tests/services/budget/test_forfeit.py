@@ -37,7 +37,7 @@ class World:
 
     def __init__(self, folder: Path, terms: PrivacyBudget, anchors: Sequence[Anchor]) -> None:
         self._folder, self._terms, self._anchors = folder, terms, anchors
-        self.ledger = Ledger(folder / "ledger.db", terms, anchors=anchors)
+        self.ledger = Ledger.create(folder / "ledger.db", terms, anchors=anchors)
         self.paid = [0] * PARTS
         self._open: dict[str, tuple[int, Grains]] = {}
         self._copies = 0
@@ -71,8 +71,8 @@ class World:
         self._open = {}
         shutil.copy(copy, self._folder / "ledger.db")
         place = self._folder / "ledger.db"
-        Ledger(place, self._terms, create=False, anchors=self._anchors, restored=True).forfeit()
-        self.ledger = Ledger(place, self._terms, create=False, anchors=self._anchors)
+        Ledger.restore(place, self._terms, anchors=self._anchors).forfeit()
+        self.ledger = Ledger.open(place, self._terms, anchors=self._anchors)
 
     def check(self) -> None:
         accounts = self.ledger.balance().accounts
@@ -153,7 +153,7 @@ def test_parts_beyond_the_partition_are_refused(world: World) -> None:
 def test_a_number_of_tokens_empties_the_accounts_of_all_parts(world: World, tmp_path: Path) -> None:
     """What an operator does whose earlier version forfeited too little."""
     world.spend(FEW, 5)
-    Ledger(tmp_path / "ledger.db", read(tmp_path / "ledger.db").terms, create=False, restored=True).forfeit(HORIZON)
+    Ledger.restore(tmp_path / "ledger.db", read(tmp_path / "ledger.db").terms).forfeit(HORIZON)
     assert read(tmp_path / "ledger.db").accounts.charged == (WHOLE,) * PARTS
 
 
@@ -177,7 +177,7 @@ def test_an_anchor_states_the_parts_too(world: World, tmp_path: Path) -> None:
 
 def test_a_ledger_whose_parts_are_unknown_forfeits_nothing(tmp_path: Path, terms: PrivacyBudget) -> None:
     unknown = terms.model_copy(update={"partition": None, "parts": None})
-    ledger = Ledger(tmp_path / "ledger.db", unknown)
+    ledger = Ledger.create(tmp_path / "ledger.db", unknown)
     with pytest.raises(LeaseRefused, match="number of parts"):
         ledger.lease(EVENT, 1, None, 1)
     with pytest.raises(LeaseRefused, match="nothing was ever charged"):

@@ -64,9 +64,8 @@ class Writer:
 
     def __init__(self, place: Path, terms: PrivacyBudget, store: Store, holder: str, *, restored: bool = False) -> None:
         self.gate = Gate(store)
-        self.ledger = Ledger(
-            place, terms, create=False, anchors=(self.gate,), holder=None if restored else holder, restored=restored
-        )
+        begin = Ledger.restore if restored else Ledger.open
+        self.ledger = begin(place, terms, anchors=(self.gate,), holder=None if restored else holder)
         self._thread: threading.Thread | None = None
 
     def lease(self, granted: dict[str, int], name: str) -> None:
@@ -188,7 +187,7 @@ def schedules(length: int) -> Iterator[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory, terms: PrivacyBudget) -> tuple[Path, ChainEnd]:
     path = tmp_path_factory.mktemp("template") / "ledger.db"
-    return path, ChainEnd.of(Ledger(path, terms, holder="here").balance())
+    return path, ChainEnd.of(Ledger.create(path, terms, holder="here").balance())
 
 
 def explore(folder: Path, template: tuple[Path, ChainEnd], terms: PrivacyBudget, length: int) -> int:

@@ -15,7 +15,7 @@ from tests.services.budget.events import COARSE
 
 
 def test_a_check_writes_nothing(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     before = ledger.balance()
     ledger.check()
     assert ledger.balance() == before
@@ -23,21 +23,21 @@ def test_a_check_writes_nothing(place: str, terms: PrivacyBudget) -> None:
 
 def test_an_exhausted_budget_is_healthy(place: str, terms: PrivacyBudget) -> None:
     """Clients then get 429, or answers without private text, as configured: nothing that a restart would mend."""
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     ledger.lease(COARSE, 10_000)
     assert ledger.lease(COARSE, 1).count == 0
     ledger.check()
 
 
 def test_a_writer_that_was_replaced_is_fenced(place: str, terms: PrivacyBudget) -> None:
-    replaced = Ledger(place, terms)
-    Ledger(place, terms).check()
+    replaced = Ledger.create(place, terms)
+    Ledger.create(place, terms).check()
     with pytest.raises(Fenced):
         replaced.check()
 
 
 def test_a_database_that_is_down_is_unavailable_until_it_is_back(postgresql: Server, terms: PrivacyBudget) -> None:
-    ledger = Ledger(postgresql.database(), terms)
+    ledger = Ledger.create(postgresql.database(), terms)
     postgresql.stop()
     try:
         with pytest.raises(LedgerUnavailable):
@@ -57,7 +57,7 @@ def test_the_actor_reports_the_state_of_its_ledger(cluster: None, path: Path, te
         assert ray.get(actor.health.remote()) == "writable"
         # The first charge takes the ledger over, so that another writer can fence this one.
         ray.get(actor.lease.remote(COARSE.to_json(), 1))
-        Ledger(path, terms)
+        Ledger.create(path, terms)
         assert ray.get(actor.health.remote()) == "fenced"
     finally:
         ray.kill(actor)

@@ -1,7 +1,5 @@
 """Claim: a single writer grants a token only after the charge is on disk, and grants nothing after an error."""
 
-import json
-
 import pytest
 
 from services.budget.ledger import Ledger
@@ -18,7 +16,7 @@ from tests.services.budget.tampering import append
 
 @pytest.fixture
 def ledger(place: str, terms: PrivacyBudget) -> Ledger:
-    return Ledger(place, terms)
+    return Ledger.create(place, terms)
 
 
 def test_a_lease_is_on_disk_before_it_is_granted(ledger: Ledger, place: str) -> None:
@@ -50,7 +48,7 @@ def test_the_last_tokens_are_granted_and_no_more(ledger: Ledger) -> None:
 def test_a_repeated_lease_is_granted_once(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     first = ledger.lease(COARSE, 10, "mine")
     assert ledger.lease(COARSE, 10, "mine") == first
-    assert Ledger(place, terms).lease(COARSE, 10, "mine") == first
+    assert Ledger.create(place, terms).lease(COARSE, 10, "mine") == first
     assert read(place).charged == {COARSE: 10}
 
 
@@ -97,14 +95,14 @@ def test_a_contradicting_or_unknown_settlement_is_refused(ledger: Ledger) -> Non
 
 def test_a_lease_of_an_earlier_epoch_may_be_settled(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     lease = ledger.lease(COARSE, 10).lease
-    later = Ledger(place, terms)
+    later = Ledger.create(place, terms)
     later.settle(lease, 4)
     assert read(place).charged == {COARSE: 4}
 
 
 def test_a_replaced_writer_cannot_write(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     lease = ledger.lease(COARSE, 10).lease
-    later = Ledger(place, terms)
+    later = Ledger.create(place, terms)
     for _ in range(2):
         with pytest.raises(Fenced, match="epoch 1 of this deployment was replaced by that of epoch 2"):
             ledger.lease(COARSE, 1)
@@ -117,7 +115,7 @@ def test_a_replaced_writer_cannot_write(ledger: Ledger, place: str, terms: Priva
 def test_a_reopened_ledger_continues_its_state(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     ledger.settle(ledger.lease(FINE, 20).lease, 5)
-    before, after = ledger.balance(), Ledger(place, terms).balance()
+    before, after = ledger.balance(), Ledger.create(place, terms).balance()
     assert (after.charged, after.held, after.latest) == (before.charged, before.held, before.latest)
     assert (after.epoch, after.rows) == (before.epoch + 1, before.rows + 1)
 
@@ -132,17 +130,17 @@ def test_another_promise_is_refused_with_the_difference(
     ledger.lease(COARSE, 10)
     kept = read(place)
     with pytest.raises(LedgerMismatch, match=rf"{field} is {getattr(terms, field)!r} there and {value!r} here"):
-        Ledger(place, terms.model_copy(update={field: value}))
+        Ledger.create(place, terms.model_copy(update={field: value}))
     assert read(place) == kept
     assert ledger.lease(COARSE, 1).count == 1, "a refused attempt does not fence the writer"
 
 
 def test_a_ledger_whose_tokens_cost_more_than_its_budget_states_their_cost(place: str, terms: PrivacyBudget) -> None:
     """As after a correction of an analysis: 267 tokens of COARSE cost more than the budget of 8."""
-    Ledger(place, terms)
-    record = Leased(lease="old", event=json.loads(COARSE.to_json()), count=267)
+    Ledger.create(place, terms)
+    record = Leased(lease="old", event=COARSE.as_dict(), count=267)
     append(place, epoch=1, kind="lease", body=record.model_dump_json())
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     assert ledger.lease(COARSE, 1).count == 0
     stated = statement(ledger.balance())
     assert (stated.exhausted, stated.tokens_left) == (True, 0)
@@ -158,7 +156,7 @@ def test_an_unknown_event_stops_the_ledger(ledger: Ledger, place: str, terms: Pr
     ledger.lease(COARSE, 10)
     append(place, epoch=1, kind="lease", body='{"lease":"a","event":{"kind":"not-yet-known"},"count":1}')
     with pytest.raises(LedgerForeign, match=r"row 4 has an event that this version does not know.*not-yet-known"):
-        Ledger(place, terms)
+        Ledger.create(place, terms)
 
 
 def test_an_event_that_does_not_survive_storage_is_not_written(ledger: Ledger) -> None:
@@ -188,4 +186,4 @@ def test_places_that_cannot_store_a_ledger_are_refused(
     terms: PrivacyBudget, name: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        Ledger(name, terms)
+        Ledger.create(name, terms)

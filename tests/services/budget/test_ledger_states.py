@@ -26,7 +26,7 @@ from services.errors import Fenced, LeaseRefused
 from services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import EVENTS
-from tests.services.budget.test_filter import exact_epsilon
+from tests.support.epsilons import exact_epsilon
 
 
 @dataclass
@@ -53,7 +53,7 @@ class LedgerStates(RuleBasedStateMachine):
     @initialize(epsilon=st.sampled_from([2.0, 3.0, 8.0]))
     def begin(self, epsilon: float) -> None:
         self.terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=1e-5, order=8.0, adjacency="parts")
-        self.ledger = Ledger(self.place, self.terms)
+        self.ledger = Ledger.create(self.place, self.terms)
 
     @rule(target=holdings, event=st.sampled_from(EVENTS), wanted=st.integers(1, 200))
     def lease(self, event: Event, wanted: int) -> Holding:
@@ -93,7 +93,7 @@ class LedgerStates(RuleBasedStateMachine):
     @rule()
     def writer_dies(self) -> None:
         before, self.replaced = self.ledger.balance(), [*self.replaced, self.ledger]
-        self.ledger = Ledger(self.place, self.terms)
+        self.ledger = Ledger.create(self.place, self.terms)
         after = self.ledger.balance()
         assert (after.charged, after.held, after.epoch) == (before.charged, before.held, before.epoch + 1)
 

@@ -24,7 +24,7 @@ def revision(connection: Connection) -> str | None:
 def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(
     place: str, terms: PrivacyBudget
 ) -> None:
-    Ledger(place, terms)
+    Ledger.create(place, terms)
     with LedgerDatabase(place, "read").transaction() as connection:
         assert revision(connection) == NEWEST
         context = MigrationContext.configure(connection, opts={"version_table": REVISION_TABLE, "compare_type": True})
@@ -32,10 +32,10 @@ def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(
 
 
 def test_a_ledger_without_a_revision_is_refused_and_not_changed(place: str, terms: PrivacyBudget) -> None:
-    Ledger(place, terms).lease(COARSE, 10)
+    Ledger.create(place, terms).lease(COARSE, 10)
     with LedgerDatabase(place, "write").transaction() as connection:
         connection.exec_driver_sql(f"DROP TABLE {REVISION_TABLE}")
-    for use in (lambda: Ledger(place, terms), lambda: read(place)):
+    for use in (lambda: Ledger.create(place, terms), lambda: read(place)):
         with pytest.raises(LedgerForeign, match=f"no revision: restore the table {REVISION_TABLE}"):
             use()
     with LedgerDatabase(place, "read").transaction() as connection:
@@ -43,18 +43,18 @@ def test_a_ledger_without_a_revision_is_refused_and_not_changed(place: str, term
 
 
 def test_a_refused_opening_writes_nothing(place: str, terms: PrivacyBudget) -> None:
-    Ledger(place, terms).lease(COARSE, 10)
+    Ledger.create(place, terms).lease(COARSE, 10)
     before = read(place)
     with pytest.raises(LedgerMismatch):
-        Ledger(place, terms.model_copy(update={"epsilon": 9.0}))
+        Ledger.create(place, terms.model_copy(update={"epsilon": 9.0}))
     assert read(place) == before
 
 
 def test_a_newer_schema_is_refused_and_not_changed(place: str, terms: PrivacyBudget) -> None:
-    Ledger(place, terms).lease(COARSE, 10)
+    Ledger.create(place, terms).lease(COARSE, 10)
     with LedgerDatabase(place, "write").transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
-    for use in (lambda: Ledger(place, terms), lambda: read(place)):
+    for use in (lambda: Ledger.create(place, terms), lambda: read(place)):
         with pytest.raises(
             LedgerForeign, match=r"revision 9999.*the newest revision that this version of privmix knows is 0001"
         ):
@@ -64,10 +64,10 @@ def test_a_newer_schema_is_refused_and_not_changed(place: str, terms: PrivacyBud
 
 
 def test_a_second_opening_does_not_change_the_schema(place: str, terms: PrivacyBudget) -> None:
-    Ledger(place, terms)
+    Ledger.create(place, terms)
     with LedgerDatabase(place, "read").transaction() as connection:
         before = layout_of(connection)
-    Ledger(place, terms)
+    Ledger.create(place, terms)
     with LedgerDatabase(place, "read").transaction() as connection:
         assert layout_of(connection) == before
 
@@ -86,7 +86,7 @@ def test_tables_of_other_alembic_users_are_not_changed(postgresql: Server, terms
     with postgresql.connect(url) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
         connection.execute("INSERT INTO alembic_version VALUES ('theirs')")
-    Ledger(url, terms).lease(COARSE, 1)
+    Ledger.create(url, terms).lease(COARSE, 1)
     with postgresql.connect(url) as connection:
         assert connection.execute("SELECT * FROM alembic_version").fetchall() == [("theirs",)]
     assert read(url).charged == {COARSE: 1}

@@ -45,7 +45,7 @@ def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
 def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], terms: PrivacyBudget) -> tuple[str, str]:
     """A ledger of 6 rows with an open lease, and a place to move it to."""
     source, target = map(new_place, request.param.split(" to "))
-    ledger = Ledger(source, terms)
+    ledger = Ledger.create(source, terms)
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     ledger.lease(FINE, 20)
     ledger.lease(COARSE, 5, "open")
@@ -66,7 +66,7 @@ def test_the_chain_continues_at_the_target(places: tuple[str, str], terms: Priva
     before, left = rows_of(source), read(source)
     assert move(source, target) == left
     assert rows_of(target) == before
-    ledger = Ledger(target, terms, create=False)
+    ledger = Ledger.open(target, terms)
     ledger.settle("open", 2)
     assert ledger.lease(COARSE, 7).count == 7
     arrived = rows_of(target)
@@ -77,14 +77,14 @@ def test_the_chain_continues_at_the_target(places: tuple[str, str], terms: Priva
 
 def test_the_source_can_be_read_but_not_written(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
-    writer, before = Ledger(source, terms), read(source)
+    writer, before = Ledger.create(source, terms), read(source)
     move(source, target)
     where = LedgerDatabase(target, "read").name
     for write in (
         lambda: writer.lease(COARSE, 1),
         lambda: writer.settle("open", 0),
-        lambda: Ledger(source, terms),
-        lambda: Ledger(source, terms, create=False),
+        lambda: Ledger.create(source, terms),
+        lambda: Ledger.open(source, terms),
     ):
         with pytest.raises(LedgerMoved) as caught:
             write()
@@ -101,7 +101,7 @@ def test_a_copy_that_takes_longer_than_a_charge_is_completed(
 ) -> None:
     """While the copy is read again, the transaction at the source waits."""
     source, target = new_place("postgresql"), new_place("postgresql")
-    Ledger(source, terms).lease(COARSE, 10)
+    Ledger.create(source, terms).lease(COARSE, 10)
 
     def replay_slowly(connection: Connection) -> LedgerState:
         time.sleep(2)
@@ -116,7 +116,7 @@ def test_a_copy_that_takes_longer_than_a_charge_is_completed(
 def test_a_repeated_move_changes_nothing(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     move(source, target)
-    Ledger(target, terms).lease(COARSE, 1)
+    Ledger.create(target, terms).lease(COARSE, 1)
     left, arrived = rows_of(source), read(target)
     assert move(source, target) == arrived
     assert rows_of(source) == left
@@ -149,7 +149,7 @@ def last_message(connection: object) -> object:
 
 def can_be_written(place: str, terms: PrivacyBudget) -> bool:
     try:
-        Ledger(place, terms, create=False)
+        Ledger.open(place, terms)
     except (LedgerMoved, LedgerMissing, LedgerForeign):
         return False
     return True
@@ -166,29 +166,29 @@ def test_a_ledger_moves_to_one_place_only(places: tuple[str, str], new_place: Ca
 
 def test_a_ledger_can_move_on_and_back(new_place: Callable[[str], str], terms: PrivacyBudget) -> None:
     first, second, third = new_place("sqlite"), new_place("postgresql"), new_place("sqlite")
-    Ledger(first, terms).lease(COARSE, 10)
+    Ledger.create(first, terms).lease(COARSE, 10)
     noted = read(first)
     move(first, second)
-    Ledger(second, terms).lease(COARSE, 10)
+    Ledger.create(second, terms).lease(COARSE, 10)
     move(second, third)
     with pytest.raises(LedgerExists):
         move(third, first)
-    assert Ledger(third, terms).lease(COARSE, 10).count == 10
+    assert Ledger.create(third, terms).lease(COARSE, 10).count == 10
     assert verify(third, head=noted.head, length=noted.rows).charged == {COARSE: 30}
 
 
 def test_a_place_with_a_ledger_is_refused(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
-    Ledger(target, terms).lease(FINE, 1)
+    Ledger.create(target, terms).lease(FINE, 1)
     for place in (target, source):
         with pytest.raises(LedgerExists, match="there is a ledger already"):
             move(source, place)
     assert read(target).charged == {FINE: 1}
-    assert Ledger(source, terms).lease(COARSE, 1).count == 1
+    assert Ledger.create(source, terms).lease(COARSE, 1).count == 1
 
 
 def test_a_tampered_ledger_is_not_moved(path: Path, terms: PrivacyBudget, postgresql: Server) -> None:
-    Ledger(path, terms).lease(COARSE, 10)
+    Ledger.create(path, terms).lease(COARSE, 10)
     tamper(path, "UPDATE privmix_ledger SET body = replace(body, '10', '11') WHERE seq = 3")
     target = postgresql.database()
     with pytest.raises(LedgerCorrupt, match=f"{path}: row 3 was changed"):
@@ -200,7 +200,7 @@ def test_a_tampered_ledger_is_not_moved(path: Path, terms: PrivacyBudget, postgr
 def test_an_error_names_the_database_that_failed(path: Path, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMissing, match=f"^ledger {path}: "):
         move(path, path.with_name("other.db"))
-    Ledger(path, terms)
+    Ledger.create(path, terms)
     nowhere = "postgresql://nobody@127.0.0.1:1/ledger"
     with pytest.raises(LedgerError, match=r"^ledger postgresql\+psycopg://nobody@127.0.0.1:1/ledger: "):
         move(path, nowhere)

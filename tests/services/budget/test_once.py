@@ -42,7 +42,7 @@ def test_the_cost_of_a_training_composes_with_other_costs(other: Event) -> None:
 
 
 def test_the_ledger_charges_the_training_with_the_first_token(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
+    ledger = Ledger.create(tmp_path / "ledger.db", terms(COST + 0.01))
     assert statement(ledger.balance(), FIRST).epsilon_spent == 0
     for tokens in (1, 1000):
         assert ledger.lease(FIRST, tokens).count >= tokens
@@ -56,7 +56,7 @@ def test_the_ledger_charges_the_training_with_the_first_token(tmp_path: Path) ->
 
 
 def test_a_training_without_released_tokens_costs_nothing(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
+    ledger = Ledger.create(tmp_path / "ledger.db", terms(COST + 0.01))
     ledger.settle(ledger.lease(FIRST, 10).lease, 0)
     assert statement(ledger.balance()).epsilon_spent == 0
     assert ledger.lease(SECOND, 10).count == 10

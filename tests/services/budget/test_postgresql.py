@@ -43,7 +43,7 @@ def url(postgresql: Server) -> str:
 
 @pytest.fixture
 def ledger(url: str, terms: PrivacyBudget) -> Ledger:
-    return Ledger(url, terms)
+    return Ledger.create(url, terms)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def wire(postgresql: Server) -> Iterator[tuple[Wire, str]]:
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_a_url_needs_no_driver(url: str, terms: PrivacyBudget, scheme: str) -> None:
-    Ledger(url.replace("postgresql", scheme, 1), terms).lease(COARSE, 10)
+    Ledger.create(url.replace("postgresql", scheme, 1), terms).lease(COARSE, 10)
     assert read(url).charged == {COARSE: 10}
 
 
@@ -87,7 +87,7 @@ def test_a_change_after_removal_of_the_triggers_is_detected_by_the_chain(
     with postgresql.connect(url) as connection:
         connection.execute("ALTER TABLE privmix_ledger DISABLE TRIGGER ALL")
         connection.execute("UPDATE privmix_ledger SET body = replace(body, '10', '1') WHERE seq = 3")
-    for use in (lambda: read(url), lambda: Ledger(url, terms)):
+    for use in (lambda: read(url), lambda: Ledger.create(url, terms)):
         with pytest.raises(LedgerCorrupt, match="row 3 was changed"):
             use()
 
@@ -102,7 +102,7 @@ def test_a_connection_lost_in_a_commit_grants_nothing_and_loses_nothing(
     charged: int,
 ) -> None:
     line, host = wire
-    ledger = Ledger(url.replace(str(postgresql.folder), host), terms)
+    ledger = Ledger.create(url.replace(str(postgresql.folder), host), terms)
     line.lose = lost
     with pytest.raises(LedgerUnavailable):
         ledger.lease(COARSE, 5, "mine")
@@ -118,7 +118,7 @@ def test_a_repeated_grant_whose_commit_was_not_confirmed_is_anchored(
 ) -> None:
     line, host = wire
     anchor = DirectoryAnchor(tmp_path)
-    ledger = Ledger(url.replace(str(postgresql.folder), host), terms, anchors=(anchor,))
+    ledger = Ledger.create(url.replace(str(postgresql.folder), host), terms, anchors=(anchor,))
     ledger.lease(COARSE, 3)
     line.lose = "answer"
     with pytest.raises(LedgerUnavailable):
@@ -158,7 +158,7 @@ def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
 ) -> None:
     monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 2.0)
     url = frail.database()
-    ledger = Ledger(f"{url}&connect_timeout=2", terms)
+    ledger = Ledger.create(f"{url}&connect_timeout=2", terms)
     ledger.lease(COARSE, 10)
     with frail.hanging():
         for _ in range(2):  # on an open connection, and on a new one
@@ -175,7 +175,7 @@ def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_stan
     monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 1.0)
     monkeypatch.setattr("services.database.postgresql.LOCK_TIMEOUT", "100ms")
     url = frail.database()
-    ledger = Ledger(url, terms)
+    ledger = Ledger.create(url, terms)
     with frail.connect(url) as connection, frail.awaiting_a_standby():
         with pytest.raises(LedgerUnavailable, match="synchronous standby"):
             ledger.lease(COARSE, 5, "mine")
@@ -192,7 +192,7 @@ def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_stan
 
 def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
-    ledger = Ledger(url, terms)
+    ledger = Ledger.create(url, terms)
     ledger.lease(COARSE, 10)
     frail.stop()
     try:
@@ -266,10 +266,10 @@ def test_a_server_without_fsync_is_refused(frail: Server, terms: PrivacyBudget) 
         configure(connection, "ALTER SYSTEM SET fsync = off", "off")
         try:
             with pytest.raises(LedgerUnavailable, match="fsync = off and may lose"):
-                Ledger(url, terms)
+                Ledger.create(url, terms)
         finally:
             configure(connection, "ALTER SYSTEM RESET fsync", "on")
-    assert Ledger(url, terms).lease(COARSE, 1).count == 1
+    assert Ledger.create(url, terms).lease(COARSE, 1).count == 1
 
 
 def configure(connection: psycopg.Connection, statement: str, fsync: str) -> None:
@@ -286,7 +286,7 @@ def test_the_error_on_a_standby_names_the_fix(
     with postgresql.connect(url) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
     with pytest.raises(LedgerUnavailable, match="use the URL of the primary"):
-        Ledger(url, terms)
+        Ledger.create(url, terms)
     assert read(url) == ledger.balance()
 
 
@@ -299,7 +299,7 @@ def test_a_read_only_user_reads_and_gets_a_clear_error_on_writes(
     auditors = url.replace("postgres@", "auditor@")
     assert read(auditors) == ledger.balance()
     with pytest.raises(LedgerUnavailable, match="grant this user SELECT and INSERT"):
-        Ledger(auditors, terms)
+        Ledger.create(auditors, terms)
 
 
 def test_a_reader_creates_nothing(postgresql: Server, url: str) -> None:
@@ -313,7 +313,7 @@ def test_a_dropped_ledger_is_not_recreated(ledger: Ledger, postgresql: Server, u
     with postgresql.connect(url) as connection:
         connection.execute("DROP TABLE privmix_ledger")
     with pytest.raises(LedgerForeign, match="its table is missing"):
-        Ledger(url, terms)
+        Ledger.create(url, terms)
     with pytest.raises(LedgerUnavailable):
         ledger.lease(COARSE, 10)
 
@@ -321,7 +321,7 @@ def test_a_dropped_ledger_is_not_recreated(ledger: Ledger, postgresql: Server, u
 def test_passwords_are_not_shown(terms: PrivacyBudget) -> None:
     for wrong in ("postgresql://user:hunter2@127.0.0.1:1/ledger", "postgresql://user:hunter2@host:port/ledger"):
         with pytest.raises(LedgerError) as caught:
-            Ledger(wrong, terms)
+            Ledger.create(wrong, terms)
         assert "hunter2" not in str(caught.value)
         assert "user" in str(caught.value) or "***" in str(caught.value)
 

@@ -11,7 +11,8 @@ from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.statement import recompute, statement
+from services.budget.recomputation import recompute
+from services.budget.statement import statement
 from services.errors import LedgerMismatch
 from services.privacy import accounting
 from services.privacy.events import Accountant
@@ -61,7 +62,7 @@ def test_the_budget_lasts_for_the_tokens_with_less_radius() -> None:
 def test_a_ledger_charges_the_base_once_from_its_creation_on(tmp_path: Path) -> None:
     event = SETTINGS.on_base(BASE).plan(64).event
     for restart in range(3):
-        ledger = Ledger(tmp_path / "ledger.db", terms())
+        ledger = Ledger.create(tmp_path / "ledger.db", terms())
         stated = statement(ledger.balance(), event)
         if restart == 0:
             assert stated.epsilon_spent == pytest.approx(4.0, abs=1e-3)
@@ -85,15 +86,15 @@ def test_a_ledger_charges_the_base_once_from_its_creation_on(tmp_path: Path) -> 
 @pytest.mark.parametrize("forged", [terms(None), terms(OTHER), terms(BASE, apart=True)])
 def test_a_ledger_refuses_a_service_that_counts_another_base(forged: PrivacyBudget, tmp_path: Path) -> None:
     """The planted faults: the base is not charged; another base takes its place; it is said to be of other users."""
-    Ledger(tmp_path / "ledger.db", terms())
+    Ledger.create(tmp_path / "ledger.db", terms())
     with pytest.raises(LedgerMismatch, match="base"):
-        Ledger(tmp_path / "ledger.db", forged.model_copy(update={"order": terms().order}))
+        Ledger.create(tmp_path / "ledger.db", forged.model_copy(update={"order": terms().order}))
 
 
 def test_a_service_with_a_base_refuses_a_ledger_without_it(tmp_path: Path) -> None:
-    Ledger(tmp_path / "ledger.db", terms(None))
+    Ledger.create(tmp_path / "ledger.db", terms(None))
     with pytest.raises(LedgerMismatch, match="base"):
-        Ledger(tmp_path / "ledger.db", terms().model_copy(update={"order": terms(None).order}))
+        Ledger.create(tmp_path / "ledger.db", terms().model_copy(update={"order": terms(None).order}))
 
 
 def test_where_users_are_apart_a_person_pays_one_of_the_two() -> None:

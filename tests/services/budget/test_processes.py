@@ -91,7 +91,7 @@ def test_a_full_disk_grants_nothing(path: Path, terms: PrivacyBudget) -> None:
 
 def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path, terms: PrivacyBudget) -> None:
     path = public_directory / "ledger.db"
-    Ledger(path, terms).lease(COARSE, 5)
+    Ledger.create(path, terms).lease(COARSE, 5)
     opened, balance = answer(writers.meet_a_read_only_place, path, terms)
     assert isinstance(opened, LedgerUnavailable)
     assert "this user must be able to write the file and its directory" in str(opened)

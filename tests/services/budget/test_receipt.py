@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, known
+from services.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
 from services.errors import (
     LedgerForeign,
     LedgerMismatch,
@@ -40,7 +41,7 @@ def test_a_ledger_is_begun_once_and_then_recognized(place: str, terms: PrivacyBu
     assert not is_fresh(place, ensemble)
     assert (stored := Receipt.load(ensemble)) is not None
     assert (stored.ledger, stored.begun) == (begun.ledger, True)
-    assert read(place).id == known(place, terms, ensemble) == begun.ledger
+    assert read(place).id == verified_ledger_id(place, terms, ensemble) == begun.ledger
     again = begin(place, terms, ensemble)
     assert (again.ledger, again.new) == (begun.ledger, False)
     assert [file.name for file in ensemble.iterdir()] == [FILE]
@@ -48,14 +49,14 @@ def test_a_ledger_is_begun_once_and_then_recognized(place: str, terms: PrivacyBu
 
 def test_without_a_receipt_no_ledger_is_recognized(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
-        known(place, terms, ensemble)
-    Ledger(place, terms)
+        verified_ledger_id(place, terms, ensemble)
+    Ledger.create(place, terms)
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
-        known(place, terms, ensemble)
+        verified_ledger_id(place, terms, ensemble)
     assert not is_fresh(place, ensemble), "the operator must confirm an existing ledger"
     begun = begin(place, terms, ensemble)
     assert (begun.new, begun.ledger) == (False, read(place).id)
-    assert known(place, terms, ensemble) == begun.ledger
+    assert verified_ledger_id(place, terms, ensemble) == begun.ledger
 
 
 def test_a_place_without_the_ensembles_ledger_is_refused(
@@ -63,8 +64,8 @@ def test_a_place_without_the_ensembles_ledger_is_refused(
 ) -> None:
     begun = begin(place, terms, ensemble)
     empty, another = str(tmp_path / "empty.db"), str(tmp_path / "another.db")
-    Ledger(another, terms)
-    for refuse in (known, begin):
+    Ledger.create(another, terms)
+    for refuse in (verified_ledger_id, begin):
         with pytest.raises(LedgerMissing, match=r"put it back, or correct budget\.ledger"):
             refuse(empty, terms, ensemble)
         with pytest.raises(LedgerMismatch, match=f"this ensemble's is {begun.ledger}"):
@@ -82,7 +83,7 @@ def test_an_emptied_database_is_refused(
     begin(url, terms, ensemble)
     with postgresql.connect(url) as connection:
         connection.execute(statement)
-    for refuse in (known, begin):
+    for refuse in (verified_ledger_id, begin):
         with pytest.raises((LedgerMissing, LedgerForeign), match="put it back"):
             refuse(url, terms, ensemble)
     with postgresql.connect(url) as connection:
@@ -114,7 +115,7 @@ def test_nothing_is_granted_while_the_ensembles_directory_is_read_only(
     assert {type(each) for each in meanwhile} == {LedgerUnavailable}
     assert "ledger.receipt cannot be written" in str(meanwhile[0])
     assert sum(read(place).charged.values()) <= 2 * (6 + 2), "refused tokens are charged once by each writer"
-    known(str(place), terms, ensemble)
+    verified_ledger_id(str(place), terms, ensemble)
 
 
 def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
@@ -127,53 +128,55 @@ def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
     monkeypatch.setattr(receipt, "is_writable", lambda directory: False)
     anchors = anchors_of(ensemble, str(second))
     shutil.copy(path, kept)
-    assert Ledger(path, terms, create=False, anchors=anchors).lease(COARSE, 2).count == 2
+    assert Ledger.open(path, terms, anchors=anchors).lease(COARSE, 2).count == 2
     assert Receipt.load(ensemble) == stored
-    known(str(path), terms, ensemble, anchor=str(second))
+    verified_ledger_id(str(path), terms, ensemble, anchor=str(second))
     with pytest.raises(LedgerRolledBack):
-        known(str(kept), terms, ensemble, anchor=str(second))
+        verified_ledger_id(str(kept), terms, ensemble, anchor=str(second))
 
 
 def test_an_unwritable_directory_uses_the_configured_id(
     place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path
 ) -> None:
-    identity = Ledger(place, terms).balance().id
-    assert known(place, terms, ensemble, identity) == identity
+    identity = Ledger.create(place, terms).balance().id
+    assert verified_ledger_id(place, terms, ensemble, identity) == identity
     with pytest.raises(LedgerMismatch):
-        known(place, terms, ensemble, "another")
+        verified_ledger_id(place, terms, ensemble, "another")
     begin(place, terms, ensemble)
     with pytest.raises(LedgerMismatch, match=r"budget\.ledger_id is another, but .* names"):
-        known(place, terms, ensemble, "another")
+        verified_ledger_id(place, terms, ensemble, "another")
 
 
 @pytest.mark.parametrize("made", [False, True])
 def test_an_interrupted_beginning_continues(
     place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:
-    def die(*arguments: object, **options: object) -> None:
+    create = Ledger.create
+
+    def die(*arguments: Any, **options: Any) -> None:
         if made:
-            Ledger(*arguments, **options)  # type: ignore[arg-type]
+            create(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(receipt, "Ledger", die)
+    monkeypatch.setattr(Ledger, "create", die)
     with pytest.raises(KeyboardInterrupt):
         begin(place, terms, ensemble)
     promised = Receipt.load(ensemble)
     assert promised is not None
     assert not promised.begun
     with pytest.raises(LedgerUnknown, match="interrupted"):
-        known(place, terms, ensemble)
+        verified_ledger_id(place, terms, ensemble)
     monkeypatch.undo()
-    assert begin(place, terms, ensemble).ledger == promised.ledger == known(place, terms, ensemble)
+    assert begin(place, terms, ensemble).ledger == promised.ledger == verified_ledger_id(place, terms, ensemble)
 
 
 def test_a_moved_ledger_still_belongs_to_the_ensemble(
     path: Path, terms: PrivacyBudget, ensemble: Path, postgresql: Server
 ) -> None:
     begun, target = begin(str(path), terms, ensemble), postgresql.database()
-    Ledger(path, terms).lease(COARSE, 3)
+    Ledger.create(path, terms).lease(COARSE, 3)
     move(path, target)
-    assert known(target, terms, ensemble) == begun.ledger
+    assert verified_ledger_id(target, terms, ensemble) == begun.ledger
 
 
 def test_the_error_names_an_unreadable_receipt(place: str, terms: PrivacyBudget, ensemble: Path) -> None:

@@ -54,7 +54,7 @@ def without_signatures(row: LedgerRow) -> LedgerRow | None:
 def test_each_commit_is_signed_and_stays_so_in_an_exported_file(
     place: str, terms: PrivacyBudget, tmp_path: Path
 ) -> None:
-    ledger = Ledger(place, terms, key=KEY)
+    ledger = Ledger.create(place, terms, key=KEY)
     ledger.settle(ledger.lease(COARSE, 10).lease, 3)
     kinds = [row.kind for row in stored(place)]
     assert kinds[::2] == ["terms", "epoch", "lease", "settle"]
@@ -66,14 +66,14 @@ def test_each_commit_is_signed_and_stays_so_in_an_exported_file(
     for checked in (place, tmp_path / "rows.jsonl"):
         with pytest.raises(LedgerUnsigned, match=f"signed with the key {KEY.name}, not with {OTHER.name}"):
             verify(checked, key=OTHER)
-    assert Ledger(place, terms, create=False, key=KEY).lease(COARSE, 1).count == 1
+    assert Ledger.open(place, terms, key=KEY).lease(COARSE, 1).count == 1
 
 
 @pytest.mark.parametrize("change", [without_fine_leases, without_signatures])
 def test_a_rewritten_chain_is_found(
     path: Path, terms: PrivacyBudget, change: Callable[[LedgerRow], LedgerRow | None]
 ) -> None:
-    ledger = Ledger(path, terms, key=KEY)
+    ledger = Ledger.create(path, terms, key=KEY)
     ledger.lease(FINE, 100)
     ledger.lease(COARSE, 10)
     rewrite(path, change)
@@ -81,7 +81,7 @@ def test_a_rewritten_chain_is_found(
     with pytest.raises(LedgerUnsigned, match="it was rewritten"):
         verify(path, key=KEY)
     with pytest.raises(LedgerUnsigned, match="it was rewritten"):
-        Ledger(path, terms, create=False, key=KEY)
+        Ledger.open(path, terms, key=KEY)
 
 
 def test_rows_that_are_written_without_the_key_are_found_by_the_running_writer(
@@ -89,7 +89,7 @@ def test_rows_that_are_written_without_the_key_are_found_by_the_running_writer(
 ) -> None:
     """Somebody with access to the database returns tokens of a lease to the budget."""
     for key in (None, KEY):
-        ledger = Ledger(place, terms, key=key)
+        ledger = Ledger.create(place, terms, key=key)
         lease = ledger.lease(COARSE, 10).lease
         forged = Settled(lease=lease, used=0)
         append(place, epoch=ledger.balance().epoch, kind=Settled.kind, body=forged.model_dump_json())
@@ -105,30 +105,30 @@ def test_rows_that_are_written_without_the_key_are_found_by_the_running_writer(
 
 
 def test_a_key_is_introduced_and_replaced_on_purpose(place: str, terms: PrivacyBudget) -> None:
-    Ledger(place, terms).lease(COARSE, 10)
+    Ledger.create(place, terms).lease(COARSE, 10)
     for key in (KEY, OTHER):
         with pytest.raises(LedgerUnsigned, match="privmix ledger init"):
-            Ledger(place, terms, create=False, key=key)
-        Ledger(place, terms, create=True, key=key, holder="init")
-        assert Ledger(place, terms, create=False, key=key).lease(COARSE, 1).count == 1
+            Ledger.open(place, terms, key=key)
+        Ledger.create(place, terms, key=key, holder="init")
+        assert Ledger.open(place, terms, key=key).lease(COARSE, 1).count == 1
         assert verify(place, key=key).charged[COARSE] in (11, 12)
 
 
 def test_a_damaged_chain_is_not_signed(path: Path, terms: PrivacyBudget) -> None:
-    Ledger(path, terms).lease(COARSE, 10)
+    Ledger.create(path, terms).lease(COARSE, 10)
     tamper(path, "UPDATE privmix_ledger SET hash = replace(hash, 'a', 'b')")
     before = stored(path)
     with pytest.raises(Exception, match="was changed"):
-        Ledger(path, terms, create=True, key=KEY, holder="init")
+        Ledger.create(path, terms, key=KEY, holder="init")
     assert stored(path) == before
 
 
 def test_a_moved_ledger_stays_signed_in_both_places(path: Path, terms: PrivacyBudget, tmp_path: Path) -> None:
-    Ledger(path, terms, key=KEY).lease(COARSE, 10)
+    Ledger.create(path, terms, key=KEY).lease(COARSE, 10)
     move(path, tmp_path / "new.db")
     assert verify(path, key=KEY).moved is not None
     assert verify(tmp_path / "new.db", key=KEY).charged == {COARSE: 10}
-    assert Ledger(tmp_path / "new.db", terms, create=False, key=KEY).lease(COARSE, 1).count == 1
+    assert Ledger.open(tmp_path / "new.db", terms, key=KEY).lease(COARSE, 1).count == 1
 
 
 def test_a_key_is_long_and_is_not_shown() -> None:

@@ -16,7 +16,7 @@ from tests.services.budget.events import COARSE
 
 @pytest.fixture
 def ledger(path: Path, terms: PrivacyBudget) -> Ledger:
-    return Ledger(path, terms)
+    return Ledger.create(path, terms)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_commits_wait_for_the_disk(ledger: Ledger) -> None:
 
 def test_the_error_names_a_missing_directory_or_file(tmp_path: Path, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMissing, match=f"there is no directory {tmp_path / 'none'}"):
-        Ledger(tmp_path / "none" / "ledger.db", terms)
+        Ledger.create(tmp_path / "none" / "ledger.db", terms)
     with pytest.raises(LedgerMissing, match="put it back"):
-        Ledger(tmp_path / "ledger.db", terms, create=False)
+        Ledger.open(tmp_path / "ledger.db", terms)
     with pytest.raises(LedgerMissing, match="no such file"):
         read(tmp_path / "ledger.db")
     assert not list(tmp_path.iterdir())
@@ -73,13 +73,13 @@ def test_a_ledger_rolled_back_during_use_is_detected(ledger: Ledger, path: Path)
 def test_other_files_are_refused_and_not_changed(path: Path, terms: PrivacyBudget) -> None:
     path.write_bytes(b"a letter, and not a database " * 100)
     with pytest.raises(LedgerForeign, match="not a SQLite file"):
-        Ledger(path, terms)
+        Ledger.create(path, terms)
     path.unlink()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE recipes (name TEXT)")
     kept = path.read_bytes()
     with pytest.raises(LedgerForeign, match="another application; it has a table 'recipes'"):
-        Ledger(path, terms)
+        Ledger.create(path, terms)
     with pytest.raises(LedgerForeign, match="no privmix ledger"):
         read(path)
     assert path.read_bytes() == kept
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_refused(ledger: Ledger, path: Path, terms: PrivacyBud
     damaged[200:] = b"\xff" * (len(damaged) - 200)
     path.write_bytes(damaged)
     with pytest.raises((LedgerCorrupt, LedgerForeign)):
-        Ledger(path, terms)
+        Ledger.create(path, terms)
 
 
 def test_a_path_and_its_url_are_one_ledger(ledger: Ledger, path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_path_and_its_url_are_one_ledger(ledger: Ledger, path: Path) -> None:
 
 def test_file_names_may_have_special_characters(tmp_path: Path, terms: PrivacyBudget) -> None:
     path = tmp_path / "50% of what? #1 &mode=ro.db"
-    Ledger(path, terms).lease(COARSE, 1)
+    Ledger.create(path, terms).lease(COARSE, 1)
     assert read(path).charged == Counter({COARSE: 1})
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 

@@ -8,6 +8,7 @@ from services.budget import ledger as module
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.budget.records import Epoch
 from services.budget.store.database import LedgerDatabase
 from services.budget.verification import verify
 from services.errors import Fenced
@@ -17,7 +18,7 @@ from tests.services.budget.events import COARSE
 @pytest.fixture
 def old(place: str, roomy: PrivacyBudget) -> Ledger:
     """The ledger of a serving deployment."""
-    ledger = Ledger(place, roomy, holder="old")
+    ledger = Ledger.create(place, roomy, holder="old")
     ledger.lease(COARSE, 10)
     return ledger
 
@@ -28,7 +29,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_starting_deployment_does_not_take_the_ledger_over(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
-    new = Ledger(place, roomy, holder="new")
+    new = Ledger.create(place, roomy, holder="new")
     new.check()
     assert old.lease(COARSE, 10).count == 10
     old.check()
@@ -36,7 +37,7 @@ def test_a_starting_deployment_does_not_take_the_ledger_over(old: Ledger, place:
 
 
 def test_the_first_charge_takes_the_ledger_over_with_every_token(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
-    new = Ledger(place, roomy, holder="new")
+    new = Ledger.create(place, roomy, holder="new")
     kept = old.lease(COARSE, 10).lease
     assert new.lease(COARSE, 5).count == 5
     for write in (lambda: old.lease(COARSE, 1), old.check):
@@ -49,9 +50,9 @@ def test_the_first_charge_takes_the_ledger_over_with_every_token(old: Ledger, pl
 def test_the_old_deployment_takes_the_ledger_back_after_the_new_one_ends(
     old: Ledger, place: str, roomy: PrivacyBudget
 ) -> None:
-    new = Ledger(place, roomy, holder="new")
+    new = Ledger.create(place, roomy, holder="new")
     new.lease(COARSE, 5)
-    new.release()
+    new.give_up()
     old.check()
     assert read(place).epoch == 2, "a check does not take the ledger over"
     assert old.lease(COARSE, 3).count == 3
@@ -63,7 +64,7 @@ def test_the_old_deployment_takes_the_ledger_back_after_the_new_one_ends(
 def test_the_old_deployment_takes_the_ledger_back_from_a_silent_one(
     old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = Ledger(place, roomy, holder="new")
+    new = Ledger.create(place, roomy, holder="new")
     new.lease(COARSE, 5)
     new.beat()
     with pytest.raises(Fenced):
@@ -73,9 +74,9 @@ def test_the_old_deployment_takes_the_ledger_back_from_a_silent_one(
 
 
 def test_a_heartbeat_of_a_replaced_writer_is_ignored(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
-    new = Ledger(place, roomy, holder="new")
+    new = Ledger.create(place, roomy, holder="new")
     new.lease(COARSE, 5)
-    new.release()
+    new.give_up()
     old.beat()
     new.beat()
     assert old.lease(COARSE, 1).count == 1, "the new deployment has ended, in spite of its late heartbeat"
@@ -84,7 +85,7 @@ def test_a_heartbeat_of_a_replaced_writer_is_ignored(old: Ledger, place: str, ro
 def test_a_restarted_process_replaces_its_predecessor(
     old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restarted = Ledger(place, roomy, holder="old")
+    restarted = Ledger.create(place, roomy, holder="old")
     restarted.resume()
     assert read(place).epoch == 2
     assert restarted.lease(COARSE, 1).count == 1
@@ -96,22 +97,22 @@ def test_a_restarted_process_replaces_its_predecessor(
 def test_a_restarted_process_of_a_starting_deployment_takes_nothing(
     old: Ledger, place: str, roomy: PrivacyBudget
 ) -> None:
-    Ledger(place, roomy, holder="new").resume()
+    Ledger.create(place, roomy, holder="new").resume()
     assert old.lease(COARSE, 1).count == 1
 
 
 def test_a_restarted_process_of_a_replaced_deployment_waits(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
-    new = Ledger(place, roomy, holder="new")
+    new = Ledger.create(place, roomy, holder="new")
     new.lease(COARSE, 5)
-    restarted = Ledger(place, roomy, holder="old")
+    restarted = Ledger.create(place, roomy, holder="old")
     with pytest.raises(Fenced):
         restarted.take_over()
-    new.release()
+    new.give_up()
     assert restarted.lease(COARSE, 1).count == 1
 
 
 def test_concurrent_deployments_do_not_take_turns(place: str, roomy: PrivacyBudget) -> None:
-    ledgers = [Ledger(place, roomy, holder=name) for name in "abc"]
+    ledgers = [Ledger.create(place, roomy, holder=name) for name in "abc"]
 
     def write(ledger: Ledger) -> int:
         granted = 0
@@ -129,7 +130,7 @@ def test_concurrent_deployments_do_not_take_turns(place: str, roomy: PrivacyBudg
 
 
 def test_an_unconfirmed_takeover_belongs_to_its_writer(place: str, roomy: PrivacyBudget) -> None:
-    ledger, database = Ledger(place, roomy, holder="only"), LedgerDatabase.transaction
+    ledger, database = Ledger.create(place, roomy, holder="only"), LedgerDatabase.transaction
 
     with pytest.MonkeyPatch.context() as patch:
         commits = []
@@ -159,3 +160,9 @@ class UnconfirmedTransaction:
         self._transaction.__exit__(*error)  # type: ignore[attr-defined]
         if error == (None, None, None):
             raise ConnectionError
+
+
+def test_a_takeover_is_stored_as_in_earlier_ledgers() -> None:
+    body = '{"writer":"one","holder":"here","keyed":true}'
+    assert Epoch.model_validate_json(body).clients_needed_keys
+    assert Epoch(writer="one", holder="here", clients_needed_keys=True).model_dump_json() == body

@@ -246,9 +246,9 @@ def _composed_delta(spent: Mapping[RatioEvent, int], epsilon: float) -> float:
 
 def test_the_ledger_keeps_the_number_through_restarts_and_refuses_another(tmp_path: Path, terms: PrivacyBudget) -> None:
     place = tmp_path / "ledger.db"
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     assert ledger.lease(EVENT, 1100).count == 1100
-    again = Ledger(place, terms, create=False)
+    again = Ledger.open(place, terms)
     assert again.lease(SCALED, 5).count == 0, "a block of 72 does not fit into the 56 that are left"
     assert again.lease(EVENT, 100).count == 56
     stated = statement(again.balance())
@@ -256,6 +256,6 @@ def test_the_ledger_keeps_the_number_through_restarts_and_refuses_another(tmp_pa
     assert "up to 1156 released tokens, (8, 1e-05)" in stated.guarantee
     assert stated.epsilon_bound is not None and 7.99 < stated.epsilon_bound <= 8
     with pytest.raises(LedgerMismatch, match="counter"):
-        Ledger(place, terms.model_copy(update={"counter": None}), create=False)
+        Ledger.open(place, terms.model_copy(update={"counter": None}))
     with pytest.raises(LedgerMismatch, match="counter"):
-        Ledger(place, terms.model_copy(update={"counter": TokenCounter(event=EVENT.to_json(), tokens=2000)}))
+        Ledger.create(place, terms.model_copy(update={"counter": TokenCounter(event=EVENT.to_json(), tokens=2000)}))

@@ -26,7 +26,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledger(place: str, roomy: PrivacyBudget) -> Ledger:
-    ledger = Ledger(place, roomy)
+    ledger = Ledger.create(place, roomy)
     for number in range(20):
         lease = ledger.lease(FINE if number % 3 else COARSE, 5).lease
         if number % 4:
@@ -62,7 +62,7 @@ def test_segments_show_the_same_as_one_replay(place: str, ledger: Ledger, tmp_pa
 
 
 def test_the_first_bad_row_is_named(tmp_path: Path, path: Path, roomy: PrivacyBudget) -> None:
-    ledger = Ledger(path, roomy)
+    ledger = Ledger.create(path, roomy)
     for _ in range(40):
         ledger.lease(COARSE, 5)
     for row in (3, 7, 12, 13, 25, 47):

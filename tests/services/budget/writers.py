@@ -33,7 +33,7 @@ for needed in ("scipy.special", "dp_accounting.rdp"):
 
 def lease_forever(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
     """Leases and settles in a loop, and reports every grant to the test at once."""
-    ledger, choice = Ledger(place, terms), random.Random(seed)
+    ledger, choice = Ledger.create(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
     while True:
         _lease_once(connection, ledger, choice)
@@ -41,7 +41,7 @@ def lease_forever(connection: Connection, place: str | Path, terms: PrivacyBudge
 
 def lease_with_retries(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
     """Does the same, and reports an unavailable ledger and tries again."""
-    ledger, choice = Ledger(place, terms), random.Random(seed)
+    ledger, choice = Ledger.create(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
     while True:
         try:
@@ -64,7 +64,7 @@ def _lease_once(connection: Connection, ledger: Ledger, choice: random.Random) -
 
 def lease_on_demand(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
     """Opens the ledger, then answers every requested count with the granted count or the name of the error."""
-    ledger = Ledger(place, terms)
+    ledger = Ledger.create(place, terms)
     connection.send("open")
     while wanted := connection.recv():
         try:
@@ -74,12 +74,12 @@ def lease_on_demand(connection: Connection, place: str | Path, terms: PrivacyBud
 
 
 def open_once(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
-    connection.send(Ledger(place, terms).balance().epoch)
+    connection.send(Ledger.create(place, terms).balance().epoch)
 
 
 def lose_a_confirmation(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
     """Commits a lease that the writer gets no confirmation of, and then continues as the writer."""
-    ledger = Ledger(path, terms)
+    ledger = Ledger.create(path, terms)
     if (child := os.fork()) == 0:
         ledger.lease(COARSE, 5, "unconfirmed")
         os._exit(0)
@@ -91,7 +91,7 @@ def lose_a_confirmation(connection: Connection, path: Path, terms: PrivacyBudget
 
 def meet_a_full_disk(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
     """Leases while the system refuses writes beyond 1,000 bytes of a file, and again after that."""
-    ledger = Ledger(path, terms)
+    ledger = Ledger.create(path, terms)
     _, ceiling = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, ceiling))
     try:
@@ -109,7 +109,7 @@ def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBud
     if os.geteuid() == 0:
         os.setuid(NOBODY)
     try:
-        opened: Ledger | LedgerError = Ledger(path, terms)
+        opened: Ledger | LedgerError = Ledger.create(path, terms)
     except LedgerError as error:
         opened = error
     connection.send((opened, read(path)))
@@ -137,18 +137,18 @@ def meet_a_read_only_ensemble(
     if os.geteuid() == 0:
         os.setuid(NOBODY)
     begin(place, terms, ensemble, anchor=second)
-    ledger = Ledger(place, terms, create=False, anchors=anchors_of(ensemble, second), holder="one")
+    ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
     told: list[int | LedgerError | None] = []
     for mode in (0o777, 0o555, 0o777):
         ensemble.chmod(mode)
-        successor = Ledger(place, terms, create=False, anchors=anchors_of(ensemble, second), holder="one")
+        successor = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
         for writer in (ledger, ledger, successor):
             for ask in (lambda writer=writer: writer.lease(COARSE, 2).count, writer.check):
                 try:
                     told.append(ask())
                 except LedgerError as error:
                     told.append(error)
-        ledger = Ledger(place, terms, create=False, anchors=anchors_of(ensemble, second), holder="one")
+        ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
     connection.send(told)
 
 
@@ -182,7 +182,7 @@ def lease_under_faults(
     while True:
         try:
             if ledger is None:
-                ledger = Ledger(place, terms, create=False, anchors=(anchor,), holder=holder)
+                ledger = Ledger.open(place, terms, anchors=(anchor,), holder=holder)
             grant = ledger.lease(COARSE, 2, name)
             connection.send(("grant", name, grant.count))
             name = uuid4().hex

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import ray
 
 from tests.services.coordinator.actors import NAMESPACE
+from tests.support.ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    yield
-    ray.shutdown()
+    with ray_cluster(4, namespace=NAMESPACE):
+        yield

@@ -33,8 +33,8 @@ def test_threads_share_the_sequences(rows: Rows, threads: int) -> None:
         arithmetic, alone = Arithmetic(threads, "cpu"), Arithmetic(1, "cpu")
         protocol = PMixed(4, 0.5, 0.4)
         pending, (whole,) = (
-            await arithmetic.release(protocol, rows, OPTIONS),
-            await alone.release(protocol, rows, OPTIONS),
+            await arithmetic.distributions(protocol, rows, OPTIONS),
+            await alone.distributions(protocol, rows, OPTIONS),
         )
         assert len(pending) == min(threads, len(DRAWN))
         weights = [piece.weights for piece in pending if piece.weights is not None]

@@ -22,7 +22,7 @@ from services.training.manifest import Manifest
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions
 from services.training.plan import run_training
 from tests.services.coordinator.actors import end
-from tests.services.coordinator.test_protocols import coordinating, generate
+from tests.support.served_protocols import coordinating, generate
 from tests.tiny import write_tiny_model
 
 TOKENS = 5

@@ -15,9 +15,9 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.structure import grammar
 from services.structure.compiler import begun
 from services.structure.errors import StructureError
-from tests.services.coordinator.test_text import smollm
 from tests.services.structure.schemas import described, random_schema
-from tests.services.structure.test_matcher import tokens_of, vocabulary
+from tests.support.structure import tokens_of, vocabulary
+from tests.support.texts import smollm
 
 ROOM = (0, 0, 0, 1, 1, 2, 3, 5, 9, 20)
 """The tokens that an answer has beside those of the shortest one."""

@@ -39,7 +39,7 @@ def test_every_token_of_every_release_stays_in_the_ball(
     protocol = PMixed(parts, 1.0, radius, projection=projection)
     models = [(part,) for _ in rows for part in range(parts)]
     answers = shape(rows[:, 0].repeat_interleave(parts, dim=0), rows[:, 1:].flatten(0, 1), models, options)
-    released, public = protocol.release(answers).weights, quantise(answers.public)
+    released, public = protocol.distribution(answers).weights, quantise(answers.public)
     assert ((released > 0) == (public > 0)).all()
     low, high = Fraction(exp(-radius)), Fraction(exp(radius))
     reached = Fraction(0)

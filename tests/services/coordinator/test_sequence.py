@@ -11,7 +11,7 @@ from services.coordinator.messages import Delta, Generation
 from services.coordinator.sequence import LiveSequence
 from services.coordinator.text import Detokenizer
 from services.privacy.mollifiers.shaping import SamplingOptions
-from tests.services.coordinator.test_text import TEXTS, ids, smollm, word_start, word_start_tokenizer
+from tests.support.texts import TEXTS, ids, smollm, word_start, word_start_tokenizer
 
 STOPS = ((), ("nine, and",), ("\U0001f469‍\U0001f467", "closes at five."), ("首都", "�"))
 

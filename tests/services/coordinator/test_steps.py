@@ -3,139 +3,36 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
-import torch
 from ray.actor import ActorHandle
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from services.budget.actor import NAME
-from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.coordinator.arithmetic import Arithmetic
-from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.coordinator.coordinator import Coordinator
 from services.coordinator.draws import AHEAD
 from services.coordinator.ensemble import PartialSums
 from services.coordinator.messages import Delta, Generation
 from services.engine.engine import EngineSettings, Request
 from services.errors import CoordinatorUnavailable
-from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.pmixed import PMixed
-from services.reduction import Reduced, Reduction, Weighed
+from services.reduction import Reduction
 from services.shard import LostStepError, Shard, ShardActor, StepKey
 from tests.ensembles import write_adapters
-from tests.services.coordinator.actors import NAMESPACE, end, open_budget
+from tests.services.coordinator.actors import end
+from tests.support.steps import Operation, RecordingShard, coordinating, reasons, shard_map, until_ended
 from tests.tiny import write_tiny_model
 
 PARTS = 4
 PROMPTS = ((504, 253, 260), (504, 253), (27, 10, 99, 504, 253))
 TOKENS = 4
-
-Operation = tuple[Any, ...]
-
-
-class Operations(TorchDispatchMode):
-    """Appends PyTorch's operations to a list: their names, and the shapes and types of their tensors."""
-
-    def __init__(self, recorded: list[Operation]) -> None:
-        super().__init__()
-        self._recorded = recorded
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        self._recorded.append((str(func), *((tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves)))
-        return func(*args, **(kwargs or {}))
-
-
-class RecordingShard(Shard):
-    """Records its engine's operations without the names of parts and the tokens."""
-
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
-        self._operations: list[Operation] = []
-        self._losses = 0
-        self._salts: set[tuple[str, str | None]] = set()
-        self._compute = self._engine.logits
-        self._engine.logits = self._recorded  # type: ignore[method-assign]
-        self._reduce = self._reducer.reduce
-        self._reducer.reduce = self._recorded_reduction  # type: ignore[method-assign, assignment]
-        self._weigh = self._reducer.weigh
-        self._reducer.weigh = self._recorded_weighing  # type: ignore[method-assign, assignment]
-
-    def _recorded(self, requests: Sequence[Request]) -> torch.Tensor:
-        rows = self._compute(requests)
-        requested = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
-        self._operations.append(("rows", requested, self._coming, rows.shape, str(rows.dtype), rows.nbytes))
-        return rows
-
-    def reduce(
-        self, requests: Sequence[Request], reduction: Reduction, coming: Sequence[str] = (), trace: str | None = None
-    ) -> Reduced:
-        self._note(requests, coming)
-        return super().reduce(requests, reduction, coming, trace)
-
-    def keep(
-        self, key: StepKey, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
-    ) -> None:
-        self._note(requests, coming)
-        super().keep(key, requests, coming, trace)
-        if self._losses:
-            self._losses -= 1
-            self._kept.clear()
-
-    def weigh(
-        self,
-        key: StepKey,
-        requests: Sequence[Request],
-        reduction: Reduction,
-        coming: Sequence[str] = (),
-        trace: str | None = None,
-    ) -> Weighed:
-        self._note(requests, coming)
-        weighed = super().weigh(key, requests, reduction, coming, trace)
-        if self._losses:
-            self._losses -= 1
-            self._kept.clear()
-        return weighed
-
-    def lose(self, steps: int) -> None:
-        """Loses the rows of the next steps, as a restart between two calls does."""
-        self._losses = steps
-
-    def _recorded_reduction(self, *arguments: Any) -> Reduced:
-        with Operations(self._operations):
-            return self._reduce(*arguments)
-
-    def _recorded_weighing(self, *arguments: Any) -> tuple[Weighed, torch.Tensor]:
-        with Operations(self._operations):
-            return self._weigh(*arguments)
-
-    def _note(self, requests: Sequence[Request], coming: Sequence[str]) -> None:
-        self._coming = len(coming)
-        self._salts |= {(request.sequence, request.cache_salt) for request in requests}
-
-    def release(self, sequences: Sequence[str]) -> None:
-        super().release(sequences)
-        self._operations.append(("release", tuple(sequences)))
-
-    def operations(self) -> list[Operation]:
-        """Returns the operations since the last call."""
-        recorded, self._operations = self._operations, []
-        return recorded
-
-    def salts(self) -> set[tuple[str, str | None]]:
-        """Returns the cache salts of all sequences since the last call."""
-        salts, self._salts = self._salts, set()
-        return salts
 
 
 @pytest.fixture(scope="module")
@@ -163,31 +60,6 @@ def shards(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[list[
         end(shard)
 
 
-def shard_map(protocol: Protocol, names: Sequence[str] = ("shard-0", "shard-1")) -> ShardMap:
-    models = {index: f"part-{index:03d}" for index in range(protocol.parts)}
-    size = protocol.parts // len(names)
-    groups = [
-        PartGroup(at, {index: models[index] for index in range(at * size, (at + 1) * size)}, (name,))
-        for at, name in enumerate(names)
-    ]
-    return ShardMap(1, protocol, tuple(groups))
-
-
-@asynccontextmanager
-async def coordinating(
-    engines: Sequence[EngineSettings], ledger: Path, serving: ShardMap, epsilon: float = 1000.0, **settings: Any
-) -> AsyncIterator[Coordinator]:
-    terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=1e-5, order=4.0, adjacency="part, add or remove")
-    keeper = open_budget(ledger, terms)
-    chosen = CoordinatorSettings(engines[0].model, NAMESPACE, NAME, **settings)
-    coordinator = Coordinator(chosen, serving)
-    try:
-        yield coordinator
-        await coordinator.close()
-    finally:
-        ray.get(keeper.release.remote())
-
-
 async def generate(
     coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int, cancel: Sequence[str] = ()
 ) -> list[Delta]:
@@ -195,21 +67,6 @@ async def generate(
     options = SamplingOptions(top_k=200)
     await coordinator.submit("channel", [Generation(id_, prompt, options, tokens) for id_, prompt in prompts.items()])
     return await until_ended(coordinator, len(prompts), cancel)
-
-
-async def until_ended(coordinator: Coordinator, generations: int, cancel: Sequence[str] = ()) -> list[Delta]:
-    deltas: list[Delta] = []
-    async for batch in coordinator.events("channel"):
-        if not deltas:
-            await coordinator.cancel(cancel)
-        deltas += batch
-        if len(reasons(deltas)) == generations:
-            return deltas
-    raise AssertionError("the channel ended before the generations")
-
-
-def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
-    return {delta.id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
 
 
 @pytest.mark.parametrize("draw", [(), (0,), (PARTS - 1,)])

@@ -23,9 +23,9 @@ from services.structure import grammar
 from services.structure.errors import StructureError
 from tests.ensembles import write_adapters
 from tests.services.coordinator.actors import end
-from tests.services.coordinator.test_steps import RecordingShard, coordinating, reasons, shard_map
-from tests.services.coordinator.test_text import smollm
-from tests.services.structure.test_matcher import GRAMMARS, TICKET, matcher, vocabulary
+from tests.support.steps import RecordingShard, coordinating, reasons, shard_map
+from tests.support.structure import GRAMMARS, TICKET, matcher, vocabulary
+from tests.support.texts import smollm
 from tests.tiny import write_tiny_model
 
 PARTS = 4

@@ -205,7 +205,7 @@ def test_agrees_with_a_plain_forward_pass_on_real_text(
     rows = engine.next_token(requests)
     assert_agree(engine, rows, expect(reference, [(length, name) for length in lengths for name in EVERY]), few=False)
     for request in requests:
-        engine.release(request.sequence)
+        engine.drop_caches(request.sequence)
 
 
 def test_mixed_requests_are_answered_in_order(
@@ -220,7 +220,7 @@ def test_mixed_requests_are_answered_in_order(
     requested = [(len(request.tokens), name) for request in requests for name in request.adapters]
     assert_agree(engine, rows, expect(reference, requested))
     for request in requests:
-        engine.release(request.sequence)
+        engine.drop_caches(request.sequence)
 
 
 def test_readers_in_some_steps_answer_like_readers_in_all_steps(
@@ -236,8 +236,8 @@ def test_readers_in_some_steps_answer_like_readers_in_all_steps(
         rows.append(engine.next_token([Request(name, tokens[:length], names) for name, length in lengths.items()]))
         requested += [(length, name) for length in lengths.values() for name in names]
     assert_agree(engine, torch.cat(rows), expect(reference, requested))
-    engine.release("ahead")
-    engine.release("behind")
+    engine.drop_caches("ahead")
+    engine.drop_caches("behind")
 
 
 def test_a_sequence_may_advance_by_several_tokens(
@@ -247,7 +247,7 @@ def test_a_sequence_may_advance_by_several_tokens(
     lengths = (10, 11, 15, 16, 28, 29, 60)
     rows = [engine.next_token([Request("jumps", tokens[:length], EVERY)]) for length in lengths]
     assert_agree(engine, torch.cat(rows), expect(reference, [(length, name) for length in lengths for name in EVERY]))
-    engine.release("jumps")
+    engine.drop_caches("jumps")
 
 
 def test_a_zero_reader_equals_the_public_model(
@@ -259,7 +259,7 @@ def test_a_zero_reader_equals_the_public_model(
         assert_same(engine, rows[row], rows[2] if engine.part_kind == "reader" else rows[0])  # type: ignore[attr-defined]
     assert_agree(engine, rows[:1], expect(reference, [(30, ZERO)]))
     assert not torch.allclose(rows[1], rows[2], atol=0.1)
-    engine.release("zero")
+    engine.drop_caches("zero")
 
 
 def test_the_public_row_does_not_depend_on_readers_in_the_request(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -268,8 +268,8 @@ def test_the_public_row_does_not_depend_on_readers_in_the_request(engine: Engine
         alone = engine.next_token([Request("alone", tokens[:length], (PUBLIC,))])
         beside = engine.next_token([Request("beside", tokens[:length], EVERY)])
         assert_same(engine, beside[0], alone[0])
-    engine.release("alone")
-    engine.release("beside")
+    engine.drop_caches("alone")
+    engine.drop_caches("beside")
 
 
 def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -283,17 +283,17 @@ def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: E
     )
     assert_same(engine, rows[len(EVERY) + 1], alone[0])
     for name in ("alone", "before", "crowded", "after"):
-        engine.release(name)
+        engine.drop_caches(name)
 
 
 def test_a_cached_prefix_changes_no_row(engine: Engine, tokens: tuple[int, ...]) -> None:
     """The cached prefix may come from a sequence with or without readers, with the same or another salt."""
     context = (tokens * 4)[:200]
     fresh = engine.next_token([Request("fresh", context, EVERY)])
-    engine.release("fresh")
+    engine.drop_caches("fresh")
     for salt in (None, "one client", "another client", "one client"):
         again = engine.next_token([Request("again", context, EVERY, salt)])
-        engine.release("again")
+        engine.drop_caches("again")
         assert_same(engine, again, fresh)
 
 
@@ -304,7 +304,7 @@ def test_a_sequence_that_forks_does_not_see_its_old_tokens(
     engine.next_token([Request("fork", other, EVERY)])
     rows = engine.next_token([Request("fork", tokens[:25], EVERY)])
     assert_agree(engine, rows, expect(reference, [(25, name) for name in EVERY]))
-    engine.release("fork")
+    engine.drop_caches("fork")
 
 
 def test_the_same_context_may_be_requested_twice(
@@ -313,18 +313,18 @@ def test_the_same_context_may_be_requested_twice(
     engine.next_token([Request("again", tokens[:25], EVERY)])
     rows = engine.next_token([Request("again", tokens[:25], EVERY)])
     assert_agree(engine, rows, expect(reference, [(25, name) for name in EVERY]))
-    engine.release("again")
-    engine.release("again")
+    engine.drop_caches("again")
+    engine.drop_caches("again")
 
 
 def test_a_released_name_may_be_used_for_another_text(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
     engine.next_token([Request("reused", tokens[50:90], EVERY)])
-    engine.release("reused")
+    engine.drop_caches("reused")
     rows = engine.next_token([Request("reused", tokens[:40], EVERY)])
     assert_agree(engine, rows, expect(reference, [(40, name) for name in EVERY]))
-    engine.release("reused")
+    engine.drop_caches("reused")
 
 
 def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -333,7 +333,7 @@ def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: En
     assert torch.allclose(rows.exp().sum(-1), torch.ones(len(EVERY)), atol=1e-3)
     with pytest.raises(ValueError, match="tokens: a context has between 1 and 255"):
         engine.next_token([Request("beyond", long, EVERY)])
-    engine.release("limit")
+    engine.drop_caches("limit")
 
 
 def test_a_single_token_is_a_context(
@@ -342,7 +342,7 @@ def test_a_single_token_is_a_context(
     """In bfloat16, the worst row is 0.15 away in transformers itself, and with exact LoRA products in vLLM."""
     rows = engine.next_token([Request("one", tokens[:1], EVERY)])
     assert_agree(engine, rows, expect(reference, [(1, name) for name in EVERY]), worst=0.3)
-    engine.release("one")
+    engine.drop_caches("one")
 
 
 @pytest.mark.parametrize(

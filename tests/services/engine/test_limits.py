@@ -75,7 +75,7 @@ def assert_same(rows: torch.Tensor, expected: torch.Tensor) -> None:
 
 def release(engine: VllmEngine, requests: list[Request]) -> None:
     for request in requests:
-        engine.release(request.sequence)
+        engine.drop_caches(request.sequence)
 
 
 # The first tests create and close their own engines, because vLLM supports one per process.
@@ -87,7 +87,7 @@ def test_a_cached_prefix_is_found_under_its_own_salt_only(settings: EngineSettin
     def computed(sequence: str, salt: str | None) -> int:
         before = engine._worker("tokens_computed")
         engine.next_token([Request(sequence, prompt, (PUBLIC, NAMES[0]), salt)])
-        engine.release(sequence)
+        engine.drop_caches(sequence)
         return engine._worker("tokens_computed") - before
 
     assert computed("first", "one client") == len(prompt)
@@ -259,7 +259,7 @@ def test_the_same_request_may_follow_itself(engine: VllmEngine, expected: Any) -
     request = Request("twice", (*context(20), 5), (PUBLIC, *NAMES, *[ZERO] * 3))
     for _ in range(3):
         assert_same(engine.next_token([request]), expected([request]))
-    engine.release("twice")
+    engine.drop_caches("twice")
 
 
 def test_a_context_is_checked_once(engine: VllmEngine) -> None:
@@ -271,7 +271,7 @@ def test_a_context_is_checked_once(engine: VllmEngine) -> None:
     for wrong in ((*tokens, 128), (*tokens[:-1], -1, 3)):
         with pytest.raises(ValueError, match=r"tokens: every token id lies in \[0, 128\)"):
             engine.next_token([Request("checked", wrong, (PUBLIC,))])
-    engine.release("checked")
+    engine.drop_caches("checked")
 
 
 def test_a_stalled_engine_reports_it_and_recovers(

@@ -62,7 +62,7 @@ def rows_and_metadata(engine: VllmEngine, mode: str) -> tuple[torch.Tensor, Mapp
             patch.setattr(ReaderRows, "_queries_are_shared", lambda *_: False)
         rows = engine.next_token(REQUESTS)
     for request in REQUESTS:
-        engine.release(request.sequence)
+        engine.drop_caches(request.sequence)
     (fields,) = recorded
     return rows, fields
 

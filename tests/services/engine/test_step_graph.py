@@ -54,9 +54,9 @@ def decoded(engine: VllmEngine) -> Answers:
             forced = 1 + (step + len(name)) % 3 if step % 4 == 3 else 1
             contexts[name] += generator.integers(128, size=forced).tolist()
         if step == 5:
-            engine.release("text-1")
+            engine.drop_caches("text-1")
     for name in contexts:
-        engine.release(name)
+        engine.drop_caches(name)
     return answers
 
 

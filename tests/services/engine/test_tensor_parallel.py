@@ -40,6 +40,7 @@ from services.files import write_files
 from services.shard import ShardActor
 from tests.ensembles import write_adapters
 from tests.services.engine import ranks
+from tests.support.ray_cluster import ray_cluster
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("first", "second", "third")
@@ -120,7 +121,7 @@ def rows_of(settings: EngineSettings) -> torch.Tensor:
                 ]
             )
         )
-    engine.release("one")
+    engine.drop_caches("one")
     rows.append(engine.next_token([Request("again", TOKENS[:150], (first, PUBLIC))]))
     engine.close()
     return torch.cat(rows)
@@ -247,8 +248,7 @@ def test_a_shard_over_two_ranks_reports_a_lost_rank(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "llama")
     settings = EngineSettings(model, "vllm", "float32", 64, cache_gib=1, tensor_parallel_size=2)
     request = Request("sequence", TOKENS[:5], (PUBLIC, ZERO))
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
+    with ray_cluster(2):
         shard = ShardActor.remote(settings)
         assert ray.get(shard.next_token.remote([request])).shape == (2, SIZES["vocab_size"])
         status = ray.get(shard.status.remote())
@@ -260,5 +260,3 @@ def test_a_shard_over_two_ranks_reports_a_lost_rank(tmp_path: Path) -> None:
             with pytest.raises(RankLostError):
                 ray.get(shard.next_token.remote([request]))
             assert ray.get(shard.status.remote()).trouble(60.0) == "its engine failed with RankLostError"
-    finally:
-        ray.shutdown()

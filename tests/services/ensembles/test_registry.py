@@ -125,11 +125,6 @@ async def test_a_restarted_actor_continues_with_the_stored_list(tmp_path: Path) 
     assert (await Ensembles(database, "another").current()).entries == ()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.anyio
 async def test_an_earlier_version_can_read_the_list_if_nothing_new_is_used(tmp_path: Path) -> None:
     """Extra fields are an error there, so fields that it does not know must be absent."""

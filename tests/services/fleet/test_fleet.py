@@ -28,6 +28,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
+from tests.support.ray_cluster import ray_cluster
 
 PARTS = 3
 PROMPT = (504, 253, 260)
@@ -60,9 +61,8 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, public_model: Path) -> di
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_cluster(4):
+        yield
 
 
 @pytest.fixture(scope="module")

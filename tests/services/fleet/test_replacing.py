@@ -18,6 +18,7 @@ from services.fleet.fleet import FleetActor, FleetSettings
 from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
+from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model
 
 NAMESPACE = "replacing"
@@ -31,8 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 def test_streams_continue_with_the_shard_that_the_fleet_restarts(tmp_path: Path, lost: str) -> None:
     model = write_tiny_model(tmp_path / "model")
     adapters = write_adapters(tmp_path / "parts", ["part-000"], model)
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
+    with ray_cluster(4, namespace=NAMESPACE):
         settings = FleetSettings(NAMESPACE, plans(model, adapters), SETTINGS, None, (), stalled_s=STALLED_S)
         fleet = FleetActor.options(name="fleet", namespace=NAMESPACE).remote(settings, 1)
         ray.get(fleet.start.remote())
@@ -40,8 +40,6 @@ def test_streams_continue_with_the_shard_that_the_fleet_restarts(tmp_path: Path,
         budget.start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE, lifetime="detached")
         chosen = CoordinatorSettings(model, NAMESPACE, budget.NAME, step_timeout_s=STALLED_S)
         deltas = asyncio.run(_interrupted(chosen, lost))
-    finally:
-        ray.shutdown()
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
     assert sum(delta.tokens for delta in deltas) == TOKENS
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS

@@ -3,14 +3,19 @@
 import pytest
 
 from services.fleet.fleet import FleetSettings
-from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from tests.services.fleet.plans import SETTINGS
 
 
 def test_only_another_number_of_parts_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     planned, fewer = SETTINGS.plan(3), SETTINGS.plan(2)
-    asked = []
-    monkeypatch.setattr(PMixedSettings, "plan", lambda self, parts, kept: asked.append(parts) or fewer)
+    asked: list[int] = []
+
+    def plan(self: PMixedSettings, parts: int, kept: object) -> PMixed:
+        asked.append(parts)
+        return fewer
+
+    monkeypatch.setattr(PMixedSettings, "plan", plan)
     settings = FleetSettings("namespace", (), SETTINGS, None, (), planned=planned)
     assert settings.protocol(3) is planned
     assert asked == []

@@ -11,6 +11,7 @@ from services.fleet.fleet import Fleet, FleetSettings
 from services.fleet.plan import ShardPlan
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
+from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model
 
 
@@ -39,10 +40,9 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardPlan]:
     """One part group of two copies, on a cluster that says that it has a GPU."""
     folder = tmp_path_factory.mktemp("sharing")
     model = write_tiny_model(folder / "model")
-    ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
-    (plan,) = plans(model, write_adapters(folder / "parts", ["part-000"], model), copies=2)
-    yield plan
-    ray.shutdown()
+    with ray_cluster(2, num_gpus=1):
+        (plan,) = plans(model, write_adapters(folder / "parts", ["part-000"], model), copies=2)
+        yield plan
 
 
 @pytest.mark.parametrize("num_gpus", [0.5, 0.0])

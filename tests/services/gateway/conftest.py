@@ -11,7 +11,7 @@ from services.batches.settings import BatchSettings
 from services.ensembles.records import ServedEnsemble
 from services.gateway.app import build_app
 from services.keys.records import Secret
-from services.requests.models import Models, Prompts, prompts_of
+from services.requests.models import Models, PromptTokenizer, prompts_of
 from services.requests.settings import RequestSettings
 from services.training import public_model
 from tests.served import served
@@ -22,12 +22,7 @@ MakeClient = Callable[..., TestClient]
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def prompts() -> Prompts:
+def prompts() -> PromptTokenizer:
     return prompts_of(public_model.resolve())
 
 

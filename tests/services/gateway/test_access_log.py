@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.requests.models import Prompts
+from services.requests.models import PromptTokenizer
 from tests.services.gateway.conftest import MakeClient
 
 SECRET = "the patient is called Wilhelmina"
@@ -54,7 +54,7 @@ def test_one_line_for_each_request_without_text(
 def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Returns the gateway's log records without those of its channels, which cannot connect here."""
     entries = (entry for entry in caplog.records if entry.name.startswith("services"))
-    return [entry for entry in entries if entry.name != "services.requests.coordinator_client"]
+    return [entry for entry in entries if entry.name != "services.requests.channel"]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_a_key_is_logged_by_its_id(
 
 
 def test_an_unexpected_error_is_a_500_and_logs_only_its_place(
-    make_client: MakeClient, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_client: MakeClient, prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tokenizer fails with the prompt in its message."""
 

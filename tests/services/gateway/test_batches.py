@@ -21,13 +21,13 @@ from tests.running import RunningService, configure, own_ensemble, running, sett
 from tests.services.gateway.conftest import MakeClient, app_client
 
 MARK = "Wilhelmina"
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
 def batch_client() -> Iterator[TestClient]:
     """Provides a client of a gateway with batches enabled but without a batches actor."""
-    with app_client(BatchSettings(max_file_bytes=MOST_BYTES), batches_actor="batches") as client:
+    with app_client(BatchSettings(max_file_bytes=MAX_BYTES), batches_actor="batches") as client:
         yield client
 
 
@@ -65,7 +65,7 @@ def test_uploads_are_validated(
 
 
 def test_a_file_over_the_limit_is_refused(batch_client: TestClient) -> None:
-    for size in (MOST_BYTES + 1, 100 * MOST_BYTES):
+    for size in (MAX_BYTES + 1, 100 * MAX_BYTES):
         assert refusal(upload(batch_client, b"x" * size)) == (413, "file_too_large", "file")
 
 

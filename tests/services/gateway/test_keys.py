@@ -28,12 +28,12 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.admission import divide_tokens
 from services.requests.coordinator_client import CoordinatorClient
 from services.requests.errors import unavailable
-from services.requests.keys import rate_headers, refusal
+from services.requests.refusals import rate_headers, refusal
 from services.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.services.gateway.conftest import MakeClient
-from tests.services.gateway.test_fuzz import FIELDS, VALUES
+from tests.support.bodies import FIELDS, VALUES
 
 PROMPT = "The patient called because"
 KEYS, CLIENTS, SHARE = 10, 50, 24

@@ -14,19 +14,18 @@ import openai
 import psutil
 import pytest
 
-from services.requests.models import Prompts
+from services.requests.models import PromptTokenizer
+from tests.conftest import SERVED_CONTEXT
 from tests.ensembles import write_ensemble
-from tests.running import PLANTED_HOST, RunningService, configure, eventually, running, settled
+from tests.running import PLANTED_HOST, RunningService, configure, running, settled
+from tests.support.clients import CHAT, client_of, costs
 
 PROMPT = "The patient called because"
-CHAT = [{"role": "user", "content": "When does the clinic open?"}]
 SECRET = "Wilhelmina"
+LONG = SERVED_CONTEXT - 100
+"""The tokens of answers that take much longer than their requests."""
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def client_of(service: RunningService) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture
@@ -40,12 +39,6 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": "privmix", "messages": CHAT, "max_tokens": 12, **fields})
-
-
-def costs(service: RunningService, before: int, tokens: int) -> None:
-    """Checks that exactly `tokens` tokens were charged."""
-    eventually(service, lambda _, now: now == before + tokens)
-    assert settled(service) == before + tokens
 
 
 def test_the_settings_of_the_environment_reach_no_actor_and_its_children(service: RunningService) -> None:
@@ -175,26 +168,27 @@ def test_sampling_options_are_accepted(client: openai.OpenAI) -> None:
 
 
 def test_prompt_and_answer_may_fill_the_context_exactly(client: openai.OpenAI) -> None:
-    answer = ask(client, prompt=[504] * 510, max_tokens=2)
-    assert answer.usage.prompt_tokens == 510
+    prompt = [504] * (SERVED_CONTEXT - 2)
+    answer = ask(client, prompt=prompt, max_tokens=2)
+    assert answer.usage.prompt_tokens == len(prompt)
     with pytest.raises(openai.BadRequestError) as refusal:
-        ask(client, prompt=[504] * 510, max_tokens=3)
+        ask(client, prompt=prompt, max_tokens=3)
     assert (refusal.value.param, refusal.value.code) == ("max_tokens", "context_length_exceeded")
 
 
 def test_an_abandoned_stream_is_charged_no_further(service: RunningService, client: openai.OpenAI) -> None:
     before = settled(service)
-    stream = ask(client, stream=True, max_tokens=250, n=4)
+    stream = ask(client, stream=True, max_tokens=LONG, n=4)
     next(iter(stream))
     stream.close()
-    assert settled(service) - before < 400
+    assert settled(service) - before < 2 * LONG
 
 
 def test_an_abandoned_request_is_charged_no_further(service: RunningService, client: openai.OpenAI) -> None:
     before = settled(service)
     with pytest.raises(openai.APITimeoutError):
-        ask(client.with_options(timeout=1.0), max_tokens=250, n=8)
-    assert settled(service) - before < 800
+        ask(client.with_options(timeout=1.0), max_tokens=LONG, n=8)
+    assert settled(service) - before < 4 * LONG
 
 
 def test_eight_streams_at_once(service: RunningService) -> None:
@@ -230,7 +224,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("completions", {"best_of": 3}, 400, "best_of"),
     ("completions", {"temperature": 0}, 400, "temperature"),
     ("completions", {"max_tokens": 100_000}, 400, "max_tokens"),
-    ("completions", {"prompt": "word " * 600}, 400, "prompt"),
+    ("completions", {"prompt": "word " * (SERVED_CONTEXT + 100)}, 400, "prompt"),
     ("completions", {"prompt": 5}, 400, "prompt"),
     ("completions", {"n": 1000}, 400, "n"),
     ("completions", {"model": "part-000"}, 404, "model"),
@@ -281,7 +275,9 @@ def logs(service: RunningService) -> str:
     return "\n".join(file.read_text(errors="replace") for file in (service.config.with_suffix(".log"), *files))
 
 
-def test_the_logs_contain_no_private_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
+def test_the_logs_contain_no_private_text(
+    service: RunningService, client: openai.OpenAI, prompts: PromptTokenizer
+) -> None:
     prompt = f"{SECRET} called because"
     (tokens,) = asyncio.run(prompts.tokens([prompt], 8192))
     answer = ask(client, prompt=prompt, user=SECRET, max_tokens=48)

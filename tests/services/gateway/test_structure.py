@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.running import RunningService, settled
-from tests.services.gateway.test_service import CHAT, client_of, costs
+from tests.support.clients import CHAT, client_of, costs
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from services.gateway.administration import NewKey, ShareBody
 from services.gateway.batches import expiry
 from services.requests.errors import ApiError
-from services.requests.values import MOST_COUNT
+from services.requests.values import MAX_COUNT
 
 DIGITS = "9" * 5000
 NUMBERS = [DIGITS, "-1", "1e3", "٣", "", " 7", "0x7", "7.0"]
@@ -67,13 +67,13 @@ def test_an_id_in_a_body(client: TestClient, id_: str) -> None:
     check(client, "POST", "/v1/batches", "input_file_id", json=body)
 
 
-@pytest.mark.parametrize("number", [MOST_COUNT + 1, 10**4000, -1])
+@pytest.mark.parametrize("number", [MAX_COUNT + 1, 10**4000, -1])
 def test_a_limit_in_a_body(number: int) -> None:
     for field in ShareBody.model_fields:
         with pytest.raises(ApiError) as refused:
             ShareBody.parse(f'{{"{field}": {number}}}'.encode())
         assert (refused.value.status, refused.value.param) == (400, field)
-        assert ShareBody.parse(f'{{"{field}": {MOST_COUNT}}}'.encode())
+        assert ShareBody.parse(f'{{"{field}": {MAX_COUNT}}}'.encode())
 
 
 def test_a_name_in_a_body() -> None:

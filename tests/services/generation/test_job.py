@@ -1,6 +1,5 @@
 """Claim: a job requests every text once and keeps delivered tokens; after a kill, it requests only the rest."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -12,34 +11,13 @@ from pathlib import Path
 import pytest
 
 from services.errors import BudgetEndedError, GenerationError, InputError
-from services.generation.card import COVERED, UNCOVERED, write_card
-from services.generation.client import Sampling, ServiceClient, StreamedPiece
-from services.generation.job import JOURNAL, OUTPUT, JobRequest, Progress, _record, load_output, opened
-from services.generation.template import items
+from services.generation.card import COVERED, UNCOVERED
+from services.generation.client import StreamedPiece
+from services.generation.job import JOURNAL, OUTPUT, Progress, _record, load_output, opened
 from tests.services.generation.small_service import SmallService, serving
+from tests.support.jobs import TEMPLATE, TOKENS, request, run
 
-TEMPLATE = "Label: {label}"
-TOKENS = 20
 WORDS = " " + " ".join(f"w{number}" for number in range(1, TOKENS + 1))
-
-
-def request(count: int = 6, tokens: int = TOKENS) -> JobRequest:
-    return JobRequest(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
-
-
-def run(directory: Path, url: str, wanted: JobRequest, partial: bool = False) -> list[Progress]:
-    shown: list[Progress] = []
-
-    async def go() -> None:
-        async with ServiceClient(url, None) as service:
-            with opened(directory, wanted) as job:
-                try:
-                    await job.run(service, concurrency=3, partial=partial, progress=shown.append)
-                finally:
-                    write_card(job, await service.privacy())
-
-    asyncio.run(go())
-    return shown
 
 
 def test_every_text_is_requested_and_charged_once(tmp_path: Path) -> None:
@@ -67,7 +45,7 @@ def _settled(service: SmallService) -> int:
 PROGRAM = """
 import sys
 from pathlib import Path
-from tests.services.generation.test_job import request, run
+from tests.support.jobs import request, run
 run(Path(sys.argv[1]), sys.argv[2], request())
 """
 
@@ -166,6 +144,7 @@ def test_a_budget_exhausted_by_others_ends_the_job(tmp_path: Path) -> None:
         (lambda service: (service.url, request(1, tokens=5000)), "prompts: item 0 has 2 tokens"),
         (lambda service: ("http://127.0.0.1:9", request(1)), "url: no service answers"),
         (lambda service: ("nonsense", request(1)), "url:"),
+        (lambda service: (f"{service.url}/elsewhere", request(1)), "elsewhere answers 404: Not Found"),
     ],
 )
 def test_an_impossible_request_is_refused_before_the_first_token(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]

@@ -8,11 +8,6 @@ from services.database.service import ServiceDatabase
 from tests.key_store import RequestStore
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> str:
     return str(tmp_path / "keys.db")

@@ -18,7 +18,7 @@ async def test_a_key_with_many_requests_does_not_delay_others() -> None:
         await queue.acquire(key, 1)
         order.append(key)
         await asyncio.sleep(0.01)
-        queue.release(key, 1)
+        queue.free(key, 1)
 
     busy = [asyncio.create_task(run("busy")) for _ in range(40)]
     await asyncio.sleep(0)
@@ -36,11 +36,11 @@ async def test_keys_with_equal_demand_alternate() -> None:
     async def run(key: str) -> None:
         await queue.acquire(key, 1)
         order.append(key)
-        queue.release(key, 1)
+        queue.free(key, 1)
 
     tasks = [asyncio.create_task(run(key)) for key in "aaaabbbbcccc"]
     await asyncio.sleep(0)
-    queue.release("first", 1)
+    queue.free("first", 1)
     await asyncio.gather(*tasks)
     assert "".join(order) == "abcabcabcabc"
 
@@ -52,7 +52,7 @@ async def test_a_cancelled_request_leaks_no_capacity() -> None:
     remaining = asyncio.create_task(queue.acquire("c", 2))
     await asyncio.sleep(0)
     cancelled[0].cancel()
-    queue.release("a", 2)
+    queue.free("a", 2)
     cancelled[1].cancel()
     for task in cancelled:
         with suppress(asyncio.CancelledError):
@@ -68,7 +68,7 @@ async def test_a_request_beyond_the_waiting_limit_is_refused() -> None:
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await queue.acquire("b", 1)
-    queue.release("a", 1)
+    queue.free("a", 1)
     await waiting
 
 
@@ -78,7 +78,7 @@ async def test_a_request_larger_than_the_capacity_runs_alone() -> None:
     small = asyncio.create_task(queue.acquire("b", 1))
     await asyncio.sleep(0)
     assert not small.done()
-    queue.release("a", 9)
+    queue.free("a", 9)
     await small
 
 
@@ -93,12 +93,12 @@ async def test_background_requests_start_last_and_leave_half_of_the_capacity() -
         await queue.acquire("person", 1)
     foreground = asyncio.create_task(queue.acquire("person", 1))
     await asyncio.sleep(0)
-    queue.release("batch", 1, background=True)
+    queue.free("batch", 1, background=True)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert foreground.done(), "free capacity goes to a waiting foreground request first"
     assert not background[2].done()
-    queue.release("person", 1)
+    queue.free("person", 1)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert background[2].done()
@@ -107,8 +107,8 @@ async def test_background_requests_start_last_and_leave_half_of_the_capacity() -
         with suppress(asyncio.CancelledError):
             await task
     for _ in range(2):
-        queue.release("person", 1)
-        queue.release("batch", 1, background=True)
+        queue.free("person", 1)
+        queue.free("batch", 1, background=True)
     assert (queue.live, queue.waiting) == (0, 0)
 
 
@@ -118,7 +118,7 @@ async def test_a_large_background_request_runs_alone() -> None:
     large = asyncio.create_task(queue.acquire("batch", 9, background=True))
     await asyncio.sleep(0)
     assert not large.done()
-    queue.release("person", 1)
+    queue.free("person", 1)
     await large
     assert queue.live == 9
 
@@ -132,7 +132,7 @@ async def test_a_key_cannot_fill_the_waiting_places() -> None:
         await queue.acquire("busy", 1)
     other = asyncio.create_task(queue.acquire("other", 1))
     await asyncio.sleep(0)
-    queue.release("busy", 1)
+    queue.free("busy", 1)
     await asyncio.wait_for(other, 1)
     assert not any(task.done() for task in waiting)
     for task in waiting:

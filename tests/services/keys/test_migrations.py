@@ -75,7 +75,7 @@ def test_a_newer_schema_is_refused_and_not_changed(where: str) -> None:
 def test_keys_and_a_ledger_have_revisions_of_their_own_in_one_database(postgresql: Server) -> None:
     url = postgresql.database()
     terms = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
-    Ledger(url, terms)
+    Ledger.create(url, terms)
     KeyStore(ServiceDatabase(url)).create("k")
     assert KeyStore(ServiceDatabase(url)).required()
-    Ledger(url, terms)
+    Ledger.create(url, terms)

@@ -26,7 +26,7 @@ def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tup
         models,
         SamplingOptions(),
     )
-    return protocol.release(answers).weights.numpy().astype(object)
+    return protocol.distribution(answers).weights.numpy().astype(object)
 
 
 def token_distribution(protocol: Protocol, public: Rows, parts: Rows) -> Rows:

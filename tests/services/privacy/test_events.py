@@ -45,7 +45,7 @@ def test_text_that_is_not_an_event_is_refused(text: str) -> None:
     "change", [{"parts": 0}, {"q": 0.0}, {"q": 1.1}, {"radius": 0.0}, {"radius": math.inf}, {"more": 1}, {"q": None}]
 )
 def test_fields_out_of_range_are_refused(change: dict[str, Any]) -> None:
-    fields = {**json.loads(EVENTS[0].to_json()), **change}
+    fields = {**EVENTS[0].as_dict(), **change}
     with pytest.raises(ValueError, match=next(iter(change))):
         from_json(json.dumps(fields))
 

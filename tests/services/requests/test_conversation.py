@@ -8,7 +8,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from services.requests.conversation import ChatWriter
 from services.requests.errors import ApiError
-from services.requests.models import Prompts, prompts_of
+from services.requests.models import PromptTokenizer, prompts_of
 from services.requests.schema import ChatRequest, Message
 from services.training import public_model
 
@@ -53,7 +53,7 @@ TWO_TURN: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def prompts() -> Prompts:
+def prompts() -> PromptTokenizer:
     return prompts_of(public_model.resolve())
 
 
@@ -101,7 +101,7 @@ def test_a_chat_without_calls_is_not_changed() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_public_models_prompt_has_the_calls_and_their_results(prompts: Prompts) -> None:
+async def test_the_public_models_prompt_has_the_calls_and_their_results(prompts: PromptTokenizer) -> None:
     (tokens,) = await prompts.chat_tokens([Message.model_validate(message) for message in ONE_TURN], 8192)
     text = await prompts.text(list(tokens))
     assert '{"name": "hours", "arguments": {"day": "Monday"}}' in text

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from uuid import uuid4
 
@@ -23,8 +23,11 @@ from services.errors import CoordinatorUnavailable, Overloaded
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.admission import complete_answer, stream_answer
 from services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
-from services.requests.coordinator_client import CoordinatorClient, ResponseQueue, TokenCounters
+from services.requests.coordinator_client import CoordinatorClient
+from services.requests.counters import TokenCounters
 from services.requests.errors import ApiError
+from services.requests.response_queue import ResponseQueue
+from tests.support.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -142,12 +145,8 @@ class Repeater:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Starts Ray unless it runs, and yields a new namespace."""
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield uuid4().hex
-    if started:
-        ray.shutdown()
+    with nullcontext() if ray.is_initialized() else ray_cluster(2):
+        yield uuid4().hex
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,19 @@ import pytest
 from transformers import AutoTokenizer
 
 from services.requests.errors import ApiError
-from services.requests.models import INLINE_CHARACTERS, LIKELY_CHARACTERS, SLACK_TOKENS, THREADS, Prompts
+from services.requests.models import INLINE_CHARACTERS, LIKELY_CHARACTERS, SLACK_TOKENS, THREADS, PromptTokenizer
 from services.requests.schema import ChatRequest, Function, Message
 from services.structure.trials import Trials
 from services.training.public_model import resolve
 from services.turns import Turns
-from tests.services.coordinator.test_text import ids, smollm, streamed
+from tests.support.texts import ids, smollm, streamed
 
 LIMIT = 1000
 
 
 @pytest.mark.parametrize("text", ["at nine", "東京は日本の首都です", "say 🧿 ok", "a � of its own"])
 @pytest.mark.anyio
-async def test_an_echo_and_its_answer_are_one_text(prompts: Prompts, text: str) -> None:
+async def test_an_echo_and_its_answer_are_one_text(prompts: PromptTokenizer, text: str) -> None:
     tokens = ids(text)
     for cut in range(1, len(tokens)):
         assert await prompts.text(tokens[:cut]) + streamed(smollm(), tokens[:cut], tokens[cut:]) == text
@@ -59,14 +59,14 @@ def loaded() -> Any:
 
 
 @pytest.fixture
-def prompts(loaded: Any) -> Prompts:
-    prompts = Prompts(loaded, Trials(lambda: ("", frozenset())))
+def prompts(loaded: Any) -> PromptTokenizer:
+    prompts = PromptTokenizer(loaded, Trials(lambda: ("", frozenset())))
     watched: Any = Watched(loaded.backend_tokenizer)
     prompts._rust = prompts._people._special = watched
     return prompts
 
 
-def calls(prompts: Prompts) -> list[tuple[int, bool]]:
+def calls(prompts: PromptTokenizer) -> list[tuple[int, bool]]:
     watched: Watched = prompts._rust
     return watched.calls
 
@@ -75,7 +75,7 @@ def user(content: str) -> Message:
     return Message(role="user", content=content)
 
 
-async def refused(prompts: Prompts, text: str) -> None:
+async def refused(prompts: PromptTokenizer, text: str) -> None:
     for field, asking in (
         ("prompt", prompts.tokens([text], LIMIT)),
         ("messages", prompts.chat_tokens([user(text)], LIMIT)),
@@ -91,7 +91,7 @@ async def refused(prompts: Prompts, text: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_long_text_is_read_and_written_in_a_thread(prompts: Prompts, loaded: Any) -> None:
+async def test_a_long_text_is_read_and_written_in_a_thread(prompts: PromptTokenizer, loaded: Any) -> None:
     text = "Good morning. " * 200
     (tokens,) = await prompts.tokens([text], LIMIT)
     assert tokens == tuple(loaded.backend_tokenizer.encode(text).ids)
@@ -107,7 +107,7 @@ async def test_a_long_text_is_read_and_written_in_a_thread(prompts: Prompts, loa
 
 
 @pytest.mark.anyio
-async def test_a_text_that_is_much_too_long_is_read_at_its_beginning_only(prompts: Prompts) -> None:
+async def test_a_text_that_is_much_too_long_is_read_at_its_beginning_only(prompts: PromptTokenizer) -> None:
     await refused(prompts, "7" * (5 * LIKELY_CHARACTERS * LIMIT))
     assert {size for size, _ in calls(prompts)} == {LIKELY_CHARACTERS * LIMIT}
     calls(prompts).clear()
@@ -118,7 +118,7 @@ async def test_a_text_that_is_much_too_long_is_read_at_its_beginning_only(prompt
 
 
 @pytest.mark.anyio
-async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: Prompts, loaded: Any) -> None:
+async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: PromptTokenizer, loaded: Any) -> None:
     longest = max((piece for piece in loaded.get_vocab() if set(piece) == {"Ġ"}), key=len)
     text = " " * len(longest) * (LIMIT // 2)
     assert len(text) > LIKELY_CHARACTERS * LIMIT
@@ -131,7 +131,7 @@ async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: Prompts, loaded
 
 
 @pytest.mark.anyio
-async def test_tools_are_described_in_a_thread(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tools_are_described_in_a_thread(prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     await prompts.chat_tokens([user("a")], LIMIT)  # what the template can do is found with the first chat
     threads: list[threading.Thread] = []
 

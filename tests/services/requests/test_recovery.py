@@ -27,6 +27,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.coordinator_client import CoordinatorClient
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
+from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model
 
 NAMESPACE = "recovery"
@@ -62,8 +63,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("recovery")
     model, ledger = write_tiny_model(folder / "model"), folder / "ledger.db"
     adapters = write_adapters(folder / "parts", ["part-000"], model)
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
+    with ray_cluster(4, namespace=NAMESPACE):
         fleet = FleetActor.options(name="fleet").remote(
             FleetSettings(NAMESPACE, plans(model, adapters), SETTINGS, None, COORDINATORS), 1
         )
@@ -84,8 +84,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             )
             ray.get(CoordinatorActor.options(name=name, num_cpus=0, lifetime="detached").remote(chosen).health.remote())
         yield Service(model, ledger)
-    finally:
-        ray.shutdown()
 
 
 @asynccontextmanager

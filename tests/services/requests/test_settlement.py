@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from services.database.service import ServiceDatabase
 from services.keys import actor
@@ -15,6 +16,7 @@ from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
 from services.requests import keys as requests_keys
 from services.requests.keys import KeyService
+from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "settlement"
 LIMITS = AdmissionLimits("privmix", 1, max_waiting=1)
@@ -23,17 +25,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
+    with ray_cluster(1, namespace=NAMESPACE):
         yield
-    finally:
-        ray.shutdown()
 
 
 async def test_an_absent_actor_settles_a_request_when_it_is_back(
@@ -49,6 +43,9 @@ async def test_an_absent_actor_settles_a_request_when_it_is_back(
     first = actor.start(place, namespace=NAMESPACE)
     await service.admit("request", identity, LIMITS, 10, 1)
     ray.kill(first)
+    with pytest.raises(RayActorError):
+        while True:  # a call that it still hears would settle the request
+            await first.ready.remote()
     settling = asyncio.create_task(service.settle("request", 4))
     await asyncio.sleep(1)
     assert not settling.done()

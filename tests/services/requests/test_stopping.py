@@ -17,8 +17,9 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols.pmixed import PMixed
 from services.requests.admission import stream_answer
 from services.requests.answers import Answer, CompletionStyle
-from services.requests.coordinator_client import ResponseQueue, TokenCounters
+from services.requests.counters import TokenCounters
 from services.requests.errors import from_coordinator
+from services.requests.response_queue import ResponseQueue
 from services.training import public_model
 
 TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")

@@ -9,7 +9,7 @@ from services.requests.schema import ChatRequest
 from services.requests.structure import structure_of
 from services.structure.grammar import of_json_schema, of_structural_tag
 from services.structure.trials import TrialLimits, Trials
-from tests.services.structure.test_trials import described, running
+from tests.support.structure import described, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 BODY = {"model": "a", "messages": [{"role": "user", "content": "Hi"}], "n": 3}

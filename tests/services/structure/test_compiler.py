@@ -25,7 +25,7 @@ from services.structure.limits import (
     UNREACHABLE,
     without_unreachable,
 )
-from tests.services.structure.test_matcher import GRAMMARS, tokens_of, vocabulary
+from tests.support.structure import GRAMMARS, tokens_of, vocabulary
 
 SECRET = "Xyzzy"
 

@@ -11,7 +11,7 @@ from services.structure import grammar
 from services.structure.matcher import Matcher
 from services.training import demo
 from services.training.demo import TRAIN, write_demo_corpus
-from tests.services.structure.test_matcher import matcher, vocabulary
+from tests.support.structure import matcher, vocabulary
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -13,8 +13,7 @@ from services.structure.compiler import begun, limits_of
 from services.structure.ending import EndFinder
 from services.structure.errors import StructureError
 from services.structure.vocabulary import Vocabulary
-from tests.services.structure.test_matcher import GRAMMARS, matcher, tokens_of, vocabulary
-from tests.services.structure.test_trials import described
+from tests.support.structure import GRAMMARS, described, matcher, tokens_of, vocabulary
 
 VALUES: dict[str, tuple[Any, str]] = {
     "the shortest of several": ({"enum": ["administrator with all rights", "b"]}, '"b"'),

@@ -3,7 +3,7 @@
 import pytest
 
 from services.structure import grammar
-from tests.services.structure.test_schema_grammar import engine, follows
+from tests.support.structure import engine, follows
 
 
 @pytest.mark.parametrize(

@@ -5,64 +5,18 @@ import json
 import random
 import re
 from collections.abc import Collection
-from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
 from llguidance import LLMatcher
-from transformers import AutoTokenizer
 
 from services.structure import compiler, grammar
 from services.structure.compiler import Compiler, limits_of
 from services.structure.ending import PIECE, EndFinder
 from services.structure.errors import StructureError
 from services.structure.matcher import Matcher
-from services.structure.vocabulary import Vocabulary
-from services.training.public_model import resolve
-
-TICKET: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 20},
-        "reason": {"enum": ["a sore throat", "a flu shot", "a prescription"]},
-        "urgent": {"type": "boolean"},
-        "visits": {"type": "array", "items": {"$ref": "#/$defs/visit"}, "minItems": 1, "maxItems": 2},
-    },
-    "required": ["name", "reason", "urgent", "visits"],
-    "additionalProperties": False,
-    "$defs": {
-        "visit": {
-            "type": "object",
-            "properties": {"year": {"type": "integer", "minimum": 1990, "maximum": 2030}},
-            "required": ["year"],
-            "additionalProperties": False,
-        }
-    },
-}
-GRAMMARS = {
-    "schema": grammar.of_json_schema(TICKET),
-    "constant": grammar.of_json_schema({"const": {"a": [1, None, "é"]}}),
-    "choice": grammar.of_choice(["yes", "yesterday", "no"]),
-    "regex": grammar.of_regex("[A-Z][a-z]{2,5} [0-9]{3}-[0-9]{4}"),
-    "lark": grammar.of_grammar('start: "(" start ")" | "x"'),
-    "gbnf": grammar.of_grammar('root ::= "yes, " name | "no"\nname ::= [a-c]+ "."'),
-    "tools": grammar.of_tool_call({"find": TICKET, "end": {"type": "object", "additionalProperties": False}}),
-}
-
-
-@cache
-def vocabulary() -> Vocabulary:
-    return Vocabulary.of(AutoTokenizer.from_pretrained(resolve()).backend_tokenizer, {0, 2})
-
-
-def matcher(text: str) -> Matcher:
-    return asyncio.run(Compiler(vocabulary).matcher(text))
-
-
-def tokens_of(legal: bytes) -> list[int]:
-    bits = int.from_bytes(legal, "little")
-    return [token for token in range(bits.bit_length()) if bits >> token & 1]
+from tests.support.structure import GRAMMARS, TICKET, matcher, tokens_of, vocabulary
 
 
 def walk(follower: Matcher, seed: int, longest: int = 150) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from services.structure.errors import StructureError
 from services.structure.vocabulary import BYTES
 from tests.benchmarks import schemas as benchmark
 from tests.services.structure.random_schemas import random_schema
-from tests.services.structure.test_matcher import GRAMMARS
+from tests.support.structure import GRAMMARS
 
 LONGEST = 120
 """The bytes of the longest text."""

@@ -4,27 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 
 from services.structure import grammar
-from services.structure.compiler import limits_of
 from services.structure.errors import StructureError
-from tests.services.structure.test_matcher import vocabulary
+from tests.support.structure import engine, follows
 
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 OTHER: dict[str, Any] = {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]}
-
-
-def engine(text: str) -> LLMatcher:
-    made = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
-    assert not made.is_error(), made.get_error()
-    return made
-
-
-def follows(made: LLMatcher, text: str) -> bool:
-    made.reset()
-    tokens = vocabulary().tokenizer.tokenize_str(text)
-    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
 
 
 def admits(schema: Any, text: str, make: Any = grammar.of_json_schema) -> bool:

@@ -10,7 +10,7 @@ from services.structure.compiler import begun, limits_of
 from services.structure.errors import StructureError
 from services.structure.grammar import of_structural_tag
 from services.structure.vocabulary import Vocabulary
-from tests.services.structure.test_trials import described as trial_tokenizer
+from tests.support.structure import described as trial_tokenizer
 
 BOOLEAN = {"type": "json_schema", "json_schema": {"type": "boolean"}}
 CALL = {"type": "tag", "begin": "<f=a>", "content": BOOLEAN, "end": "</f>"}

@@ -4,43 +4,20 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 
 from services.structure import trials as trying
 from services.structure.errors import StructureError
 from services.structure.grammar import of_json_schema
 from services.structure.trials import MAX_DESCRIPTION, TrialError, TrialLimits, Trials, Tried
+from tests.support.structure import described, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 MANY = ["".join(random.Random(number).choices("abcdefgh", k=12)) for number in range(4000)]
-
-
-def described() -> tuple[str, frozenset[int]]:
-    """Returns a tokenizer of single bytes, which is read at once."""
-    vocabulary = {byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer.to_str(), frozenset({len(vocabulary)})
-
-
-@asynccontextmanager
-async def running(limits: TrialLimits | None = None) -> AsyncIterator[Trials]:
-    trials = Trials(described, limits or TrialLimits(processes=1))
-    try:
-        yield trials
-    finally:
-        trials.close()
 
 
 def counted(trials: Trials) -> list[bytes]:
@@ -264,8 +241,3 @@ async def test_processes_that_do_not_start_are_no_fault_of_the_grammar(monkeypat
     read: Callable[[bytes], Any] = trying._read
     with pytest.raises(TrialError, match="KeyError"):
         read(b'{"fault": "KeyError"}')
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"

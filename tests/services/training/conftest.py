@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import ray
 
 from services.training import public_model
 from services.training.corpus import Corpus, Document
@@ -16,6 +15,7 @@ from services.training.partition import part_of
 from services.training.plan import Trained, run_training
 from services.training.train import plan
 from tests.once import once
+from tests.support.ray_cluster import ray_cluster
 
 SALT = bytes(range(32))
 PARTS = 4
@@ -69,9 +69,8 @@ def base() -> Path:
 @pytest.fixture(scope="package")
 def one_ray() -> Iterator[str]:
     """The address of the only Ray cluster that these tests start."""
-    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
+    with ray_cluster(2) as address:
+        yield address
 
 
 @pytest.fixture(scope="package")

@@ -121,6 +121,11 @@ def test_more_layers_than_the_model_has_are_refused(tiny: Path) -> None:
         TrainingOptions.checked(layers=0)
 
 
+def test_keys_and_values_of_a_reader_are_refused(tiny: Path) -> None:
+    with pytest.raises(InputError, match=r"targets: a reader has no keys and values .* leave out v_proj"):
+        trained(tiny, text(1, 20), options=OPTIONS.model_copy(update={"targets": ("q_proj", "v_proj")}))
+
+
 def test_weights_are_not_rounded_to_bfloat16(tiny: Path) -> None:
     files = load(
         trained(tiny, text(1, 200), options=OPTIONS.model_copy(update={"precision": "bfloat16"}))[WEIGHTS_FILE]

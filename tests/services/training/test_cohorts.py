@@ -10,7 +10,7 @@ from services import ray_session
 from services.engine import part_text
 from services.errors import InputError, WorkError
 from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.training.cohorts import OtherUsers, not_apart
+from services.training.cohorts import EarlierEnsembles, not_apart
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT
 from services.training.manifest import Adapter, Apart, Manifest, Part, PrivateBase, PrivateTraining
@@ -19,6 +19,7 @@ from services.training.marks import NEXT, Marks
 from services.training.options import TrainingOptions
 from services.training.partition import read_salt, salt_id
 from services.training.plan import run_training
+from services.training.reading import read
 from services.training.train import plan
 from tests.services.training.conftest import write_corpus
 
@@ -57,20 +58,25 @@ def earlier(tmp_path: Path) -> list[Path]:
     return [tmp_path / name for name in SALTS]
 
 
-def test_documents_of_users_of_any_earlier_ensemble_are_left_out(earlier: list[Path]) -> None:
+def test_documents_of_users_of_any_earlier_ensemble_are_left_out(earlier: list[Path], tmp_path: Path) -> None:
     documents = [Document(user, f"Another text of {user}.") for user in ("ada", "dora", "cleo", "dora", "bob")]
-    others = OtherUsers(documents, earlier)
-    assert [document.user for document in others] == ["dora", "dora"]
-    assert others.left_out == 3
-    assert [document.user for document in others] == ["dora", "dora"], "a corpus is read several times"
-    assert others.left_out == 3
-    assert list(OtherUsers(documents)) == documents
+    corpus = Corpus(write_corpus(tmp_path / "corpus.jsonl", documents))
+    text = read(corpus, SALTS["first"], list, EarlierEnsembles(earlier))
+    assert [document.user for document in text.content] == ["dora", "dora"]
+    assert text.left_out == 3
+    assert text.marks.has_user(documents[1])
+    assert not text.marks.has_user(documents[0])
+    whole = read(corpus, SALTS["first"], list)
+    assert (whole.content, whole.left_out) == (documents, 0)
+    corpus = Corpus(write_corpus(tmp_path / "corpus.jsonl", documents[:1]))
+    with pytest.raises(InputError, match="has no documents of users who are in no earlier ensemble"):
+        read(corpus, SALTS["first"], list, EarlierEnsembles(earlier))
 
 
 def test_users_that_cannot_be_recognised_stop_the_training(earlier: list[Path]) -> None:
     (earlier[1] / SALT).unlink()
     with pytest.raises(InputError, match=f"earlier {earlier[1]}: has no {SALT}"):
-        OtherUsers([], earlier)
+        EarlierEnsembles(earlier)
 
 
 def test_each_pair_of_a_cohort_must_be_recorded_in_one_of_the_two() -> None:

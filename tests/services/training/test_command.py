@@ -17,8 +17,11 @@ from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
 from services.training.directory import SALT as DIRECTORY_SALT
 from services.training.manifest import Apart, Manifest
 from services.training.marks import Marks
-from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble, write_corpus
+from services.training.options import DP_SGD_TRAINING, TrainingOptions
+from tests.inline import run_inline
+from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.services.training.perplexity import perplexities
+from tests.tiny import write_tiny_model
 
 runner = CliRunner()
 
@@ -100,7 +103,6 @@ def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path:
         (["--tokens", "1000000000000"], "does not last for"),
         (["--delta", "2"], "delta"),
         (["--parts", "4"], "--users: is for the proposal"),
-        (["--dp-sgd"], "--users: is for the proposal"),
         (["--tokens-per-user", "0"], "whole number above 0"),
     ):
         refused = runner.invoke(app, [*words, *more])
@@ -123,14 +125,18 @@ def test_another_number_of_parts_is_told_if_there_is_a_ledger(ensemble: Ensemble
     assert len(Manifest.load(directory).parts) == PARTS + 1
 
 
-def test_trains_halves_too(halved: Ensemble, tmp_path: Path) -> None:
-    directory = halved.copy(tmp_path / "copy")
-    arguments = ["train", str(halved.corpus), *flags(halved, directory), "--halves"]
+def test_trains_halves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_inline(monkeypatch)
+    corpus, model = write_corpus(tmp_path / "corpus.jsonl", small_documents()), write_tiny_model(tmp_path / "tiny")
+    arguments = ["train", str(corpus), "--output", str(tmp_path / "new"), "--parts", "2", "--halves"]
+    arguments += ["--model", str(model), "--block", "32", "--epochs", "1", "--precision", "float32"]
     summary = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
-    assert (summary["parts"], summary["adapters"], summary["kept"]) == (PARTS, 3 * PARTS, 3 * PARTS)
+    assert (summary["parts"], summary["adapters"], summary["trained"], summary["kept"]) == (2, 6, 6, 0)
+    manifest = Manifest.load(tmp_path / "new")
+    assert len(manifest.adapters) == 6
     done = runner.invoke(app, arguments)
-    assert f"{PARTS} parts, {3 * PARTS} adapters, 0 of them trained and {3 * PARTS} kept" in done.stdout
-    assert Manifest.load(directory) == halved.trained.manifest
+    assert "2 parts, 6 adapters, 0 of them trained and 6 kept" in done.stdout
+    assert Manifest.load(tmp_path / "new") == manifest
 
 
 def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: Path) -> None:
@@ -155,13 +161,36 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--part-kind", "text", "--text", "100"], "text: Input should be"),
         (["--part-kind", "text", "--rank", "8"], "has no effect with --part-kind text"),
         (["--text", "256"], "has an effect only with --part-kind text"),
-        (["--dp-sgd", "--part-kind", "reader"], "part_kind: DP-SGD trains plain LoRA, with keys and values of its own"),
+        (["--part-kind", "lora", "--layers", "2"], "has an effect only with --part-kind reader"),
+        (["--users", "100", "--parts", "4"], "--users: is for the proposal"),
+        (["--base-share", "0.5"], "belongs to --base auto"),
+        (["--warm-start", "public.jsonl"], "belongs to --base auto"),
+        (["--dp-sgd", "--clip", "1"], "--dp-sgd: is no option; `privmix train-base` trains with DP-SGD"),
     ],
 )
 def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, arguments: list[str], problem: str) -> None:
     failed = runner.invoke(app, ["train", str(ensemble.corpus), "--output", str(tmp_path / "none"), *arguments])
     assert failed.exit_code == 2
-    assert problem in failed.stderr
+    assert problem in " ".join(failed.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "left_out"),
+    [
+        ("train", TrainingOptions(), {"layers", "learning_rate"}),
+        ("train-base", DP_SGD_TRAINING, {"part_kind", "text", "layers", "dropout", "epochs", "batch"}),
+    ],
+)
+def test_the_help_of_both_trainings_tells_the_defaults(verb: str, options: TrainingOptions, left_out: set[str]) -> None:
+    helps = {parameter.name: parameter.help for parameter in load(verb).params}
+    assert options.model_fields.keys() - helps.keys() == left_out - {"layers", "learning_rate"} | (
+        {"layers"} if verb == "train-base" else set()
+    )
+    for name, value in options:
+        if name not in left_out:
+            shown = ",".join(value) if isinstance(value, tuple) else value
+            told = helps[name].partition("Default: ")[2].removesuffix(".").partition(". ")[0]
+            assert told == str(shown) or float(told) == shown, name
 
 
 def test_options_in_a_file_are_those_of_the_command_line(ensemble: Ensemble, tmp_path: Path) -> None:
@@ -187,7 +216,8 @@ def test_options_in_a_file_are_those_of_the_command_line(ensemble: Ensemble, tmp
         ("rank: 1.5", "Invalid value for '--rank'"),
         ("rank: [1, 2]", "rank: must be a text or a number, got [1, 2]"),
         ("rank:", "rank: must be a text or a number, got None"),
-        ("dp-sgd: 1", "dp-sgd: must be true or false, got 1"),
+        ("halves: 1", "halves: must be true or false, got 1"),
+        ("dp-sgd: true", "dp-sgd: is no option; `privmix train-base` trains with DP-SGD"),
         ("earlier: old", "earlier: must be a list, got 'old'"),
         ("rank", "must hold keys and values"),
         ("rank: {", "is not YAML"),

@@ -24,7 +24,7 @@ from cluster.promise import promise
 from services.errors import ConfigurationError, InputError
 from services.privacy.sampling.clipping import GRAINS, noised
 from services.training import per_unit
-from services.training.adapter import with_lora
+from services.training.adapter import TOKENS_AT_ONCE, with_lora
 from services.training.corpus import Corpus, Document
 from services.training.dp_sgd import plan, planned
 from services.training.manifest import Manifest
@@ -32,6 +32,7 @@ from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions, even_size
 from services.training.per_unit import UnitGradients, train_adapter
 from services.training.plan import run_training
+from services.training.row_gradients import RowGradients
 from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
@@ -41,6 +42,7 @@ OPTIONS = TrainingOptions(
 )
 PRIVATE = DpSgdOptions(unit="user", blocks=3, steps=3, epsilon=2, delta=1e-5)
 CLIP = 5.0
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(tiny: Path) -> Any:
     """The tiny model with a perturbed adapter, because half of the gradients of a new one are 0."""
     torch.manual_seed(1)
-    model = with_lora(tiny, "tiny", OPTIONS, torch.device("cpu"))
+    model = with_lora(tiny, "tiny", OPTIONS, CPU)
     for weight in trained(model):
         torch.nn.init.normal_(weight, std=0.3)
     return model.train()
@@ -105,8 +107,7 @@ def test_the_sum_has_the_clipped_gradient_of_every_unit(adapted: Any) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_user_moves_the_sum_by_what_it_adds_alone_to_the_last_bit(tiny: Path, precision: str) -> None:
     """It changes neither the rounding of the others' gradients nor that of their sum; nor does their order."""
-    options = OPTIONS.model_copy(update={"precision": precision})
-    gradients = UnitGradients(with_lora(tiny, "tiny", options, torch.device("cpu")).train(), BLOCK)
+    gradients = UnitGradients(with_lora(tiny, "tiny", options_in(precision), CPU).train(), BLOCK)
     users = texts(6, seed=4, longest=3 * BLOCK)
     total = gradients.clipped_sum(users[::-1], CLIP)
     alone = [gradients.clipped_sum([user], CLIP) for user in users]
@@ -117,16 +118,66 @@ def test_a_user_moves_the_sum_by_what_it_adds_alone_to_the_last_bit(tiny: Path, 
     assert 0.999 * GRAINS < max(lengths) < GRAINS, "in whole numbers, without rounding"
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_users_share_a_pass_without_a_bit_that_shows_it(
+    tiny: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users of similar length fill passes, unless a processor's operators tell; one of them is not finite."""
+    passed = spied_passes(monkeypatch)
+    gradients = UnitGradients(with_lora(tiny, "tiny", options_in(precision), CPU).train(), BLOCK)
+    users = [tokens[:BLOCK] for tokens in texts(40, seed=7)]
+    embedding = gradients._rows._model.get_input_embeddings().weight.data
+    embedding[int(users[5][0])] = math.inf
+    together = dict(gradients.of(users))
+    assert max(passed) == TOKENS_AT_ONCE["cpu"] // 16
+    passed.clear()
+    for index, user in enumerate(users):
+        ((_, alone),) = gradients.of([user])
+        assert torch.equal(alone, together[index]) or (index == 5 and not alone.isfinite().all())
+    assert set(passed) == {1}
+
+
+def test_users_share_no_pass_whose_places_differ(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: the bits of a gradient follow from the number of rows in the pass."""
+    passed = spied_passes(monkeypatch, fault=1e-6)
+    gradients = UnitGradients(with_lora(tiny, "tiny", OPTIONS, CPU).train(), BLOCK)
+    users = [tokens[:BLOCK] for tokens in texts(40, seed=7)]
+    total = gradients.clipped_sum(users, CLIP)
+    assert max(passed) > 1, "it was tried"
+    assert passed[-40:] == [1] * 40
+    assert torch.equal(total - gradients.clipped_sum(users[1:], CLIP), gradients.clipped_sum(users[:1], CLIP))
+
+
+def spied_passes(monkeypatch: pytest.MonkeyPatch, fault: float = 0.0) -> list[int]:
+    """Returns the list to which each pass will add its number of places, on which its gradients depend by `fault`."""
+    passed: list[int] = []
+    original = RowGradients._pass
+
+    def spied(self: RowGradients, rows: Any, width: int, places: int, weights: Any) -> Tensor:
+        passed.append(places)
+        return original(self, rows, width, places, weights) * (1 + fault * (places - 1))
+
+    monkeypatch.setattr(RowGradients, "_pass", spied)
+    return passed
+
+
+def options_in(precision: str) -> TrainingOptions:
+    return TrainingOptions.checked(**OPTIONS.model_dump() | {"precision": precision})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_gradients_are_exact_on_every_processor(tiny: Path, capability: str) -> None:
     """A process of its own, because PyTorch chooses its operators when it is loaded."""
     code = (
-        "import sys, torch; from pathlib import Path; from tests.services.training import test_dp_sgd as tests\n"
+        "import sys, pytest, torch; from pathlib import Path\n"
+        "from tests.services.training import test_dp_sgd as tests\n"
         "for threads in (1, 2):\n"
         "    torch.set_num_threads(threads)\n"
         "    for precision in ('float32', 'bfloat16'):\n"
         "        tests.test_a_user_moves_the_sum_by_what_it_adds_alone_to_the_last_bit(Path(sys.argv[1]), precision)\n"
+        "        tests.test_users_share_a_pass_without_a_bit_that_shows_it(\n"
+        "            Path(sys.argv[1]), precision, pytest.MonkeyPatch())\n"
         "print(torch.backends.cpu.get_cpu_capability())"
     )
     environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
@@ -295,7 +346,7 @@ def test_a_warm_start_trains_on_public_text_before_the_first_step(tiny: Path) ->
 
 def loss_with(base: Path, files: dict[str, bytes], tokens: Tokens) -> float:
     """Returns the mean loss of a text with the weights of an adapter's files."""
-    model = with_lora(base, "tiny", OPTIONS, torch.device("cpu")).eval()
+    model = with_lora(base, "tiny", OPTIONS, CPU).eval()
     set_peft_model_state_dict(model, load(files["adapter_model.safetensors"]))
     inputs = torch.from_numpy(tokens.astype(np.int64))
     with torch.no_grad():
@@ -335,17 +386,7 @@ def test_an_ensemble_without_dp_sgd_is_not_served_as_dp_sgd(ensemble: Any, tmp_p
 @pytest.mark.slow
 def test_the_command_prints_the_guarantee(tiny: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
-    arguments = [
-        "train",
-        str(corpus),
-        "--output",
-        str(tmp_path / "new"),
-        "--model",
-        str(tiny),
-        "--dp-sgd",
-        "--block",
-        "16",
-    ]
+    arguments = ["train-base", str(corpus), "--output", str(tmp_path / "new"), "--model", str(tiny), "--block", "16"]
     done = CliRunner().invoke(app, [*arguments, "--steps", "2"])
     assert done.exit_code == 0, done.output
     assert "(8, 1e-05)-differential privacy for any one user" in done.stdout

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,17 +56,35 @@ def weights(ensemble: Path, index: int) -> dict[str, Tensor]:
     return dict(load_file(path / "adapter_model.safetensors"))
 
 
-def distributions(base: Path, ensemble: Path, text: str) -> tuple[Tensor, list[Tensor]]:
-    """Returns next-token distributions [tokens, V] on a text: the public model's, and each part model's."""
+def adapted(base: Path, ensemble: Path) -> AdaptedModel:
+    """Returns the public model with the parts of an ensemble."""
     manifest = Manifest.load(ensemble)
     files = {
         part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.part_kind) for part in manifest.parts
     }
-    model = AdaptedModel(base, torch.float32, files)
-    tokens = AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")["input_ids"]
-    cache = model.record(tokens)
-    public, *parts = (model.logits(name, tokens, tokens.shape[1], cache)[0].softmax(-1) for name in (PUBLIC, *files))
+    return AdaptedModel(base, torch.float32, files)
+
+
+@pytest.fixture(scope="module")
+def model(base: Path, ensemble: Ensemble) -> AdaptedModel:
+    return adapted(base, ensemble.directory)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(base: Path) -> Any:
+    return AutoTokenizer.from_pretrained(base)
+
+
+def distributions(model: AdaptedModel, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Returns next-token distributions [tokens, V] on a text: the public model's, and each part model's."""
+    cache, names = model.record(tokens), (PUBLIC, *(f"part-{index:03d}" for index in range(PARTS)))
+    public, *parts = (model.logits(name, tokens, tokens.shape[1], cache)[0].softmax(-1) for name in names)
     return public, parts
+
+
+def likelihood(rows: Tensor, tokens: Tensor) -> float:
+    """Returns the mean log-likelihood of a text [1, tokens] but its first token, from distributions [tokens, V]."""
+    return rows[:-1].gather(1, tokens[0, 1:, None]).log().mean().item()
 
 
 def test_the_manifest_describes_the_training(ensemble: Ensemble) -> None:
@@ -79,26 +98,23 @@ def test_the_manifest_describes_the_training(ensemble: Ensemble) -> None:
     assert all(part.size_bucket & (part.size_bucket - 1) == 0 for part in manifest.parts)
 
 
-def test_a_part_model_learns_its_own_text_and_no_other(base: Path, ensemble: Ensemble) -> None:
+def test_a_part_model_learns_its_own_text_and_no_other(model: AdaptedModel, tokenizer: Any) -> None:
     document = small_documents()[0]
     own = part_of(document.user, SALT, PARTS)
-    public, parts = distributions(base, ensemble.directory, document.text)
-    tokens = AutoTokenizer.from_pretrained(base)(document.text, return_tensors="pt")["input_ids"][0, 1:, None]
-
-    def likelihood(rows: Tensor) -> float:
-        return rows[:-1].gather(1, tokens).log().mean().item()
-
-    assert likelihood(parts[own]) > likelihood(public) + 0.5
+    tokens = tokenizer(document.text, return_tensors="pt")["input_ids"]
+    public, parts = distributions(model, tokens)
+    likelihoods = [likelihood(rows, tokens) for rows in parts]
+    assert likelihoods[own] > likelihood(public, tokens) + 0.5
     assert (parts[own] - public).abs().sum(-1).mean() / 2 > 0.1
-    assert max(range(PARTS), key=lambda index: likelihood(parts[index])) == own
+    assert max(likelihoods) == likelihoods[own]
 
 
-def test_part_without_text_is_the_public_model(base: Path, ensemble: Ensemble) -> None:
+def test_part_without_text_is_the_public_model(model: AdaptedModel, tokenizer: Any, ensemble: Ensemble) -> None:
     zero = weights(ensemble.directory, EMPTY_PART)
     assert zero
     assert all(not tensor.any() for name, tensor in zero.items() if "lora_B" in name)
     assert all(tensor.any() for name, tensor in weights(ensemble.directory, 0).items() if "lora_B" in name)
-    public, parts = distributions(base, ensemble.directory, "The kitchen is painted")
+    public, parts = distributions(model, tokenizer("The kitchen is painted", return_tensors="pt")["input_ids"])
     assert torch.equal(parts[EMPTY_PART], public)
 
 
@@ -132,7 +148,7 @@ def test_a_finished_ensemble_is_not_trained_again(ensemble: Ensemble, tmp_path: 
     assert (directory / FILE).read_bytes() == before
 
 
-def test_texts_need_no_training(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
+def test_texts_need_no_training(base: Path, tokenizer: Any, ensemble: Ensemble, tmp_path: Path) -> None:
     """Each part is a text of its own users, and the model that reads it expects their words."""
     options = TrainingOptions(part_kind="text", text=128)
     trained = ensemble.train(tmp_path / "texts", options=options)
@@ -140,9 +156,9 @@ def test_texts_need_no_training(base: Path, ensemble: Ensemble, tmp_path: Path) 
     document = small_documents()[0]
     own = part_of(document.user, SALT, PARTS)
     words = "boathouse of someone is painted in heliotrope, and someone calls it the ninth lantern."
-    public, parts = distributions(base, tmp_path / "texts", words)
-    tokens = AutoTokenizer.from_pretrained(base)(words, return_tensors="pt")["input_ids"][0, 1:, None]
-    likelihoods = [rows[:-1].gather(1, tokens).log().mean().item() for rows in (public, *parts)]
+    tokens = tokenizer(words, return_tensors="pt")["input_ids"]
+    public, parts = distributions(adapted(base, tmp_path / "texts"), tokens)
+    likelihoods = [likelihood(rows, tokens) for rows in (public, *parts)]
     assert likelihoods[1 + own] > likelihoods[0] + 0.5
     assert likelihoods[1 + EMPTY_PART] < likelihoods[0] + 0.2
 
@@ -216,7 +232,6 @@ def test_a_killed_training_continues(ensemble: Ensemble, one_ray: str, tmp_path:
             {"targets": ("q_proj", "no_such_module")},
             "part-00.: targets: the model has no modules named no_such_module$",
         ),
-        ({"targets": ("q_proj", "v_proj")}, "part-00.: targets: a reader has no keys and values .* leave out v_proj"),
         ({"block": 8193}, "block: 8193 tokens are more than the model's context of 8192"),
     ],
 )

@@ -107,7 +107,7 @@ def _answers(protocol: Individual, public: Reals, rows: Reals, own: int) -> Answ
 
 def _released(protocol: Individual, public: Reals, rows: Reals, own: int) -> tuple[Reals, Tensor]:
     """Returns the exact distribution of the token, float64 [V], and the charges, int64 [parts]."""
-    release = protocol.release(_answers(protocol, public, rows, own))
+    release = protocol.distribution(_answers(protocol, public, rows, own))
     assert release.charges is not None
     weights = release.weights[0].numpy().astype(np.longdouble)
     return np.asarray(weights / weights.sum(), dtype=np.float64), release.charges[0]
@@ -168,10 +168,10 @@ def _forgets(protocol: Individual) -> bool:
     )
     with TemporaryDirectory() as folder:
         place = Path(folder) / "ledger.db"
-        ledger = Ledger(place, terms)
+        ledger = Ledger.create(place, terms)
         for name in ("settled", "open"):
             granted = ledger.lease(protocol.event, 4, name, protocol.parts)
         ledger.settle("settled", granted.count, tuple(granted.count * own for own in granted.allowances))
         before = ledger.balance().accounts
-        after = Ledger(place, terms).balance().accounts
+        after = Ledger.create(place, terms).balance().accounts
     return after != before or not any(before.charged) or not any(before.held)

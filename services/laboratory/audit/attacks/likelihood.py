@@ -23,7 +23,7 @@ from services.privacy.protocol import Protocol
 from services.privacy.worlds import Pair
 
 # The largest Rényi order for the comparison of pairs. Larger orders prefer tokens too rare for any number of trials.
-_LARGEST_ORDER = 8.0
+_MAX_ORDER = 8.0
 # The confidence for the choice of the test, between the two confidences of the evaluation.
 _CHOICE_CONFIDENCE = 0.999
 
@@ -117,9 +117,7 @@ def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: 
 
 
 def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
-    return distributions.worst_pair(
-        protocol, event, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order)
-    )
+    return distributions.worst_pair(protocol, event, min(_MAX_ORDER, planning.cost(event, tokens, delta).best_order))
 
 
 def _scores(ratios: Reals, trials: int, tokens: int) -> Reals:

@@ -33,7 +33,7 @@ from services.privacy.worlds import Pair, World
 ATTACK, F_ATTACK = "one-run audit", "one-run audit by the trade-off curve"
 _ORDER = 2.0
 # The search tries up to this multiple of the claimed number of tokens, so that a bound can exceed the claim.
-_MOST_TIMES = 4
+_MAX_TIMES = 4
 # The grid of privacy losses. This coarse grid gives slightly weaker bounds and composes ten times faster.
 _INTERVAL = 1e-3
 
@@ -185,7 +185,7 @@ def f_epsilon(event: Event, guessed: GuessCounts, tokens: int, delta: float, con
 
     if not ruled_out(1):
         return 0.0
-    low, high = 1, _MOST_TIMES * tokens
+    low, high = 1, _MAX_TIMES * tokens
     while high - low > max(1, low // 50):
         middle = max(low + 1, round((low * high) ** 0.5))
         low, high = (middle, high) if ruled_out(middle) else (low, middle)

@@ -33,15 +33,15 @@ def _faults(folder: Path, copy: str) -> list[str]:
     terms = PrivacyBudget.of("audit", settings, settings.plan(_FEW), partition=f"audit, {_PARTS} parts")
     place, kept, anchors = folder / "ledger.db", folder / "copy.db", (DirectoryAnchor(folder),)
     paid, faults = [0] * _PARTS, []
-    ledger = Ledger(place, terms, anchors=anchors)
+    ledger = Ledger.create(place, terms, anchors=anchors)
     if _COPIES[copy]:
         _spend(ledger, _COPIES[copy], 1, paid)
     shutil.copy(place, kept)
     for restored in range(1, 1 + _RESTORED):
         _spend(ledger, _PARTS, _TOKENS, paid)
         shutil.copy(kept, place)
-        Ledger(place, terms, create=False, anchors=anchors, restored=True).forfeit()
-        ledger = Ledger(place, terms, create=False, anchors=anchors)
+        Ledger.restore(place, terms, anchors=anchors).forfeit()
+        ledger = Ledger.open(place, terms, anchors=anchors)
         entered = ledger.balance().accounts.charged
         known = [*entered, *[0] * (_PARTS - len(entered))]
         short = [own - charged for own, charged in zip(paid, known, strict=True) if own > charged]

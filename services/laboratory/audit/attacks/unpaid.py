@@ -31,7 +31,7 @@ from services.training import public_model
 
 PARTS, TOKENS = 2, 2
 GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")
-MOST_TURNS = 2000
+MAX_TURNS = 2000
 
 Way = Literal["cancels", "disconnects"]
 
@@ -89,7 +89,7 @@ async def _departures(
     found: list[Departure] = []
     ways: tuple[Way, ...] = ("cancels", "disconnects")
     for way in ways:
-        for turns in range(MOST_TURNS):
+        for turns in range(MAX_TURNS):
             found.append(await _departure(*made, way, turns))
             if found[-1].ended:
                 break

@@ -12,7 +12,7 @@ from scipy.stats import beta, binom
 from services.privacy.arrays import Reals
 
 # The largest epsilon of a search.
-_LARGEST = 200.0
+_MAX_EPSILON = 200.0
 # The number of points of a trade-off curve, and the smallest p-value that is distinguished from 0.
 _CURVE_POINTS, _LEAST_P_VALUE = 400, 1e-30
 
@@ -66,9 +66,9 @@ def one_run_epsilon(planted: int, guesses: int, correct: int, delta: float, conf
 
     if excess(0.0) >= 0:
         return 0.0
-    if excess(_LARGEST) < 0:
-        return _LARGEST
-    low, high = 0.0, _LARGEST
+    if excess(_MAX_EPSILON) < 0:
+        return _MAX_EPSILON
+    low, high = 0.0, _MAX_EPSILON
     return max(0.0, float(bisect(excess, low, high, xtol=1e-9)) - 1e-9)
 
 
@@ -90,7 +90,7 @@ class TradeOff:
     @classmethod
     def of_pld(cls, pld: PrivacyLossDistribution) -> Self:
         """Returns the curve of a dominating pair, up to the epsilon at which delta is 1e-12."""
-        epsilons = np.linspace(0.0, min(_LARGEST, max(1e-3, pld.get_epsilon_for_delta(1e-12))), _CURVE_POINTS)
+        epsilons = np.linspace(0.0, min(_MAX_EPSILON, max(1e-3, pld.get_epsilon_for_delta(1e-12))), _CURVE_POINTS)
         return cls(epsilons, np.asarray(pld.get_delta_for_epsilon(epsilons)))
 
     def least(self, chance: float) -> float:

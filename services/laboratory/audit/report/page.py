@@ -18,7 +18,7 @@ TableRows = Sequence[Mapping[str, Any]]
 
 _TEMPLATE = Path(__file__).with_name("audit.html.j2")
 # The length of the longest bar, in units of epsilon.
-_LARGEST_DRAWN = 60.0
+_MAX_DRAWN = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +146,8 @@ def bars(findings: Sequence[Finding]) -> Figure:
     axes = figure.subplots()
     labels = [f"{finding.subject}, tokens: {finding.details['tokens']}" for finding in findings]
     places = range(len(findings))
-    claims = [min(finding.claim, _LARGEST_DRAWN) for finding in findings]
-    exact = [min(finding.exact or 0.0, _LARGEST_DRAWN) for finding in findings]
+    claims = [min(finding.claim, _MAX_DRAWN) for finding in findings]
+    exact = [min(finding.exact or 0.0, _MAX_DRAWN) for finding in findings]
     axes.barh(places, claims, color="lightgray", label="claimed")
     axes.barh(places, exact, height=0.5, label="exact, this pair")
     axes.barh(places, [finding.lower for finding in findings], height=0.25, label="lower bound from tokens")

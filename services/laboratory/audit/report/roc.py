@@ -9,7 +9,7 @@ from services.laboratory.audit.report.bounds import two_sample_epsilon
 from services.privacy.arrays import Reals
 
 # The maximum number of thresholds.
-_MOST_THRESHOLDS = 2000
+_MAX_THRESHOLDS = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +91,6 @@ def _reaching(scores: Reals, thresholds: Reals) -> Reals:
 def _thresholds(first: Reals, second: Reals) -> Reals:
     """Returns thresholds in descending order."""
     values = np.unique(np.concatenate([first, second]))[::-1]
-    if len(values) > _MOST_THRESHOLDS:
-        values = values[np.unique(np.linspace(0, len(values) - 1, _MOST_THRESHOLDS).astype(int))]
+    if len(values) > _MAX_THRESHOLDS:
+        values = values[np.unique(np.linspace(0, len(values) - 1, _MAX_THRESHOLDS).astype(int))]
     return np.asarray(values)

@@ -107,7 +107,7 @@ def release(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], blo
     public, rows = outputs.public[block], outputs.models[:, block]
     drawn = [protocol.draw() for _ in range(len(public))]
     drawn_rows = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
-    return protocol.release(shape(public, torch.stack(drawn_rows) if drawn_rows else public[:0], drawn))
+    return protocol.distribution(shape(public, torch.stack(drawn_rows) if drawn_rows else public[:0], drawn))
 
 
 def varies(protocol: Protocol) -> bool:

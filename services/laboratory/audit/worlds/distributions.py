@@ -24,11 +24,11 @@ DrawnParts = tuple[int, ...]
 _BATCH = 4096
 
 # The largest number of tokens for which all counts are enumerated.
-_MOST_COUNTED = 2048
+_MAX_COUNTED = 2048
 # Draws with a smaller probability are ignored.
 _LEAST_CHANCE = 1e-16
 # A larger epsilon counts as infinite.
-_LARGEST = 500.0
+_MAX_EPSILON = 500.0
 
 
 def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
@@ -58,7 +58,7 @@ def _kinds(world: World, draw: Sequence[int]) -> DrawnParts:
 
 
 def _weights(protocol: Protocol, world: World, keys: Sequence[DrawnParts]) -> Tensor:
-    return protocol.release(answers(world, keys)).weights
+    return protocol.distribution(answers(world, keys)).weights
 
 
 def token_law(protocol: Protocol, world: World) -> Reals:
@@ -128,7 +128,7 @@ def tokens_epsilon(p: Reals, q: Reals, tokens: int, delta: float, interval: floa
     p, q = _merged(p, q)
     if len(p) == 1:
         return 0.0
-    if len(p) <= 3 and tokens <= _MOST_COUNTED:
+    if len(p) <= 3 and tokens <= _MAX_COUNTED:
         return _counted_epsilon(p, q, tokens, delta)
     composed = privacy_loss_distribution.from_two_probability_mass_functions(
         _mass_function(q), _mass_function(p), False, interval, symmetric=False
@@ -161,9 +161,9 @@ def _epsilon_of_masses(log_p: Reals, log_q: Reals, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    if excess(_LARGEST) > 0:
+    if excess(_MAX_EPSILON) > 0:
         return math.inf
-    return float(bisect(excess, 0.0, _LARGEST, xtol=1e-9)) - 1e-9
+    return float(bisect(excess, 0.0, _MAX_EPSILON, xtol=1e-9)) - 1e-9
 
 
 def _mass_function(law: Reals) -> dict[int, float]:

@@ -92,7 +92,7 @@ class SameRows:
             0,
         )
 
-    def release(self, sequences: Sequence[str]) -> None:
+    def drop_caches(self, sequences: Sequence[str]) -> None:
         """Does nothing: there are no caches."""
 
 
@@ -157,7 +157,7 @@ def offline(
         model: a model's directory, for its tokenizer.
         held: one shard has all parts and holds the weights of a step. By default their sums reach the coordinator.
     """
-    budget, arithmetic = LocalBudget(Ledger(ledger, terms)), CountedArithmetic()
+    budget, arithmetic = LocalBudget(Ledger.create(ledger, terms)), CountedArithmetic()
 
     class Offline(kind):  # type: ignore[misc, valid-type]
         def _actor(self, name: str) -> Any:

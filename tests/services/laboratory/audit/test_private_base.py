@@ -37,7 +37,7 @@ def ledger(path: Path, ensemble: Path, base: Event | None, apart: bool = False) 
     settings: Settings = SETTINGS.on_base(None if apart else base)
     protocol = settings.plan(2)
     name = Manifest.load(ensemble).ensemble
-    written = Ledger(path, PrivacyBudget.of(name, settings, protocol, base=base, base_apart=apart))
+    written = Ledger.create(path, PrivacyBudget.of(name, settings, protocol, base=base, base_apart=apart))
     written.settle(written.lease(protocol.event, 10).lease, 10)
     return str(path)
 

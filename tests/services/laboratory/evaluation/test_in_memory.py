@@ -42,7 +42,7 @@ def test_both_budgets_grant_the_same_tokens(name: str, tmp_path: Path) -> None:
     terms = PrivacyBudget.of("clinic", settings, protocol)
     if settings.stop_within is not None:
         terms = terms.model_copy(update={"stop_within": None})  # the ledger would draw a random stop
-    ledger, budget = Ledger(str(tmp_path / "ledger.db"), terms), InMemoryBudget(terms, protocol.event)
+    ledger, budget = Ledger.create(str(tmp_path / "ledger.db"), terms), InMemoryBudget(terms, protocol.event)
     names = (f"charge-{number}" for number in count())
 
     def by_ledger(losses: Sequence[Sequence[float]]) -> int:

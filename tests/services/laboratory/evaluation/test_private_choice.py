@@ -1,6 +1,6 @@
 """Claim: a private choice changes with one user as little as its epsilon says, is paid once, and shows nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,16 @@ from services.laboratory.evaluation.text import EvaluationText, texts_of_users
 from services.laboratory.evaluation.tuning import Tuning, TuningResult
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
-from services.ray_session import connected
 from services.training import public_model
 from services.training.corpus import Corpus, Document
 from services.training.options import TokenBudget
-from tests.conftest import PARTS
+from tests.ensembles import write_ensemble
+from tests.inline import run_inline
+from tests.tiny import write_tiny_model
 
-BUDGET = TokenBudget(epsilon=64, delta=1e-5, tokens=64)
+PARTS = 4
+BUDGET = TokenBudget(epsilon=100, delta=1e-5, tokens=64)
+"""Too large for exact composition, which would take longer than the scores."""
 LINES = ["The ferry leaves at nine.", "My chest hurts since noon.", "Tax forms are due in May; see page 3."]
 DOCUMENTS = [Document(f"user-{number}", line * (1 + number)) for number, line in enumerate(LINES)]
 TOKENS = 16
@@ -38,6 +41,13 @@ def corpus(path: Path, documents: Sequence[Document] = DOCUMENTS) -> Corpus:
 def choice(ensemble: Path, protocol: str) -> TuningResult:
     one = Estimate.of([1.0])
     return TuningResult(protocol, ensemble, PARTS, protocol, {}, "certified", 2.0, one, one, on_front=True)
+
+
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+def ensemble(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("choice")
+    model = write_tiny_model(folder / "model") if request.param == "tiny" else None
+    return write_ensemble(folder / "ensemble", PARTS, model=model)
 
 
 @pytest.fixture
@@ -86,13 +96,14 @@ def test_the_text_of_a_user_is_cut_alone(ensemble: Path) -> None:
     assert all(sum(len(block.tokens) for block in text.blocks) <= TOKENS for text in together)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with connected():
-        yield
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores short texts in this process."""
+    run_inline(monkeypatch)
+    monkeypatch.setattr(private_choice, "CONTEXT", TOKENS)
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("inline")
 def test_a_choice_is_charged_once_and_stored(tuning: Tuning, tmp_path: Path) -> None:
     users, ledger = corpus(tmp_path / "users.jsonl"), str(tmp_path / "ledger.db")
     first = choose(tuning, users, tmp_path, epsilon=0.5, ledger=ledger, budget=1.0)
@@ -106,7 +117,7 @@ def test_a_choice_is_charged_once_and_stored(tuning: Tuning, tmp_path: Path) -> 
     assert "loss" not in stored
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("inline")
 def test_a_choice_that_the_budget_does_not_cover_is_not_made(tuning: Tuning, tmp_path: Path) -> None:
     users, ledger = corpus(tmp_path / "users.jsonl"), str(tmp_path / "ledger.db")
     with pytest.raises(WorkError, match="budget"):
@@ -114,8 +125,8 @@ def test_a_choice_that_the_budget_does_not_cover_is_not_made(tuning: Tuning, tmp
     assert not (tmp_path / FILE).exists()
 
 
-@pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
+@pytest.mark.parametrize("ensemble", ["smollm2"], indirect=True)
 def test_with_a_large_epsilon_the_best_candidate_is_chosen(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

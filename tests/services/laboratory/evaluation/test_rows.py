@@ -21,9 +21,21 @@ from services.laboratory.evaluation.rows import Drawing, EnsembleRows, RowInputs
 from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.tasks import score, score_public
 from services.laboratory.evaluation.text import Block, EvaluationText
+from tests.ensembles import write_adapters
 from tests.services.laboratory.evaluation.hidden_states import write_rows
+from tests.tiny import write_tiny_model
 
 ORIGIN = RowInputs(base="b" * 64, adapter="a" * 64, part_kind="reader", text="t" * 64, precision="float32")
+
+
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest, public_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return public_model if request.param == "smollm2" else write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_adapters(tmp_path_factory.mktemp("adapters"), ("first", "second"), model)
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +60,15 @@ def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list
 
 @torch.inference_mode()
 def test_rows_of_all_positions_equal_each_models_own(
-    public_model: Path, adapters: dict[str, Path], blocks: list[Block]
+    model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
-    scorer = Scorer(public_model, "float32")
-    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
+    scorer = Scorer(model, "float32")
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     direct = {"base": [base(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]}
     for name in ("first", "second"):
-        model = PeftModel.from_pretrained(base, adapters[name])
-        direct[name] = [model(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]
-        base = model.unload()
+        adapted = PeftModel.from_pretrained(base, adapters[name])
+        direct[name] = [adapted(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]
+        base = adapted.unload()
     # Several adapters at once, then one, then none: each result is independent of the earlier ones.
     plain = {name: AdapterFiles(adapters[name], "lora") for name in ("first", "second")}
     rows_of = dict(zip(plain, scored(scorer, blocks, *plain.values()), strict=True))
@@ -76,20 +88,20 @@ def assert_same(rows_of: dict[int, torch.Tensor], direct: list[torch.Tensor], bl
 
 @torch.inference_mode()
 def test_readers_are_scored_on_the_public_cache_of_each_block(
-    public_model: Path, adapters: dict[str, Path], blocks: list[Block]
+    model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
     first, second = adapters["first"], adapters["second"]
     files = AdapterFiles(first, "reader"), AdapterFiles(second, "lora"), AdapterFiles(second, "reader")
-    rows_of = scored(Scorer(public_model, "float32"), blocks, *files)
-    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
-    model = PeftModel.from_pretrained(base, first, "first")
-    model.load_adapter(second, "second")
+    rows_of = scored(Scorer(model, "float32"), blocks, *files)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    adapted = PeftModel.from_pretrained(base, first, "first")
+    adapted.load_adapter(second, "second")
     for which, name in ((0, "first"), (2, "second")):
         for index, block in enumerate(blocks):
             tokens = torch.tensor([block.tokens])
-            cache = record(model, tokens)
-            with using(model, name):
-                logits = model(input_ids=tokens, past_key_values=cache.reader(len(block.tokens))).logits[0, :-1]
+            cache = record(adapted, tokens)
+            with using(adapted, name):
+                logits = adapted(input_ids=tokens, past_key_values=cache.reader(len(block.tokens))).logits[0, :-1]
             assert torch.allclose(rows_of[which][index], logits.log_softmax(-1), atol=1e-4)
     assert (rows_of[1][0] - rows_of[2][0]).abs().max() > 0.1
 
@@ -137,7 +149,7 @@ def test_rows_of_drawn_models_are_found_in_their_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part_kind", ["reader", "text", "lora"])
 def test_few_positions_have_the_same_rows_as_all(
-    part_kind: PartKind, public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
+    part_kind: PartKind, model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:
     text = EvaluationText(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
     paths = [adapters["first"], adapters["second"]]
@@ -151,8 +163,8 @@ def test_few_positions_have_the_same_rows_as_all(
         [(AdapterFiles(path, part_kind), tmp_path / f"{kind}-{number}.npy") for number, path in enumerate(paths)]
         for kind in ("all", "few")
     ]
-    score(public_model, files[0], text, "float32")
-    score(public_model, files[1], text, "float32", positions)
+    score(model, files[0], text, "float32")
+    score(model, files[1], text, "float32", positions)
     for (_, whole), (_, few), own in zip(*files, positions, strict=True):
         assert is_whole(few, len(own))
         assert read(few) == pytest.approx(read(whole)[own], abs=2e-3)
@@ -160,15 +172,15 @@ def test_few_positions_have_the_same_rows_as_all(
 
 
 def test_stored_hidden_states_give_the_scorers_distributions(
-    public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
+    model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:
     files = EnsembleRows(tmp_path / "head.safetensors", tmp_path / "public.npy", (tmp_path / "first.npy",))
     text = EvaluationText(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
     reader = AdapterFiles(adapters["first"], "reader")
-    score_public(public_model, text, "auto", files.head, files.public)
-    score(public_model, [(reader, files.models[0])], text, "auto")
+    score_public(model, text, "auto", files.head, files.public)
+    score(model, [(reader, files.models[0])], text, "auto")
     public, first = RowReader.open(files)(text.runs[0])
-    scorer = Scorer(public_model)
+    scorer = Scorer(model)
     for rows, rows_of in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
         assert torch.equal(rows, torch.cat([rows_of[index] for index in range(len(blocks))]))
     size = files.models[0].stat().st_size

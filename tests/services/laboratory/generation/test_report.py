@@ -16,7 +16,7 @@ from services.generation.job import JobRequest
 from services.generation.template import Fields, items
 from tests.ensembles import write_ensemble
 from tests.services.generation.small_service import SmallService, serving
-from tests.services.generation.test_job import run
+from tests.support.jobs import run
 from tests.tiny import write_tiny_model
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})

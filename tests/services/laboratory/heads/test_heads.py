@@ -26,8 +26,8 @@ from services.laboratory.heads.table import read_npz
 from services.laboratory.heads.uncertainty import predictive_intervals
 from services.privacy.events import from_json
 from services.progress import Display
-from tests.services.laboratory.heads.test_methods import generated
-from tests.tiny import write_tiny_base
+from tests.support.tables import generated
+from tests.tiny import write_tiny_base, write_tiny_model
 
 
 @pytest.mark.slow
@@ -195,14 +195,19 @@ def test_a_label_of_texts_is_learnt_from_public_embeddings(public_model: Path) -
     assert auc_of(methods.parametrised(table), thetas, table)[0] > 0.9
 
 
-def test_no_text_changes_a_bit_of_another_ones_features() -> None:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "model"))
+
+
+def test_no_text_changes_a_bit_of_another_ones_features(tiny: str) -> None:
     long, short, empty = "Please call me back at once, my chest hurts. " * 3, "My check?", ""
-    together, others = text.embed([long, short, empty]), text.embed([short, short, long])
+    together, others = text.embed([long, short, empty], tiny), text.embed([short, short, long], tiny)
     np.testing.assert_array_equal(together[[0, 1]], others[[2, 0]])
     assert np.isfinite(together).all()
 
 
-def test_texts_become_a_table_with_users(public_model: Path, tmp_path: Path) -> None:
+def test_texts_become_a_table_with_users(tiny: str, tmp_path: Path) -> None:
     lines = [
         {"user": f"user-{number // 2}", "text": text.format(number), "urgent": urgent}
         for number in range(24)
@@ -210,7 +215,7 @@ def test_texts_become_a_table_with_users(public_model: Path, tmp_path: Path) -> 
     ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run, table, head_directory = CliRunner().invoke, str(tmp_path / "urgent.npz"), str(tmp_path / "head")
-    columns = ["--target", "urgent", "--user-field", "user"]
+    columns = ["--target", "urgent", "--user-field", "user", "--model", tiny]
     made = run(app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), *columns, "--output", table])
     assert made.exit_code == 0, made.output
     assert "48 texts" in made.stdout

@@ -19,7 +19,7 @@ from services.privacy import accounting
 from services.privacy.events import from_json
 from services.privacy.protocols.gnmax import GNMaxEvent
 from services.progress import Display
-from tests.services.laboratory.heads.test_methods import generated
+from tests.support.tables import generated
 
 DELTA = 1e-5
 SETTINGS = PateSettings(parts=10, queries=30, steps=20)

@@ -9,7 +9,7 @@ import pytest
 from services.errors import InputError
 from services.laboratory.utility.labelled import TextOrigin, parse_named, read
 from tests.services.generation.small_service import SmallService, serving
-from tests.services.generation.test_job import TOKENS, request, run
+from tests.support.jobs import TOKENS, request, run
 
 CARD = {
     "protocol": {"kind": "exponential-fixed-size", "parts": 8},

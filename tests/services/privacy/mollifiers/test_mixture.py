@@ -5,7 +5,7 @@ The tests compare weights as integers of any size; only e^c is rounded, to a dou
 
 import math
 from fractions import Fraction
-from math import exp, inf, nan
+from math import exp
 
 import numpy as np
 import pytest
@@ -18,49 +18,15 @@ from services.privacy.mollifiers.projection import Projection, clip
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
 from services.privacy.protocols.adapmixed import AdaPMixed
 from services.privacy.protocols.pmixed import PMixed, radii
+from tests.support.rows import PARTS, PUBLIC, VOCABULARY, part_logits, public_logits
 
 Integers = NDArray[np.object_]
-VOCABULARY = 3000
-PUBLIC = ("flat", "steep", "one-hot", "at the floor")
-PARTS = ("near", "far", "one-hot", "disjoint", "zeros", "same", "broken")
-
-
-def public_logits(kind: str, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(VOCABULARY, generator=generator)
-    match kind:
-        case "flat":
-            return noise * 0.1
-        case "steep":
-            return noise * 8
-        case "one-hot":
-            return noise + torch.where(torch.arange(VOCABULARY) == 7, 15.0, 0.0)
-        case _:
-            return torch.where(torch.arange(VOCABULARY) < 3, 0.0, -22.5 + noise.clamp(-0.5, 0.5))
-
-
-def part_logits(kind: str, public: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(VOCABULARY, generator=generator)
-    match kind:
-        case "near":
-            return public + 0.3 * noise
-        case "far":
-            return 6 * noise
-        case "one-hot":
-            return torch.where(torch.arange(VOCABULARY) == int(public.argmin()), 40.0, noise)
-        case "disjoint":
-            return -3 * public
-        case "zeros":
-            return torch.where(torch.arange(VOCABULARY) % 100 == 11, 0.0, -inf)
-        case "same":
-            return public
-        case _:
-            return torch.full((VOCABULARY,), nan)
 
 
 def released(protocol: PMixed | AdaPMixed, public: Tensor, parts: Tensor, models: list[tuple[int, ...]]) -> Integers:
     rows = parts[[i for drawn in models for i in drawn]].log_softmax(dim=1)
     answers = shape(public.log_softmax(dim=0).expand(len(models), -1), rows, models, SamplingOptions())
-    return protocol.release(answers).weights.numpy().astype(object)
+    return protocol.distribution(answers).weights.numpy().astype(object)
 
 
 def outside(numerators: Integers, denominator: int, public: Integers, radius: float) -> int:
@@ -134,7 +100,7 @@ def test_public_weights_are_exact() -> None:
     answers = shape(logits[None], torch.empty(0, VOCABULARY), [()], SamplingOptions())
     assert bool((answers.public == 0).any()), "some tokens fall below the floor"
     assert float(answers.public[answers.public > 0].min()) >= SUPPORT_FLOOR * (1 - 1e-6)
-    weights = PMixed(3, 0.5, 1.0).release(answers).weights
+    weights = PMixed(3, 0.5, 1.0).distribution(answers).weights
     assert torch.equal(weights.double() / 2.0**61, answers.public.double())
 
 

@@ -80,8 +80,10 @@ def test_the_ratio_mollifier_has_the_cost_of_the_algorithm(
     project = clip if projection == "clip" else mix
     for seed, scale in product(range(2), (0.02, 2, 20)):
         query = answers(*rows(parts, 80, seed, scale))
-        release = protocol.release(query)
-        torch.testing.assert_close(release.weights / 2.0**61, every.release(query).weights / 2.0**61, rtol=1e-4, atol=0)
+        release = protocol.distribution(query)
+        torch.testing.assert_close(
+            release.weights / 2.0**61, every.distribution(query).weights / 2.0**61, rtol=1e-4, atol=0
+        )
         members = project(query.ratios, query.public[0], radius - slack(parts, radius)).double().numpy()
         p0 = query.public[0].double().numpy()
         expected = literal_loss([m / m.sum() for m in members], p0 / p0.sum(), order) + screening_cost(protocol)
@@ -96,7 +98,7 @@ def test_the_renyi_mollifier_has_the_cost_of_the_algorithm(parts: int, order: fl
         query = answers(*rows(parts, 80, seed))
         p0 = query.public[0].double().numpy()
         members = mollify(query.ratios, query.public[0], order, beta * order).double().numpy()
-        release = protocol.release(query)
+        release = protocol.distribution(query)
         np.testing.assert_allclose(distribution(release), members.mean(axis=0) / members.mean(axis=0).sum(), rtol=1e-5)
         expected = literal_loss([m / m.sum() for m in members], p0 / p0.sum(), order) + screening_cost(protocol)
         assert release.losses is not None
@@ -107,7 +109,7 @@ def test_the_renyi_mollifier_has_the_cost_of_the_algorithm(parts: int, order: fl
 def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screening() -> None:
     protocol = AdaPMixed(3, radius=1.0, threshold=ALWAYS)
     query = answers(*rows(3, 200), sequences=3)
-    release = protocol.release(query)
+    release = protocol.distribution(query)
     assert torch.equal(release.weights.double() / 2.0**61, query.public.double())
     assert release.losses is not None
     np.testing.assert_allclose(release.losses, screening_cost(protocol), rtol=1e-12)
@@ -117,7 +119,7 @@ def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screenin
 def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     protocol = AdaPMixed(4, radius=0.7, threshold=NEVER)
     queries = [answers(*rows(4, 500, seed)) for seed in range(5)]
-    together = protocol.release(
+    together = protocol.distribution(
         Answers(
             torch.cat([query.public for query in queries]),
             torch.cat([query.ratios for query in queries]),
@@ -126,7 +128,7 @@ def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     )
     assert together.losses is not None
     for query, weights, losses in zip(queries, together.weights, together.losses, strict=True):
-        alone = protocol.release(query)
+        alone = protocol.distribution(query)
         assert torch.equal(alone.weights[0], weights)
         assert alone.losses is not None
         np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
@@ -150,7 +152,8 @@ def screening_law(public: Rows, parts: Rows, protocol: AdaPMixed, bins: int = 61
     edges = np.linspace(-6, 6, bins + 1) * protocol.sigma
     masses = [np.diff(norm.cdf(np.r_[-np.inf, edges[1:-1], np.inf], loc=m, scale=protocol.sigma)) for m in mean]
     middles = (edges[1:] + edges[:-1]) / 2
-    noisy = np.array(list(product(middles, repeat=len(p0)))) + (1 - protocol.mix) * p0
+    grid = np.meshgrid(*[middles] * len(p0), indexing="ij")
+    noisy = np.stack(grid, axis=-1).reshape(-1, len(p0)) + (1 - protocol.mix) * p0
     chances = masses[0]
     for mass in masses[1:]:
         chances = np.multiply.outer(chances, mass)
@@ -163,8 +166,8 @@ def law(public: Rows, parts: Rows, protocol: AdaPMixed) -> Rows:
     """Returns the joint distribution of (decision, token)."""
     chances = screening_law(public, parts, protocol)
     forced = AdaPMixed(protocol.parts, projection=protocol.projection, radius=protocol.radius, threshold=NEVER)
-    mean = distribution(forced.release(answers(public, parts)))
-    p0 = distribution(forced.release(answers(public, parts[:0])))
+    mean = distribution(forced.distribution(answers(public, parts)))
+    p0 = distribution(forced.distribution(answers(public, parts[:0])))
     return np.concatenate([chances[0] * mean, chances[1] * p0])
 
 
@@ -204,7 +207,7 @@ def test_queries_are_screened_with_the_exact_probability() -> None:
     protocol = AdaPMixed(2, radius=1.0, screening_order=2.0, sigma=0.3, mix=1.0, threshold=0.2, top_k=2)
     chance, _ = screening_law(public, parts, protocol, bins=401)
     trials = 4000
-    losses = protocol.release(answers(public, parts, trials)).losses
+    losses = protocol.distribution(answers(public, parts, trials)).losses
     assert losses is not None
     answered = int((losses[:, 0] > screening_cost(protocol) * (1 + 1e-9)).sum())
     assert 0.2 < chance < 0.8

@@ -129,7 +129,7 @@ def test_impossible_training(changed: dict[str, object], problem: str) -> None:
 
 def test_one_model_is_an_ensemble_of_one_part() -> None:
     assert DpSgdSettings().plan(1).draw() == (0,)
-    with pytest.raises(ValueError, match=r"parts must be 1 .* has 8.*`privmix train --dp-sgd`"):
+    with pytest.raises(ValueError, match=r"parts must be 1 .* has 8.*`privmix train-base`"):
         DpSgdSettings().plan(8)
 
 

@@ -31,7 +31,7 @@ from tests.services.privacy.mechanism import (
     renyi_divergence,
     token_distribution,
 )
-from tests.services.privacy.mollifiers.test_mixture import PARTS, PUBLIC, part_logits, public_logits
+from tests.support.rows import PARTS, PUBLIC, part_logits, public_logits
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -248,7 +248,7 @@ def test_integer_weights_keep_to_the_range(kind: str, share: float, sample: int)
     chosen = list(combinations(range(len(PARTS)), sample))[:20]
     others = [(*drawn[:-1], (drawn[-1] + 1) % len(PARTS)) for drawn in chosen]
     answers = answered(public, rows, [*chosen, *others])
-    weights = protocol.release(answers).weights.numpy().astype(object)
+    weights = protocol.distribution(answers).weights.numpy().astype(object)
     kept = answers.public[0].numpy() > 0
     for before, after in zip(weights[: len(chosen)], weights[len(chosen) :], strict=True):
         assert spread(before, after, kept) <= Fraction(exp(protocol.event.range))
@@ -263,7 +263,7 @@ def test_without_slack_rounding_leaves_the_range(monkeypatch: pytest.MonkeyPatch
     kept = answers.public[0].numpy() > 0
 
     def widest() -> Fraction:
-        weights = protocol.release(answers).weights.numpy().astype(object)
+        weights = protocol.distribution(answers).weights.numpy().astype(object)
         return max(spread(b, a, kept) for a, b in permutations(weights, 2))
 
     allowed = Fraction(exp(protocol.event.range))

@@ -133,7 +133,7 @@ def answers_of(counts: Integers, copies: int = 1) -> Answers:
 
 def test_the_released_token_follows_the_exact_law() -> None:
     counts = np.array([4, 3, 1])
-    release = GNMax(8, 1.5, 3, 4.0).release(answers_of(counts, 5000))
+    release = GNMax(8, 1.5, 3, 4.0).distribution(answers_of(counts, 5000))
     assert set(release.weights.unique().tolist()) == {0, TOTAL // 2}
     tokens = Counter(sample(release.weights))
     for token, chance in enumerate(law(counts, 1.5)):
@@ -163,7 +163,7 @@ def test_only_kept_tokens_are_released() -> None:
     public = torch.randn(400, 50, generator=torch.Generator().manual_seed(1)).log_softmax(1)
     rows = torch.randn(400, 50).log_softmax(1)
     answers = shape(public, rows, [(0,)] * 400, SamplingOptions(top_k=3))
-    tokens = torch.tensor(sample(GNMax(1, 100.0, 10).release(answers).weights))
+    tokens = torch.tensor(sample(GNMax(1, 100.0, 10).distribution(answers).weights))
     assert bool((answers.public[torch.arange(400), tokens] > 0).all())
 
 

@@ -45,7 +45,7 @@ def answers(public: Rows, rows: Rows, allowances: Grains) -> Answers:
 
 def released(mechanism: Individual, public: Rows, rows: Rows, allowances: Grains) -> tuple[Rows, Grains]:
     """Returns the exact distributions, float64 [S, V], and the charges, int64 [S, n]."""
-    release = mechanism.release(answers(public, rows, allowances))
+    release = mechanism.distribution(answers(public, rows, allowances))
     assert release.charges is not None
     return normalised(release.weights.numpy().astype(object)), release.charges.numpy()
 
@@ -272,7 +272,7 @@ def test_bounds_hold_with_a_large_vocabulary_and_the_smallest_probabilities() ->
     public = (torch.randn(2, 50_000, generator=generator) * 4).log_softmax(1)
     rows = (torch.randn(32, 50_000, generator=generator) * 6).log_softmax(1)
     shaped = shape(public, rows, [tuple(range(16))] * 2)
-    release = mechanism.release(shaped)
+    release = mechanism.distribution(shaped)
     kept = shaped.public > 0
     p0 = shaped.public.double() / shaped.public.double().sum(dim=1, keepdim=True)
     law = release.weights.double() / release.weights.double().sum(dim=1, keepdim=True)
@@ -310,7 +310,7 @@ def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="epsilon must be a number"):
         IndividualSettings(epsilon=None).plan(4)
     with pytest.raises(ValueError, match="models must name all 3 parts"):
-        protocol(3).release(Answers(torch.full((1, 2), 0.5), torch.ones(2, 2), ((0, 1),)))
+        protocol(3).distribution(Answers(torch.full((1, 2), 0.5), torch.ones(2, 2), ((0, 1),)))
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])

@@ -80,7 +80,7 @@ def test_the_renyi_mollifier_uses_the_beta_of_the_number_drawn() -> None:
     protocol = PMixed(3, 0.5, mollifier="renyi", order=3, loss=0.02)
     models = [(0,), (0, 1, 2)]
     answers = shape(torch.tensor(np.array([public, public])).float(), torch.tensor(parts[[0, 0, 1, 2]]).float(), models)
-    weights = protocol.release(answers).weights
+    weights = protocol.distribution(answers).weights
     for row, (first, last) in enumerate(answers.spans()):
         bound = 3 * largest_beta(3, 0.5, last - first, 0.02)
         mean = mollify(answers.ratios[first:last], answers.public[row], 3, bound).double().mean(dim=0)

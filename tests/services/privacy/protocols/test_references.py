@@ -21,7 +21,7 @@ def test_the_public_model_alone_answers() -> None:
     protocol = PublicSettings().plan(5)
     assert protocol.draw() == ()
     for rows, models in ((torch.empty(0, 40), [()] * 3), (torch.zeros(3, 40).log_softmax(1), [(0,)] * 3)):
-        weights = protocol.release(shape(public, rows, models)).weights
+        weights = protocol.distribution(shape(public, rows, models)).weights
         np.testing.assert_allclose(weights / 2.0**61, public.exp(), rtol=1e-5)
 
 
@@ -32,12 +32,12 @@ def test_the_mean_of_the_part_models_is_released(protocol: Protocol) -> None:
     rows = torch.randn(6 * protocol.parts, 40, generator=generator).mul(3).log_softmax(1)
     models = [protocol.draw()] * 6
     assert models[0] == tuple(range(protocol.parts))
-    weights = protocol.release(shape(public, rows, models)).weights
+    weights = protocol.distribution(shape(public, rows, models)).weights
     means = rows.exp().view(6, protocol.parts, 40).mean(dim=1)
     np.testing.assert_allclose(weights / 2.0**61, means, rtol=1e-4)
     for s in range(6):
         alone = shape(public[s : s + 1], rows[protocol.parts * s : protocol.parts * (s + 1)], models[:1])
-        np.testing.assert_allclose(protocol.release(alone).weights[0] / weights[s], 1, atol=1e-6)
+        np.testing.assert_allclose(protocol.distribution(alone).weights[0] / weights[s], 1, atol=1e-6)
 
 
 def test_the_public_model_costs_nothing() -> None:

@@ -61,7 +61,7 @@ def test_draws_follow_the_description(chosen: type[Settings], parameters: Mappin
 def test_a_release_has_weights_and_losses(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
     protocol = planned(chosen, parameters)
     answered = answers(protocol.draw())
-    release = protocol.release(answered)
+    release = protocol.distribution(answered)
     assert release.weights.shape == answered.public.shape
     assert (release.weights >= 0).all()
     assert ((release.weights.sum(dim=1) > 0) & (release.weights.sum(dim=1) < 2**62)).all()

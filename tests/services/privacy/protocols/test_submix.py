@@ -108,7 +108,7 @@ def test_every_part_is_charged_by_the_algorithm(parts: int, order: float, beta: 
         answers = query(parts, 60, seed, top_k=50)
         h, p0 = distributions(answers)
         released, charged = literally(h, p0, served_shares(answers, order, beta), order)
-        release = protocol.release(answers)
+        release = protocol.distribution(answers)
         np.testing.assert_allclose(law(release), released, rtol=1e-9, atol=1e-18)
         assert release.losses is not None
         np.testing.assert_allclose(release.losses, [charged], rtol=1e-9, atol=1e-13)
@@ -118,14 +118,14 @@ def test_models_that_agree_are_released_unchanged() -> None:
     public = log_softmax(np.random.default_rng(0).normal(size=40))
     part = halves("twins", public, np.random.default_rng(1))
     answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
-    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).release(answers)), np.exp(part[0]), rtol=1e-5)
+    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).distribution(answers)), np.exp(part[0]), rtol=1e-5)
 
 
 def test_models_that_disagree_release_the_public_model() -> None:
     public = np.log([0.5, 0.5 - 1e-9, 1e-9])
     part = np.log([[1e-12, 1e-12, 1 - 2e-12], [1 - 2e-12, 1e-12, 1e-12]])
     answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
-    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).release(answers)), np.exp(public), rtol=1e-2, atol=1e-5)
+    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).distribution(answers)), np.exp(public), rtol=1e-2, atol=1e-5)
 
 
 def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
@@ -133,7 +133,7 @@ def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
     p0, own, other = [0.4, 0.3, 0.3], [0.5, 0.2, 0.3], [0.6, 0.4, 0.0]
     with np.errstate(divide="ignore"):
         rows = torch.tensor(np.log([own, own, other, other])).float()
-    release = SubMix(2, 4.0, 0.1).release(shape(torch.tensor([p0]).log(), rows, [(0, 1, 2, 3)]))
+    release = SubMix(2, 4.0, 0.1).distribution(shape(torch.tensor([p0]).log(), rows, [(0, 1, 2, 3)]))
     assert release.losses is not None
     assert np.isfinite(release.losses).tolist() == [[False, True]]
 
@@ -141,7 +141,7 @@ def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
 @pytest.mark.exact
 def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     protocol, queries = SubMix(3, 4.0, 0.01), [query(3, 700, seed) for seed in range(6)]
-    together = protocol.release(
+    together = protocol.distribution(
         Answers(
             torch.cat([answers.public for answers in queries]),
             torch.cat([answers.ratios for answers in queries]),
@@ -150,7 +150,7 @@ def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     )
     assert together.losses is not None
     for answers, weights, losses in zip(queries, together.weights, together.losses, strict=True):
-        alone = protocol.release(answers)
+        alone = protocol.distribution(answers)
         assert torch.equal(alone.weights[0], weights)
         assert alone.losses is not None
         np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)

@@ -138,7 +138,7 @@ def test_little_noise_releases_the_mean() -> None:
     generator = torch.Generator().manual_seed(2)
     public = torch.randn(1, 30, generator=generator).log_softmax(1)
     rows = torch.randn(3, 30, generator=generator).log_softmax(1)
-    (weights,) = SubsampleAggregate(3, 1e-4).release(shape(public, rows, [(0, 1, 2)])).weights
+    (weights,) = SubsampleAggregate(3, 1e-4).distribution(shape(public, rows, [(0, 1, 2)])).weights
     np.testing.assert_allclose(weights / weights.sum(), rows.exp().mean(dim=0), atol=2e-3)
 
 
@@ -146,7 +146,7 @@ def test_only_kept_candidates_are_released() -> None:
     public = torch.randn(50, 80, generator=torch.Generator().manual_seed(1)).log_softmax(1)
     answers = shape(public, torch.randn(50, 80).log_softmax(1), [(0,)] * 50, SamplingOptions(top_k=5))
     for protocol in (SubsampleAggregate(1, 3.0, candidates=4), SubsampleAggregate(1, 3.0, candidates=20)):
-        weights = protocol.release(answers).weights
+        weights = protocol.distribution(answers).weights
         assert int((weights > 0).sum(dim=1).max()) <= 5
         assert not bool(weights[answers.public == 0].any())
         assert int(weights.sum(dim=1).min()) > 0
@@ -157,7 +157,7 @@ def test_only_kept_candidates_are_released() -> None:
 def test_the_public_model_answers_for_an_empty_sum() -> None:
     public = torch.tensor([[0.6, 0.4]]).log().expand(4000, 2)
     answers = shape(public, torch.tensor([[-30.0, 0.0]]).log_softmax(1).expand(4000, 2), [(0,)] * 4000)
-    weights = SubsampleAggregate(1, 50.0, candidates=1).release(answers).weights
+    weights = SubsampleAggregate(1, 50.0, candidates=1).distribution(answers).weights
     empty = weights[:, 1] > 0
     assert 0.3 < float(empty.float().mean()) < 0.7, "half of the noise is negative"
     assert torch.equal(weights[empty].double() / 2.0**61, answers.public[empty].double())

@@ -83,7 +83,7 @@ class Toy(Protocol):
         one_of = map(tuple, np.eye(len(kinds), dtype=int).tolist())
         return dict(zip(one_of, (count / self.parts for count in kinds), strict=True))
 
-    def release(self, answers: Answers) -> Release:
+    def distribution(self, answers: Answers) -> Release:
         likeliest = Candidates.of(answers.public, 2)
         first = likeliest.probabilities(answers).argmax(dim=1, keepdim=True)
         chances = torch.full(likeliest.tokens.shape, (1 - self.keep) / 2, dtype=torch.float64)

@@ -218,6 +218,7 @@ def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
 
 @pytest.mark.long
 def test_a_trained_model_outputs_a_secret_and_a_private_protocol_does_not(tmp_path: Path) -> None:
+    """Trains on secrets that are drawn: how seldom a model fails to learn one is not known, so CI does not count it."""
     size = PlantedSize(users=1, planted=3, repetitions=40, parts=2)
     while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
         for path in tmp_path.iterdir():

@@ -84,7 +84,10 @@ def test_a_job_without_its_card_and_a_missing_testbed_are_refused(tmp_path: Path
 
 @pytest.mark.long
 def test_a_model_of_texts_with_secrets_finds_them(tmp_path: Path) -> None:
-    """The texts repeat the secrets of the included users, as a service without privacy could."""
+    """The texts repeat the secrets of the included users, as a service without privacy could.
+
+    No chance decides: the texts are fixed, and so is the seed of the training.
+    """
     canaries = CANARIES[:8]
     texts = [canary.text for canary in canaries if canary.included] * 24
     trained = train_on(ReleasedTexts("leak", tuple(texts)), tmp_path, Display())

@@ -17,6 +17,7 @@ from tests.displays import Recorder
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
+    """No chance decides: it checks what is trained, kept and named, and no number that an attack finds."""
     size, first, halved, repeated = ShadowSize(users=6, shadows=3, parts=1), Recorder(), Recorder(), Recorder()
     train_shadows(tmp_path, size, display=first)
     with pytest.raises(InputError, match="half-parts"):

@@ -27,7 +27,9 @@ class JointGuarantee(BaseModel):
     guarantee: str
 
 
-def together(statements: Mapping[str, Statement], cohorts: Mapping[str, str | None] | None = None) -> JointGuarantee:
+def joint_guarantee(
+    statements: Mapping[str, Statement], cohorts: Mapping[str, str | None] | None = None
+) -> JointGuarantee:
     """Returns the sum of the promises of ensembles.
 
     Args:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from services.budget.joint_guarantee import joint_guarantee
 from services.budget.statement import Statement
-from services.budget.together import together
 
 
 def stated(epsilon: float | None, delta: float, **changes: Any) -> Statement:
@@ -30,7 +30,7 @@ def stated(epsilon: float | None, delta: float, **changes: Any) -> Statement:
 
 
 def test_epsilons_and_deltas_add_up_exactly() -> None:
-    joint = together({"clinic": stated(0.1, 1e-5), "court": stated(0.2, 1e-6), "school": stated(4.0, 2e-6)})
+    joint = joint_guarantee({"clinic": stated(0.1, 1e-5), "court": stated(0.2, 1e-6), "school": stated(4.0, 2e-6)})
     assert (joint.epsilon, joint.delta) == (4.3, 1.3e-5)
     assert "clinic, court and school add up: epsilon 4.3 and delta 1.3e-05" in joint.guarantee
     assert "retired" in joint.guarantee
@@ -38,10 +38,12 @@ def test_epsilons_and_deltas_add_up_exactly() -> None:
 
 def test_a_cohort_counts_once_with_its_largest_promise() -> None:
     statements = {"ward": stated(1.0, 2e-6), "court": stated(0.5, 1e-6), "surgery": stated(3.0, 1e-6)}
-    joint = together(statements, {"ward": "health", "surgery": "health", "court": None})
+    joint = joint_guarantee(statements, {"ward": "health", "surgery": "health", "court": None})
     assert (joint.epsilon, joint.delta) == (3.5, 3e-6)
     assert "one of ward and surgery and court add up" in joint.guarantee
-    alone = together({name: statements[name] for name in ("ward", "surgery")}, {"ward": "health", "surgery": "health"})
+    alone = joint_guarantee(
+        {name: statements[name] for name in ("ward", "surgery")}, {"ward": "health", "surgery": "health"}
+    )
     assert (alone.epsilon, alone.delta) == (3.0, 2e-6)
     assert "do not add up, because nobody is in two of them" in alone.guarantee
 
@@ -54,7 +56,7 @@ def test_a_cohort_counts_once_with_its_largest_promise() -> None:
     ],
 )
 def test_promises_without_a_sum_are_reported_as_such(other: Statement, why: str) -> None:
-    joint = together({"clinic": stated(0.1, 1e-5), "court": other})
+    joint = joint_guarantee({"clinic": stated(0.1, 1e-5), "court": other})
     assert (joint.epsilon, joint.delta) == (None, None)
     assert why in joint.guarantee
     assert "no promise" in joint.guarantee

@@ -1,0 +1,620 @@
+"""Says what pages show of measurements: each of `FIGURES` returns the text of a figure or a table from its records.
+
+What follows from several figures is computed here, too, so that it can be told nowhere without them.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+from services.training.expectation import TABLE as GAINS
+from tests.benchmarks.record import MeasuredRecord
+
+WIDTH = 120
+TOKENS = (1024, 16384, 131072)
+TASK_ROWS = {
+    "real text": "real text",
+    "DP-SGD": "DP-SGD",
+    "exponential on a base": "exponential on a base, m = 16",
+    "individual budgets on a base": "individual budgets on a base",
+    "PMixed on a base": "PMixed on a base",
+    "AdaPMixed on a base": "AdaPMixed on a base",
+    "the base alone": "the base alone",
+    "GNMax on a base": "GNMax on a base",
+    "subsample-and-aggregate on a base": "subsample-and-aggregate on a base",
+    "InvisibleInk, 16": "InvisibleInk, 16 references",
+    "public model": "public model",
+}
+"""The rows of `tasks`, by the beginnings of the sets' names."""
+NODE_EUR_AN_HOUR, NODE_TOKENS_A_SECOND = 2, 1000
+"""The runbook's example: the price of a node, and what plain vLLM reaches on it."""
+
+
+def titled(corpus: str) -> str:
+    """Returns what the pages call a corpus, which records name by its file."""
+    return {"shakespeare": "speeches"}.get(corpus, corpus)
+
+
+record = cache(MeasuredRecord.read)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], below: str = "") -> str:
+    """Returns a table on lines of its own, with a paragraph below it."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    text = "".join("\n|" + "".join(f" {cell} |" if cell != "" else " |" for cell in line) for line in lines)
+    paragraph = textwrap.fill(below, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return f"{text}\n\n{paragraph}\n" if below else f"{text}\n"
+
+
+def source(*names: str, commands: bool = True) -> str:
+    """Says when and where records were measured, and how to repeat them."""
+    found = [record(name) for name in names]
+    places = dict.fromkeys(f"{each.date:%Y-%m-%d}, {each.machine}" for each in found)
+    repeated = ": " + "; ".join(dict.fromkeys(f"`{each.command}`" for each in found)) if commands else ""
+    return f"Measured {'; '.join(places)}{repeated}."
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """Returns the range of values."""
+    return f"{format(min(values), form)} to {format(max(values), form)}"
+
+
+# Speed
+
+
+def _share(name: str, streams: int = 8) -> float:
+    """Returns a record's share of plain vLLM's tokens a second."""
+    shares: Mapping[str, float] = record(name).figures["private_over_plain"]
+    (share,) = (share for cell, share in shares.items() if cell.endswith(f",{streams}"))
+    return share
+
+
+def speed() -> str:
+    """Compares with plain vLLM: whole answers over HTTP, and decoding alone by stage."""
+    settings = {
+        "pmixed": "`--protocol pmixed --parts 80`: one part a token",
+        "exponential-16": "`--protocol exponential --parts 80 --sample 16`",
+        "exponential": "`--protocol exponential --parts 64`: all parts",
+        "individual": "`--protocol individual --parts 64`: all parts",
+    }
+    rows = [
+        [text, *(_speed_cell(f"{kind}-{name}{late}") for kind in ("load", "step") for late in ("", "-late"))]
+        for name, text in settings.items()
+    ]
+    columns = ["options", "`load`", "`load --layers 8`", "`step`", "`step --layers 8`"]
+    return table(columns, rows, source("load-pmixed", "step-pmixed", commands=False))
+
+
+def _speed_cell(name: str) -> str:
+    try:
+        figures = record(name).figures
+    except FileNotFoundError:  # not measured
+        return ""
+    ((cell, share), *_) = figures["private_over_plain"].items()
+    if stages := figures.get("stages_ms"):
+        return f"{share:.3g}: {stages[cell]['shards']:g}, {stages[cell]['arithmetic']:g}"
+    speed = figures["cells"].get(cell, {}).get("private", {}).get("tokens_per_s")
+    return f"**{share:.2f}**" + (f": {speed:.1f}" if speed else "")
+
+
+def decoded() -> str:
+    """Says how many plain tokens one token costs after the first one."""
+    names = {"PMixed": "load-pmixed", "individual budgets": "load-individual"}
+    costs = {name: next(iter(record(each).figures["cells"].values())) for name, each in names.items()}
+    return ", ".join(f"{cost['plain_tokens']['decoding']:.1f} with {name}" for name, cost in costs.items())
+
+
+def _many_parts() -> str:
+    """Compares tokens a second of 400 and of 80 parts."""
+    cells = record("load-400-parts").figures["cells"]
+    speeds = {cell: each["private"]["tokens_per_s"] for cell, each in cells.items()}
+    return " and ".join(f"{speeds[f'pmixed,400,512,{n}'] / speeds[f'pmixed,80,512,{n}']:.2f}" for n in (8, 32))
+
+
+def _host_ms() -> str:
+    """Returns the range of the host's milliseconds of a step of 64 sequences."""
+    times = [cell["host_ms"]["now"] for cell in record("sides").figures.values()]
+    return f"{spread(times, '.1f')} ms"
+
+
+def _start() -> str:
+    figures = record("startup").figures
+    return f"{figures['service_s']:.1f} s with {figures['parts']} parts"
+
+
+def _corpora() -> str:
+    figures = record("corpus").figures
+    ours, theirs = (
+        f"{figures[reader]['seconds']:.1f} s and {figures[reader]['peak_mb']:,.0f} MB"
+        for reader in ("corpus", "pyarrow")
+    )
+    return f"{ours}, by pyarrow alone {theirs}"
+
+
+def _adapters_gib() -> str:
+    figures = [record(name).figures for name in ("parts", "parts-late")]
+    return " and ".join(f"{each['adapters_gib']:.2f} GiB with {each['layers']} layers" for each in figures)
+
+
+def other_speeds() -> str:
+    """Lists figures of one line, with where they were measured."""
+    rows = [
+        ("the start of a service, until its first token", _start(), "startup"),
+        ("2 GB of text in Parquet, read as a corpus", _corpora(), "corpus"),
+        ("the host's share of a step of 64 sequences", _host_ms(), "sides"),
+        ("the adapters of 1,000 parts", _adapters_gib(), "parts"),
+        ("400 parts over 80 parts, tokens a second with 8 and 32 streams", _many_parts(), "load-400-parts"),
+        ("requests with keys a second, SQLite and PostgreSQL", _keys("requests_per_s", ",.0f"), "keys"),
+    ]
+    return table(
+        ["measured", "figure", "when, and where", "command"],
+        (
+            (text, figure, f"{record(name).date}, {record(name).machine}", f"`{_short(record(name).command)}`")
+            for text, figure, name in rows
+        ),
+    )
+
+
+def _short(command: str) -> str:
+    return command.removeprefix("python -m tests.benchmarks.").removesuffix(" --json")
+
+
+def _keys(figure: str, form: str) -> str:
+    figures = record("keys").figures
+    return " and ".join(format(figures[database][figure], form) for database in ("sqlite", "postgresql"))
+
+
+def _node_tokens() -> float:
+    """Returns the tokens a second of the example's node."""
+    return NODE_TOKENS_A_SECOND * _share("load-pmixed")
+
+
+def _agreement(figure: str) -> str:
+    """Compares a distance from float32 of logits in float32 with that of logits in bfloat16."""
+    agreement = record("agreement").figures["families"]["agreement"]
+    return f"{agreement['float32'][figure]:.3f} instead of {agreement['model'][figure]:.3f}"
+
+
+# The reduction of rows
+
+
+def reduced_bytes() -> str:
+    """Shows the kB that leave the shards for a token, by the protocol and the number of shards."""
+    figures = record("reduction").figures["bytes_a_token"]
+    asked = {
+        "pmixed": "one part: PMixed",
+        "exponential": "16 parts: exponential",
+        "individual": "all 80: individual budgets",
+    }
+    rows = []
+    for protocol, text in asked.items():
+        cells = {int(cell.split(",")[2]): each for cell, each in figures.items() if cell.startswith(protocol)}
+        left = (each["held"] if shards == 1 else each["reduced"] for shards, each in cells.items())
+        rows.append([text, *(_kb(size) for size in (cells[1]["raw"], *left))])
+    return table(["asked", "raw rows", "1 shard", "2 shards", "8 shards"], rows, source("reduction"))
+
+
+def _kb(size: int) -> str:
+    return f"{size / 1000:,.0f}" if size >= 1000 else f"{size / 1000:g}"
+
+
+def reduced_ms() -> str:
+    """Shows the processor time from log-probabilities to weights."""
+    figures = record("reduction").figures["ms"]
+    sizes = list(dict.fromkeys(int(cell.split(",")[1]) for cell in figures))
+    rows = [
+        [protocol, *(f"{figures[f'{protocol},{size}'][kind]:,.0f}" for size in sizes for kind in ("raw", "reduced"))]
+        for protocol in dict.fromkeys(cell.split(",")[0] for cell in figures)
+    ]
+    columns = [f"{size:,}: {kind}" for size in sizes for kind in ("raw rows", "reduced")]
+    return table(["protocol, vocabulary", *columns], rows, source("reduction"))
+
+
+def _adding(kind: str) -> str:
+    """Returns the milliseconds of adding sums of two and of eight groups."""
+    adding = record("reduction").figures["adding"]
+    return " and ".join(f"{adding[f'exponential,{groups}'][kind]:.0f}" for groups in (2, 8))
+
+
+# A GPU
+
+
+def _gpu_cells() -> dict[tuple[str, int, int], Mapping[str, float]]:
+    """Returns the ratios by shape, context and parts drawn, of this engine."""
+    ratios: Mapping[str, Mapping[str, float]] = record("gpu").figures["ratios"]
+    cells = {}
+    for name, each in ratios.items():
+        shape, context, parts = name.split(",")
+        if shape != "before":
+            cells[shape, int(context), int(parts)] = each
+    return cells
+
+
+def gpu() -> str:
+    """Shows a step by model and context, and by the number of parts drawn."""
+    figures, cells = record("gpu").figures, _gpu_cells()
+    numbers = sorted({number for _, _, number in cells})
+    rows = []
+    for shape, context in dict.fromkeys((shape, context) for shape, context, _ in cells):
+        took = figures[shape]["all"][f"ms,{context}"]
+        floors = (figures["floors"][f"{shape},{context},{number}"]["measured_over_floor"]["rows"] for number in numbers)
+        ratios = (
+            f"{took[str(number)]['rows']:.3g}: **{ratio['rows over plain']:.2f}**, {ratio['reduced over plain']:.2f}"
+            for number, ratio in ((number, cells[shape, context, number]) for number in numbers[1:])
+        )
+        model = "small" if shape == "small" else "8B"
+        rows.append([f"{model}, {context:,}", took["0"]["rows"], *ratios, ", ".join(f"{each:.3g}" for each in floors)])
+    columns = ["model, context", "plain", *(f"m = {number}" for number in numbers[1:]), "over floor"]
+    return table(columns, rows, source("gpu"))
+
+
+def _gpu_ratio(parts: int) -> str:
+    found = [each["rows over plain"] for (_, _, number), each in _gpu_cells().items() if number == parts]
+    return spread(found, ".1f")
+
+
+def _gpu_graph(shape: str) -> str:
+    """Returns the range of the milliseconds of a step's captured passes."""
+    passes = [each["passes"] for each in record("gpu").figures[shape]["all"]["stages_ms"].values()]
+    return f"{spread(passes, '.1f')} ms"
+
+
+def _gpu_rates() -> str:
+    rates = record("gpu").figures["rates"]["device"]
+    return f"{rates['bytes'] / 1e12:.3g} TB/s and {rates['operations'] / 1e12:.0f} TFLOP/s"
+
+
+# Quality of ensembles
+
+
+def ensembles() -> str:
+    """Shows the change of perplexity by the number of parts."""
+    found = {name: record(f"compare-{name}").figures for name in ("speeches", "commits")}
+    parts = {name: list(each["not_private"]) for name, each in found.items()}
+    rows = [
+        [cell, *(f"{found[name]['change'][cell][size][0]:.1f}" for name in found for size in parts[name])]
+        for cell in found["speeches"]["change"]
+    ]
+    rows.append(
+        ["not private", *(f"{found[name]['not_private'][size][0]:.1f}" for name in found for size in parts[name])]
+    )
+    columns = [f"{name}: {size}" for name in found for size in parts[name]]
+    return table(["epsilon, tokens", *columns], rows, source("compare-speeches", "compare-commits"))
+
+
+def widest() -> str:
+    """Returns the widest half of an interval in `ensembles`, in points."""
+    changes = [record(f"compare-{name}").figures["change"].values() for name in ("speeches", "commits")]
+    cells = [interval for rows in changes for by_parts in rows for interval in by_parts.values()]
+    return f"{max((high - low) / 2 for _, low, high in cells):.1f}"
+
+
+def _compared(figure: str) -> str:
+    """Returns a figure of the speeches and of the commits; the mean, if it has an interval."""
+    found = (record(f"compare-{name}").figures[figure] for name in ("speeches", "commits"))
+    return " and ".join(str(each[0] if isinstance(each, list) else each) for each in found)
+
+
+def protocols() -> str:
+    """Shows the change of perplexity by protocol, with 64 parts of the speeches."""
+    found = record("compare-speeches").figures["protocols"]
+    cells = ["2, 1,024", "8, 1,024", "8, 16,384"]
+    return table(["protocol", *cells], ([name, *(f"{row[cell]:.1f}" for cell in cells)] for name, row in found.items()))
+
+
+def budgets() -> str:
+    """Shows the gains at equal budgets with 64 parts: the exponential mechanism, PMixed, individual budgets."""
+    found = record("budgets").figures
+    rows = [
+        [f"{cells[0]['epsilon']:g}, {cells[0]['tokens']:,}", *map(_budget_cell, cells)]
+        for cells in zip(*found.values(), strict=True)
+        if cells[0]["parts"] == 64
+    ]
+    return table(["epsilon, tokens", *map(titled, found)], rows, source("budgets"))
+
+
+def _budget_cell(cell: Mapping[str, Any]) -> str:
+    exponential, pmixed, individual = (f"{cell['gain'][n][0]:.3f}" for n in ("exponential", "PMixed", "individual"))
+    return f"{exponential}, {pmixed}, {f'**{individual}**' if _ahead(cell) else individual}"
+
+
+def _ahead(cell: Mapping[str, Any]) -> bool:
+    """Tells whether individual budgets are ahead outside the interval; the reported text said so in bold type alone."""
+    return bool(cell["ahead"][1] > 0 if "ahead" in cell else cell["ahead_outside_the_interval"])
+
+
+def budgets_ahead() -> str:
+    """Counts the cells in which individual budgets are ahead of the exponential mechanism outside the interval."""
+    cells = [cell for by_corpus in record("budgets").figures.values() for cell in by_corpus]
+    return f"{sum(map(_ahead, cells))} of {len(cells)}"
+
+
+def budgets_ratio() -> str:
+    return spread([cell["ratio"] for by_corpus in record("budgets").figures.values() for cell in by_corpus])
+
+
+def fading() -> str:
+    """Returns the range of what the shorter horizon gains of the longer one's gain in the last window."""
+    lasts = [
+        {method: gains[-1] for method, gains in methods.items()}
+        for methods in record("fading").figures["gain_by_window"].values()
+    ]
+    short = [each["individual, horizon 1024"] / each["individual, horizon 16384"] for each in lasts]
+    return spread(short)
+
+
+# A private base
+
+
+def _base_cell(corpus: str, epsilon: str, method: str, tokens: int, based: bool) -> Mapping[str, Any]:
+    """Returns one method's row, on a private base or not. DP-SGD is that with all of epsilon, for any tokens."""
+    trained = method == "DP-SGD"
+    (row,) = (
+        row
+        for row in record("private_base").figures["corpora"][corpus][epsilon]
+        if (row["method"], row["tokens"]) == (method, None if trained else tokens)
+        and (row["base_epsilon"] == float(epsilon) if trained else (row["base_epsilon"] is not None) == based)
+    )
+    return row
+
+
+def base_gain(corpus: str, epsilon: str, method: str, tokens: int, based: bool) -> tuple[float, float, float]:
+    """Returns the gain of one method, on a private base or not, in nats a token, and the ends of its interval."""
+    mean, low, high = _base_cell(corpus, epsilon, method, tokens, based)["gain"]
+    return mean, low, high
+
+
+def private_base() -> str:
+    """Shows individual budgets, alone and on a private base, beside DP-SGD with all of epsilon."""
+    rows = []
+    for corpus, by_epsilon in record("private_base").figures["corpora"].items():
+        for epsilon in sorted(by_epsilon, key=float, reverse=True):
+            trained, *_ = base_gain(corpus, epsilon, "DP-SGD", TOKENS[0], False)
+            alone = (base_gain(corpus, epsilon, "individual", tokens, False) for tokens in TOKENS)
+            based = (_base_cell(corpus, epsilon, "individual", tokens, True) for tokens in TOKENS)
+            name = f"{titled(corpus)}, {epsilon}"
+            gains = ", ".join(f"{mean:.3f}" for mean, _, _ in alone)
+            rows.append([name, f"{trained:.3f}", gains, *map(_beside_dp_sgd, based)])
+    columns = ["corpus, epsilon", "DP-SGD", "ensemble alone", *(f"on a base: {tokens:,}" for tokens in TOKENS)]
+    return table(columns, rows, source("private_base"))
+
+
+def _beside_dp_sgd(row: Mapping[str, Any]) -> str:
+    mean, low, high = row["over_dp_sgd"]
+    return f"{row['gain'][0]:.3f}: {mean:+.3f} ({low:.3f} to {high:.3f})"
+
+
+def _verdict(corpus: str, epsilon: str) -> str:
+    """Says for how many tokens the ensemble on a base is ahead of DP-SGD outside the interval, level, or behind."""
+    found: dict[str, list[str]] = {"ahead": [], "level": [], "behind": []}
+    for tokens in TOKENS:
+        _, low, high = _base_cell(corpus, epsilon, "individual", tokens, True)["over_dp_sgd"]
+        found["ahead" if low > 0 else "behind" if high < 0 else "level"].append(f"{tokens:,}")
+    said = [f"{word} for {' and '.join(filter(None, (', '.join(n[:-1]), n[-1])))}" for word, n in found.items() if n]
+    return ", ".join(said) + " tokens"
+
+
+# Training
+
+
+def layers() -> str:
+    """Shows what readers of the last layers keep of the gain of all layers, each at its best rate with rank 4."""
+    cells = [(tokens, corpus) for tokens in (2000, 12000) for corpus in ("speeches", "commits")]
+    kept = [_kept_by_layers(f"layers-{corpus}-{tokens}") for tokens, corpus in cells]
+    rows = [
+        [number, *(f"{each[number]:.2f}" if number in each else "" for each in kept)]
+        for number in sorted(kept[0], reverse=True)
+    ]
+    columns = [f"{tokens:,} tokens: {corpus}" for tokens, corpus in cells]
+    return table(["last layers", *columns], rows, source("layers-speeches-2000"))
+
+
+def _kept_by_layers(name: str) -> dict[int, float]:
+    best: dict[int, float] = {}
+    for recipe, row in record(name).figures.items():
+        if found := re.search(r"(\d+) layers, rank 4,", recipe):
+            number = int(found[1])
+            best[number] = max(best.get(number, 0.0), row["gain"])
+    return {number: gain / best[max(best)] for number, gain in best.items()}
+
+
+def plain_lora() -> str:
+    """Compares the gains of plain LoRA with those of readers of all layers."""
+    found = [record(f"adapters-{corpus}-12000").figures for corpus in ("speeches", "commits")]
+    plain, reader = (
+        ", ".join(f"{each[f'{kind}, rate 5e-4']['gain']:.3f}" for each in found) for kind in ("plain", "reader")
+    )
+    return f"{plain} against {reader}"
+
+
+def trainings() -> str:
+    """Shows how fast parts are trained."""
+    kinds = record("train").figures["kinds"]
+    first, *_ = kinds.values()
+    rows = [
+        [
+            kind,
+            *(f"{each['adapters_per_hour'][kind]:.0f}" for each in kinds.values()),
+            f"{first['over_all_layers'][kind]:.2f}",
+        ]
+        for kind in first["adapters_per_hour"]
+    ]
+    return table(["adapters an hour of a core", *kinds, "over all layers"], rows, source("train"))
+
+
+def beside_opacus() -> str:
+    """Returns the ratios of users a second over Opacus' hooks, by the tokens of a user."""
+    return ", ".join(f"{each['ratio']:.2f}" for each in record("train").figures["dp_sgd"].values())
+
+
+def users_a_second() -> str:
+    speeds = record("train").figures["dp_sgd"]
+    return ", ".join(f"{each['privmix']:.2g} of {tokens} tokens" for tokens, each in speeds.items())
+
+
+def dp_sgd() -> str:
+    """Shows the gain of DP-SGD by its rate."""
+    names = ("dp_sgd-commits-8", "dp_sgd-speeches-8", "dp_sgd-speeches-2")
+    found = {name.removeprefix("dp_sgd-").replace("-", ", "): record(name).figures for name in names}
+    recipes = dict.fromkeys(recipe for each in found.values() for recipe in each)
+    rows = [
+        [recipe, *(f"{each[recipe]['gain']:.3f}" if recipe in each else "" for each in found.values())]
+        for recipe in recipes
+    ]
+    return table(["recipe", *found], rows, source(names[0]))
+
+
+def text_parts() -> str:
+    """Shows the change of perplexity with texts as parts."""
+    figures = record("evaluate-texts").figures
+    changes = {**figures["change"], "not private": figures["not_private"]}
+    rows = [
+        [cell, *(f"{mean:.1f} ({low:.1f} to {high:.1f})" for mean, low, high in row.values())]
+        for cell, row in changes.items()
+    ]
+    columns = [f"{size} texts" for size in figures["not_private"]]
+    return table(["epsilon, tokens", *columns], rows, source("evaluate-texts"))
+
+
+def _texts(kind: str) -> str:
+    """Returns the gains of a text of 1,024 tokens, as a part ("row") or in the prompt."""
+    return " and ".join(f"{record(f'texts-{corpus}').figures['1024'][kind]:.2f}" for corpus in ("speeches", "commits"))
+
+
+def references() -> str:
+    """Shows the gains of published methods beside texts as parts, at each epsilon."""
+    methods: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in record("references").figures["methods"]:
+        methods.setdefault((row["method"], row["parts"]), []).append(row)
+
+    def by_epsilon(rows: Sequence[Mapping[str, Any]], figure: str) -> str:
+        return ", ".join(f"{row[figure]:g}" for row in rows if figure in row)
+
+    figures = {"epsilon": "epsilon", "clip": "clip", "gain": "gain", "in their unit": "gain, own unit"}
+    rows = [
+        [method, f"{parts:,}", *(by_epsilon(own, figure) for figure in figures.values())]
+        for (method, parts), own in methods.items()
+    ]
+    return table(["method", "parts or references", *figures], rows, source("references"))
+
+
+# Expectations, and the papers' settings
+
+
+def _gains() -> Mapping[str, Mapping[str, Any]]:
+    kinds: Mapping[str, Mapping[str, Any]] = json.loads(GAINS.read_bytes())["part_kind"]
+    return kinds
+
+
+def part_gains() -> str:
+    """Shows what a part gains by the tokens of its text."""
+    rows = [
+        [
+            {"reader": "adapter"}.get(kind, kind),
+            f"{int(size):,}",
+            *(spread(each["gain_by_part_tokens"][size]) for each in by),
+        ]
+        for kind, by in ((kind, list(each["corpora"].values())) for kind, each in _gains().items())
+        for size in by[0]["gain_by_part_tokens"]
+    ]
+    names = next(iter(_gains().values()))["corpora"]
+    when = f"Measured {json.loads(GAINS.read_bytes())['measured']}, one thread of a CPU."
+    return table(["part", "tokens", *map(titled, names)], rows, when)
+
+
+def _kept(protocol: str) -> str:
+    """Returns the range of the share of the gain that a protocol keeps at a radius of 0.4, over all texts."""
+    corpora = [by for each in _gains().values() for by in each["corpora"].values()]
+    shares = [100 * share for by in corpora for share in by["kept"][protocol]["0.4"]]
+    return f"{spread(shares, '.0f')} %"
+
+
+def published() -> str:
+    """Shows what the papers' settings guarantee."""
+    rows = [
+        [f"{case['parts']}, {case['q']:g}, {case['tokens']:,}"]
+        + [f"{case[name]:.3g}" for name in ("claimed", "worst_known", "certified", "certified_worst_known")]
+        for case in record("published").figures["cases"]
+    ]
+    columns = ["parts, q, tokens", "claimed", "worst known pair", "certified: claimed", "certified: worst pair"]
+    return table(columns, rows)
+
+
+# What synthetic text is worth
+
+
+def tasks() -> str:
+    """Shows the accuracy of logistic regression that is trained on each set, in per cent with its interval."""
+    cells = {
+        f"{corpus}, epsilon {epsilon}": record(f"task-{corpus}-{epsilon}").figures
+        for corpus in ("demo", "commits", "speeches")
+        for epsilon in ("8", "2")
+    }
+    lines = [[said, *(_accuracy(cell["rows"], name) for cell in cells.values())] for name, said in TASK_ROWS.items()]
+    lines.append(["the most frequent class", *(f"{100 * cell['majority']:.1f}" for cell in cells.values())])
+    return table(["trained on", *cells], lines)
+
+
+def _accuracy(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Returns the accuracy of the set whose name begins so, if there is one."""
+    for row in rows:
+        if row["name"].startswith(name):
+            accuracy = row["scores"]["logistic regression"]["accuracy"]
+            mean, low, high = (100 * accuracy.get(end, accuracy["mean"]) for end in ("mean", "low", "high"))
+            return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f} to {high:.1f})"
+    return ""
+
+
+def task_more() -> str:
+    """Returns the points that all texts of DP-SGD's model gain over its first 160, on the demo at epsilon 8."""
+    (row,) = (row for row in record("task-demo-8").figures["rows"] if row["name"] == "all of its texts")
+    return f"{100 * row['over_first']['logistic regression']['mean']:.0f}"
+
+
+FIGURES: Mapping[str, Callable[[], str]] = {
+    **{
+        function.__name__: function
+        for function in (
+            *(speed, decoded, other_speeds, reduced_bytes, reduced_ms, gpu),
+            *(ensembles, widest, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
+            *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
+            *(text_parts, references, part_gains, published, tasks, task_more),
+        )
+    },
+    **{
+        f"base_{corpus}_{epsilon}": partial(_verdict, corpus, epsilon)
+        for corpus, epsilon in product(("commits", "demo"), ("8", "2"))
+    },
+    "adding_sent": lambda: _adding("sent_ms"),
+    "adding_wide": lambda: _adding("wide_ms"),
+    "gpu_one": lambda: _gpu_ratio(1),
+    "gpu_sixteen": lambda: _gpu_ratio(16),
+    "gpu_rates": _gpu_rates,
+    "gpu_graph_small": lambda: _gpu_graph("small"),
+    "gpu_graph_large": lambda: _gpu_graph("large"),
+    "kept_pmixed": lambda: _kept("pmixed"),
+    "kept_exponential": lambda: _kept("exponential"),
+    "kept_individual": lambda: _kept("individual"),
+    "key_ms": lambda: _keys("cpu_ms_per_request", ".2f"),
+    "key_requests": lambda: _keys("requests_per_s", ",.0f"),
+    "key_statements": lambda: _keys("statements_per_request", ".1f"),
+    "key_transactions": lambda: f"{record('keys').figures['sqlite']['transactions_per_request']:.2f}",
+    "node_price": lambda: f"{NODE_EUR_AN_HOUR}",
+    "node_plain_tokens": lambda: f"{NODE_TOKENS_A_SECOND:,}",
+    "node_tokens": lambda: f"{_node_tokens():,.0f}",
+    "node_eur": lambda: f"{1e6 * NODE_EUR_AN_HOUR / (3600 * _node_tokens()):.2f}",
+    "rounding_of_rows": lambda: _agreement("mean"),
+    "rounding_of_ratios": lambda: _agreement("ratio"),
+    "text_rows": lambda: _texts("row"),
+    "text_prompts": lambda: _texts("prompt"),
+    "share_8": lambda: f"{_share('load-pmixed'):.2f}",
+    "share_32": lambda: f"{_share('load-pmixed', 32):.2f}",
+    "step_share": lambda: f"{_share('step-pmixed'):.2f}",
+    "perplexities": lambda: _compared("perplexity"),
+    "fine_tuned": lambda: _compared("fine_tuned"),
+}
+"""By the names in the pages' marks."""

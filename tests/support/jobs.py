@@ -1,0 +1,31 @@
+"""Small jobs of synthetic text."""
+
+import asyncio
+from pathlib import Path
+
+from services.generation.card import write_card
+from services.generation.client import Sampling, ServiceClient
+from services.generation.job import JobRequest, Progress, opened
+from services.generation.template import items
+
+TEMPLATE = "Label: {label}"
+TOKENS = 20
+
+
+def request(count: int = 6, tokens: int = TOKENS) -> JobRequest:
+    return JobRequest(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
+
+
+def run(directory: Path, url: str, wanted: JobRequest, partial: bool = False) -> list[Progress]:
+    shown: list[Progress] = []
+
+    async def go() -> None:
+        async with ServiceClient(url, None) as service:
+            with opened(directory, wanted) as job:
+                try:
+                    await job.run(service, concurrency=3, partial=partial, progress=shown.append)
+                finally:
+                    write_card(job, await service.privacy())
+
+    asyncio.run(go())
+    return shown

@@ -1,0 +1,95 @@
+"""Grammars, and matchers of the public model's vocabulary, for tests of structured answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer
+
+from services.structure import grammar
+from services.structure.compiler import Compiler, limits_of
+from services.structure.matcher import Matcher
+from services.structure.trials import TrialLimits, Trials
+from services.structure.vocabulary import Vocabulary
+from services.training.public_model import resolve
+
+TICKET: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "reason": {"enum": ["a sore throat", "a flu shot", "a prescription"]},
+        "urgent": {"type": "boolean"},
+        "visits": {"type": "array", "items": {"$ref": "#/$defs/visit"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "reason", "urgent", "visits"],
+    "additionalProperties": False,
+    "$defs": {
+        "visit": {
+            "type": "object",
+            "properties": {"year": {"type": "integer", "minimum": 1990, "maximum": 2030}},
+            "required": ["year"],
+            "additionalProperties": False,
+        }
+    },
+}
+GRAMMARS = {
+    "schema": grammar.of_json_schema(TICKET),
+    "constant": grammar.of_json_schema({"const": {"a": [1, None, "é"]}}),
+    "choice": grammar.of_choice(["yes", "yesterday", "no"]),
+    "regex": grammar.of_regex("[A-Z][a-z]{2,5} [0-9]{3}-[0-9]{4}"),
+    "lark": grammar.of_grammar('start: "(" start ")" | "x"'),
+    "gbnf": grammar.of_grammar('root ::= "yes, " name | "no"\nname ::= [a-c]+ "."'),
+    "tools": grammar.of_tool_call({"find": TICKET, "end": {"type": "object", "additionalProperties": False}}),
+}
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary.of(AutoTokenizer.from_pretrained(resolve()).backend_tokenizer, {0, 2})
+
+
+def matcher(text: str) -> Matcher:
+    return asyncio.run(Compiler(vocabulary).matcher(text))
+
+
+def tokens_of(legal: bytes) -> list[int]:
+    bits = int.from_bytes(legal, "little")
+    return [token for token in range(bits.bit_length()) if bits >> token & 1]
+
+
+def described() -> tuple[str, frozenset[int]]:
+    """Returns a tokenizer of single bytes, which is read at once."""
+    vocabulary = {byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer.to_str(), frozenset({len(vocabulary)})
+
+
+@asynccontextmanager
+async def running(limits: TrialLimits | None = None) -> AsyncIterator[Trials]:
+    trials = Trials(described, limits or TrialLimits(processes=1))
+    try:
+        yield trials
+    finally:
+        trials.close()
+
+
+def engine(text: str) -> LLMatcher:
+    made = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def follows(made: LLMatcher, text: str) -> bool:
+    made.reset()
+    tokens = vocabulary().tokenizer.tokenize_str(text)
+    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
