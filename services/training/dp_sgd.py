@@ -20,7 +20,7 @@ from services.people_text import PeopleText
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
-from services.training.directory import SALT, ensemble_id, only_writer
+from services.training.directory import SALT, adapter_path, ensemble_id, only_writer
 from services.training.manifest import Manifest, Part, PrivateTraining
 from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
@@ -36,8 +36,9 @@ UNUSED = {"part_kind", "text", "layers", "batch", "epochs"}
 """The options of a training that do not change what DP-SGD trains."""
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 4
+_TRAINING = 5
 _NAME = PartShare(0).name
+_UNFINISHED = ".unfinished"
 _SEED = 0
 
 
@@ -57,7 +58,9 @@ def plan(
     The privacy event depends on the options alone. `options.batch` and `options.epochs` are not used: a step takes all
     units, or a batch of `private.expected_batch` of them.
 
-    A training that is killed has released nothing. A second training on the same text costs as much as the first.
+    A training that is killed goes on after its last whole step if the same one is planned again. Until an adapter is
+    finished, `output` has the state after that step, which the guarantee covers but no ledger: delete the directory
+    instead of giving it away. A second training on the same text costs as much as the first.
 
     Args:
         warm_start: public text of the same kind, on which the adapter is trained first, at no cost.
@@ -85,11 +88,9 @@ def plan(
         text = read(corpus, salt, partial(_units, tokenizer=tokenizer, private=private, options=options))
         units, marks = text.content, before | text.marks
         public = () if warm_start is None else _public(warm_start, marks, tokenizer, private, options)
-        adapter = PlannedAdapter(
-            _NAME,
-            _fingerprint(units, base, salt, private, options, public),
-            partial(_recipe, units, private, options, public),
-        )
+        fingerprint = _fingerprint(units, base, salt, private, options, public)
+        kept = output.absolute() / f"{adapter_path(_NAME, fingerprint)}{_UNFINISHED}"
+        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options, public, kept))
         yield TrainingPlan(
             output,
             base,
@@ -172,7 +173,7 @@ def _digest(public: Sequence[Tokens]) -> str:
 
 
 def _recipe(
-    units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, public: Sequence[Tokens]
+    units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, public: Sequence[Tokens], kept: Path
 ) -> Recipe:
     from services.training import per_unit
 
@@ -188,6 +189,7 @@ def _recipe(
         clip=private.clip,
         matrices=private.matrices,
         public=public,
+        kept=kept,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, clipping="exact", event=event, warm_start=_digest(public) if public else None)

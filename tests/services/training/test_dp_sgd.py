@@ -243,6 +243,57 @@ def test_a_training_has_the_noise_of_every_step_and_no_seeded_part(tiny: Path, m
     assert bool((empty != 0).any())
 
 
+def test_a_killed_training_goes_on_after_its_last_step(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is repeated or left out, and the learning rate goes on: the same noise leads to the same weights."""
+    noise = [torch.randn(64 * 2 * 2 * 2, generator=torch.Generator().manual_seed(step)) for step in range(5)]
+    released: list[int] = []
+
+    def known(total: Tensor, multiplier: float) -> Tensor:
+        released.append(len(released))
+        return noise[released[-1]][: len(total)].double()
+
+    monkeypatch.setattr(per_unit, "noised", known)
+
+    def train(kept: Path | None, die_at: float = 2.0) -> Tensor:
+        def report(done: float) -> None:
+            if done >= die_at:
+                raise KeyboardInterrupt
+
+        units: list[Tokens] = []
+        files = train_adapter(
+            tiny,
+            "tiny",
+            units,
+            OPTIONS,
+            0,
+            report,
+            noise_multiplier=1.5,
+            sampling_rate=1.0,
+            steps=5,
+            clip=2.0,
+            public=texts(2, seed=8),
+            kept=kept,
+        )
+        named = load(files["adapter_model.safetensors"])
+        return torch.cat([named[name].flatten() for name in sorted(named)])
+
+    kept = tmp_path / "state"
+    for died in (0.4, 0.6):
+        with pytest.raises(KeyboardInterrupt):
+            train(kept, died)
+    assert released == [0, 1, 2]
+    assert kept.stat().st_mode & 0o777 == 0o700
+    goes_on = train(kept)
+    assert released == [0, 1, 2, 3, 4]
+    released.clear()
+    assert torch.equal(goes_on, train(None))
+    released.clear()
+    (kept / "steps.pt").write_bytes(b"cut off")
+    assert torch.equal(goes_on, train(kept)), "a damaged file counts as none"
+
+
 def test_a_contribution_is_the_beginning_of_a_users_text(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     documents = [
@@ -312,6 +363,7 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
         run_training(
             plan(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS.model_copy(update={"dropout": 0.1}))
         )
+    assert [path.name for path in (output / "parts").iterdir()] == [Path(manifest.parts[0].path).name]
     again = run_training(plan(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS))
     assert (again.kept, again.manifest) == (1, manifest), "a repeated command neither trains nor charges again"
     other = run_training(
