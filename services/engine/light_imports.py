@@ -1,11 +1,12 @@
-"""Imports vLLM for an engine on a CPU in some half of the time, which is most of the start of a shard.
+"""Starts vLLM for an engine on a CPU in some half of the time, by what it imports.
 
-vLLM and transformers import what any of their servers may need. An engine never resamples audio, parses answers or
-measures predictions, and compiles nothing on a CPU. So while it is imported
+vLLM and transformers import what any of their servers may need. An engine never resamples audio, renders prompts,
+parses answers or measures predictions, and compiles nothing on a CPU. So while vLLM is imported and starts
 
 - `torch.compile` leaves functions as they are, and modules are missing of which vLLM expects that they may be;
 - transformers finds neither scikit-learn, which brings pandas, nor SciPy;
-- a class stands for each of two that vLLM only names in a signature or asks for a type, and that bring OpenAI's types.
+- a class stands for each of some that vLLM only names in a signature, asks for a type, or makes and never calls, whose
+  modules bring OpenAI's types and kinds of weights.
 
 Afterwards others can import all of these. Reviewed against vLLM 0.32.0 and transformers 5.17.
 """
@@ -13,7 +14,7 @@ Afterwards others can import all of these. Reviewed against vLLM 0.32.0 and tran
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from services.lazily import quick_imports
@@ -29,9 +30,20 @@ UNUSED: Sequence[str] = ("is_scipy_available", "is_sklearn_available")
 """The functions by which transformers asks for what it uses in losses, and in drafts of a second model."""
 
 
+def stand_in(name: str, **members: type) -> ModuleType:
+    """Returns a module with these classes, which stands for that of its name while an engine starts."""
+    module = ModuleType(name, stand_in.__doc__)
+    vars(module).update(members)
+    return module
+
+
 @contextmanager
-def light_imports() -> Iterator[None]:
-    """Leaves out, until the block ends, what an engine on a CPU never uses; nothing where PyTorch is built for GPUs."""
+def light_imports(more: Mapping[str, ModuleType] = MappingProxyType({})) -> Iterator[None]:
+    """Leaves out, until the block ends, what an engine on a CPU never uses; nothing where PyTorch is built for GPUs.
+
+    Args:
+        more: modules that stand for others, by name.
+    """
     with quick_imports({}):
         import torch
 
@@ -42,7 +54,8 @@ def light_imports() -> Iterator[None]:
         from transformers.utils import import_utils
 
         answers = dict.fromkeys(UNUSED, lambda: False)
-        modules = dict.fromkeys(MISSING) | {name: _module(name, member) for name, member in NAMED.items()}
+        modules: dict[str, Any] = {**dict.fromkeys(MISSING), **more}
+        modules |= {name: stand_in(name, **{member: type(member, (), {})}) for name, member in NAMED.items()}
         with (
             quick_imports(modules),
             _put(os.environ, {"TORCHDYNAMO_DISABLE": "1"}),
@@ -50,12 +63,6 @@ def light_imports() -> Iterator[None]:
             _put(vars(import_utils), answers),
         ):
             yield
-
-
-def _module(name: str, member: str) -> ModuleType:
-    module = ModuleType(name, "Stands for a module of vLLM while an engine is imported.")
-    setattr(module, member, type(member, (), {}))
-    return module
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
@@ -24,7 +26,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's envi
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-from services.engine.light_imports import light_imports
+from services.engine.light_imports import light_imports, stand_in
 
 with light_imports():
     import torch
@@ -34,6 +36,7 @@ with light_imports():
     from vllm.lora.request import LoRARequest
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.platforms import current_platform
+    from vllm.renderers import BaseRenderer
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.request import Request as VllmRequest
@@ -124,7 +127,8 @@ class VllmEngine(Engine):
     def __init__(self, settings: EngineSettings) -> None:
         configs = read_adapter_configs(settings.adapters, settings.part_kind)
         texts = read_texts(settings.adapters) if settings.part_kind == "text" else {}
-        self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs, texts))
+        with light_imports(_unused(settings.model)):
+            self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs, texts))
         self._core = self._llm.engine_core
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
@@ -467,17 +471,32 @@ def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
     return settings.head_dtype
 
 
+class TokensAlone(BaseRenderer):  # type: ignore[misc]
+    """Renders no messages: the engine gives vLLM tokens."""
+
+    def render_messages(self, messages: Any, params: Any) -> Any:
+        raise NotImplementedError
+
+
+def _unused(model: Path) -> dict[str, ModuleType]:
+    """Returns what stands for modules of vLLM that it imports while it starts with this model (`light_imports`)."""
+    modules = [stand_in("vllm.renderers.hf", HfRenderer=TokensAlone)]
+    if not hasattr(AutoConfig.from_pretrained(model), "quantization_config"):
+        kind = type("OnlineQuantizationConfig", (), {})
+        modules.append(stand_in("vllm.model_executor.layers.quantization.online.base", OnlineQuantizationConfig=kind))
+    return {module.__name__: module for module in modules}
+
+
 def _import_model(architectures: Sequence[str]) -> None:
     """Imports vLLM's classes of a model on a CPU.
 
     To learn what a class can do without initialising a GPU, vLLM would start a process that imports vLLM too, which
     takes seconds of a processor at the first start on a machine.
     """
-    with light_imports():
-        import_module("services.engine.cpu_reader_worker")  # its imports come before those of a model
-        for name in architectures:
-            if (registered := ModelRegistry.models.get(name)) is not None:
-                ModelRegistry.register_model(name, registered.load_model_cls())
+    import_module("services.engine.cpu_reader_worker")  # its imports come before those of a model
+    for name in architectures:
+        if (registered := ModelRegistry.models.get(name)) is not None:
+            ModelRegistry.register_model(name, registered.load_model_cls())
 
 
 def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:

@@ -95,6 +95,7 @@ USED: Mapping[str, Sequence[str]] = {
         "Platform.update_block_size_for_backend",
         "Platform.use_all_gather",
     ],
+    "renderers/base.py": ["BaseRenderer.__init__", "BaseRenderer.render_messages"],
     "sampling_params.py": [f"SamplingParams.{name}" for name in ("max_tokens", "ignore_eos", "detokenize")],
     "utils/network_utils.py": ["get_file_store_init_method"],
     "utils/torch_utils.py": ["weak_ref_tensor"],
