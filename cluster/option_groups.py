@@ -1,12 +1,14 @@
 """Lets a command take its options in groups, which several commands can share.
 
-@dataclass(frozen=True)
-class ModelOptions:
-    model: Annotated[str | None, typer.Option(help="The public model.")] = None
+    @dataclass(frozen=True)
+    class ModelOptions:
+        model: Annotated[str | None, typer.Option(help="The public model.")] = None
 
-@grouped
-def train(corpus: CorpusArgument, chosen: ModelOptions) -> None:
-    chosen.model    # what --model gave
+    @grouped
+    def train(corpus: CorpusArgument, chosen: ModelOptions) -> None:
+        chosen.model    # what --model gave
+
+The help lists the options of all groups.
 """
 
 from collections.abc import Callable, Iterator

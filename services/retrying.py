@@ -1,6 +1,8 @@
 """Repeats work that fails for a while.
 
-batch = await repeated(lambda: asyncio.to_thread(read), KeysUnavailable, pauses(1.0, 60.0))
+    batch = await repeated(lambda: asyncio.to_thread(read), KeysUnavailable, pauses(1.0, 60.0))
+
+Only errors of the named kinds are followed by another attempt.
 """
 
 import asyncio
