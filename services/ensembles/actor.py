@@ -31,7 +31,7 @@ class Ensembles:
         self._registry = Registry(self._load())
         self._changing = asyncio.Lock()
         self._begun = asyncio.Event()
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        if _is_restarted():
             self._begun.set()
 
     async def begun(self) -> None:
@@ -71,6 +71,14 @@ class Ensembles:
         with self._database.transaction() as connection:
             connection.execute(delete(ensembles_table).where(ensembles_table.c.namespace == self._namespace))
             connection.execute(insert(ensembles_table).values(namespace=self._namespace, listed=text))
+
+
+def _is_restarted() -> bool:
+    """Returns whether this process is that of an actor whose earlier process was lost."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)
 
 
 EnsemblesActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1)(Ensembles)

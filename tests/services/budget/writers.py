@@ -26,8 +26,9 @@ from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
 
-# What the first lease imports: a process that is killed after milliseconds, or that may no longer read them, has them.
-for needed in ("scipy.special", "dp_accounting.rdp"):
+# What a creation and the first lease import. A process that is killed after milliseconds, or that may no longer read
+# the files, has them.
+for needed in ("alembic.command", "scipy.special", "dp_accounting.rdp"):
     import_module(needed)
 
 

@@ -19,6 +19,7 @@ from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.ensemble import HeldWeights, PartialSums, Query
 from services.coordinator.pending_release import PendingRelease
+from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.events import from_json
 from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
@@ -158,6 +159,8 @@ def offline(
         held: one shard has all parts and holds the weights of a step. By default their sums reach the coordinator.
     """
     budget, arithmetic = LocalBudget(Ledger.create(ledger, terms)), CountedArithmetic()
+    vocabulary = Detokenizer.load(model).vocabulary().tokenizer.vocab_size
+    ensemble = HeldRows(protocol, vocabulary, arithmetic) if held else SameRows(protocol, vocabulary)
 
     class Offline(kind):  # type: ignore[misc, valid-type]
         def _actor(self, name: str) -> Any:
@@ -166,12 +169,10 @@ def offline(
             return budget
 
         def _use(self, shard_map: ShardMap) -> None:
-            self._shard_map, self._protocol = shard_map, shard_map.protocol
+            self._shard_map, self._protocol, self._ensemble = shard_map, shard_map.protocol, ensemble
 
     asyncio.get_running_loop().set_default_executor(Inline(1))
     group = PartGroup(0, {part: f"part-{part}" for part in range(protocol.parts)}, ("shard",))
     coordinator = Offline(CoordinatorSettings(model, "offline", "budget"), ShardMap(1, protocol, (group,)))
     coordinator._arithmetic = arithmetic
-    vocabulary = coordinator._detokenizer.vocabulary().tokenizer.vocab_size
-    coordinator._ensemble = HeldRows(protocol, vocabulary, arithmetic) if held else SameRows(protocol, vocabulary)
     return coordinator, arithmetic, budget.ledger
