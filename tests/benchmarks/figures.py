@@ -96,7 +96,7 @@ def _speed_cell(name: str) -> str:
         return ""
     ((cell, share), *_) = figures["private_over_plain"].items()
     if stages := figures.get("stages_ms"):
-        return f"{share:.3g}: {stages[cell]['shards']:g}, {stages[cell]['arithmetic']:g}"
+        return f"{share:.3g}: {stages[cell]['shards']:.0f}, {stages[cell]['arithmetic']:.1f}"
     speed = figures["cells"].get(cell, {}).get("private", {}).get("tokens_per_s")
     return f"**{share:.2f}**" + (f": {speed:.1f}" if speed else "")
 
