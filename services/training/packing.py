@@ -79,6 +79,22 @@ def even_size(tokens: int, largest: int) -> int:
     return -(-tokens // blocks)
 
 
+def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Yields indices of texts of similar length, the longest first, that have at most `tokens` tokens after padding.
+
+    A text that is longer than that is alone.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[batch[0]] if batch else 0
+        if batch and longest * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
 def size_bucket(tokens: int) -> int:
     """Rounds a number of tokens up to a power of two; 0 stays 0."""
     return 1 << (tokens - 1).bit_length() if tokens else 0

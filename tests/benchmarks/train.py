@@ -37,7 +37,7 @@ from services.training import demo
 from services.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
 from services.training.corpus import Corpus
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
-from services.training.packing import IGNORED, Tokens, even_size, pack, tokenize
+from services.training.packing import IGNORED, Tokens, even_size, pack, similar, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.per_unit import UnitGradients
 from services.training.plan import run_training
@@ -108,7 +108,8 @@ def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
     optimizer = DPOptimizer(sgd, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1)
 
     def clipped_sum(units: Sequence[Tokens]) -> None:
-        chunks = list(_chunks(sorted(units, key=len)))
+        groups = similar([len(unit) for unit in units], TOKENS_AT_ONCE["cpu"])
+        chunks = [[units[index] for index in group] for group in groups]
         for chunk in chunks:
             rows = [torch.from_numpy(unit.astype(np.int64)) for unit in chunk]
             inputs = pad_sequence(rows, batch_first=True)
@@ -122,17 +123,6 @@ def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
             optimizer.zero_grad()
 
     return clipped_sum
-
-
-def _chunks(units: Sequence[Tokens]) -> Iterator[list[Tokens]]:
-    """Yields units of ascending lengths together that fill a pass of `TOKENS_AT_ONCE` with their padding."""
-    chunk: list[Tokens] = []
-    for unit in units:
-        if chunk and len(unit) * (len(chunk) + 1) > TOKENS_AT_ONCE["cpu"]:
-            yield chunk
-            chunk = []
-        chunk.append(unit)
-    yield chunk
 
 
 def adapters_per_hour(corpus: Corpus, tokens: int, rounds: int) -> dict[str, Any]:

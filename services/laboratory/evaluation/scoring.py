@@ -23,6 +23,7 @@ from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.text import Block
 from services.training.adapter import gains_from_bfloat16
+from services.training.packing import similar
 
 # The maximum number of tokens in a batch. More are not faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
@@ -117,7 +118,7 @@ class Scorer:
         try:
             for name, adapter in zip(names, adapters, strict=True):
                 model.load(name, adapter)
-            for batch in _batches(blocks, _TOKENS_AT_ONCE[model.device.type]):
+            for batch in similar([len(block.tokens) for block in blocks], _TOKENS_AT_ONCE[model.device.type]):
                 # Causal attention: padding at the end needs no mask.
                 inputs = nn.utils.rnn.pad_sequence(
                     [torch.tensor(blocks[index].tokens) for index in batch], batch_first=True
@@ -166,16 +167,3 @@ def _products_of_bfloat16(narrow: bool) -> Iterator[None]:
         yield
     finally:
         matmul.fp32_precision = before
-
-
-def _batches(blocks: Sequence[Block], tokens: int) -> Iterator[list[int]]:
-    """Yields batches of indices of blocks of similar length, with a bounded number of tokens after padding."""
-    batch: list[int] = []
-    for index in sorted(range(len(blocks)), key=lambda index: -len(blocks[index].tokens)):
-        longest = len(blocks[batch[0]].tokens) if batch else 0
-        if batch and longest * (len(batch) + 1) > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
