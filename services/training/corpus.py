@@ -84,7 +84,7 @@ class Corpus:
         self._text_fields = tuple(field.strip() for field in text_field.split(","))
         self.skip_bad = skip_bad
         self.skipped: Counter[str] = Counter()
-        self.report: Callable[[float], None] = lambda fraction: None
+        self.report: Callable[[float], None] = _unreported
         self.people: PeopleText | None = None
 
     def beside(self, paths: Path | str | Sequence[Path | str]) -> "Corpus":
@@ -193,6 +193,10 @@ class Corpus:
         if len(stripped) > USER_LIMIT // 16:
             raise BadRow("is too long", f"give an id of at most {USER_LIMIT // 16} characters", field)
         return _encodable(stripped, field)
+
+
+def _unreported(fraction: float) -> None:
+    """Takes the finished fraction of a reading that nobody follows."""
 
 
 def rendered(told: Conversation, people: PeopleText) -> tuple[str, TypedMarks]:

@@ -157,16 +157,7 @@ def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) 
         InputError: neither the size nor the number of parts is known; the budget does not last for the tokens; or, by
             a size that was stated in full, the base or the parts on it are worth nothing.
     """
-    if size is not None:
-        users = size.users
-    elif parts is not None:
-        users = MIN_USERS_PER_PART_OF_UNKNOWN_SIZE * parts
-    else:
-        raise InputError("base-share: follows from --users, or from --parts; state one of them, or set the share")
-    per_user = None if size is None else size.tokens_per_user
-    wanted = Requirements(Population(users, users * (per_user or TOKENS_PER_USER)), budget, parts=parts)
-    # An assumed size is not exact enough to refuse a base that the operator asks for.
-    division = divide(wanted, propose(wanted), SHARES[1:-1] if per_user is None else SHARES)
+    users, division = _users(size, parts), divide_by_size(size, parts, budget)
     if division is None:
         raise InputError("epsilon: is too small for a private base; leave --base out")
     if division.share == 1:
@@ -180,6 +171,26 @@ def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) 
             "out, or set --base-share"
         )
     return division.share
+
+
+def divide_by_size(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> Division | None:
+    """Returns the division that `base_share` takes, also where all of epsilon belongs to one side.
+
+    Raises:
+        InputError: neither the size nor the number of parts is known, or the budget does not last for the tokens.
+    """
+    users, per_user = _users(size, parts), None if size is None else size.tokens_per_user
+    wanted = Requirements(Population(users, users * (per_user or TOKENS_PER_USER)), budget, parts=parts)
+    # An assumed size is not exact enough to refuse a base that the operator asks for.
+    return divide(wanted, propose(wanted), SHARES[1:-1] if per_user is None else SHARES)
+
+
+def _users(size: StatedSize | None, parts: int | None) -> int:
+    if size is not None:
+        return size.users
+    if parts is not None:
+        return MIN_USERS_PER_PART_OF_UNKNOWN_SIZE * parts
+    raise InputError("base-share: follows from --users, or from --parts; state one of them, or set the share")
 
 
 def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: bool = False) -> Division | None:

@@ -34,6 +34,7 @@ from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public
 from services.training.adapter import train_adapter
+from services.training.corpus import Corpus
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
@@ -98,7 +99,7 @@ class AdapterBench:
     @classmethod
     def of(cls, corpus: Path, output: Path, parts: int, tokens: int, held_out_tokens: int) -> "AdapterBench":
         model = resolve()
-        train, held_out = held_apart(corpus, output)
+        train, held_out = held_apart(Corpus(corpus), output)
         tokenizer = AutoTokenizer.from_pretrained(model)
         text = held_out_text(held_out, tokenizer, context=CONTEXT, tokens=held_out_tokens, runs=1)
         shares = tokenize(train, tokenizer, Partition(bytes(32), PARTS))

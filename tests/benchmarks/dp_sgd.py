@@ -113,7 +113,7 @@ class DpSgdBench:
 
     @classmethod
     def of(cls, corpus: Path, output: Path, user_limit: int, held_out_users: int) -> "DpSgdBench":
-        train, held_out = held_apart(corpus, output, user_limit)
+        train, held_out = held_apart(Corpus(corpus), output, user_limit)
         model = resolve()
         tokenizer = AutoTokenizer.from_pretrained(model)
         texts = contributions(held_out, tokenizer, "user", CONTEXT + 1)

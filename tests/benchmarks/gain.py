@@ -40,6 +40,7 @@ from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
+from services.training.corpus import Corpus
 from services.training.expectation import TABLE
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
@@ -88,7 +89,7 @@ class GainBench:
     @classmethod
     def of(cls, kind: Kind, corpus: Path, output: Path, run_tokens: int = RUN_TOKENS) -> "GainBench":
         model = resolve()
-        train, held_out = held_apart(corpus, output)
+        train, held_out = held_apart(Corpus(corpus), output)
         tokenizer = AutoTokenizer.from_pretrained(model)
         text = held_out_text(held_out, tokenizer, context=CONTEXT, tokens=run_tokens, runs=RUNS)
         # One stream in the order of the users' hashes, which is cut into parts of equal size.

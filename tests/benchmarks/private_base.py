@@ -53,13 +53,13 @@ from services.training.corpus import Corpus
 from services.training.demo import TRAIN, write_demo_corpus
 from services.training.dp_sgd import UNUSED, planned
 from services.training.expectation import TABLE as PART_TABLE
-from services.training.expectation import Population, Requirements, propose
+from services.training.manifest import StatedSize
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.private_base import merge_adapter
 from services.training.public_model import DEFAULT, resolve
-from services.training.splitting import BASE_TABLE, divide, signal
+from services.training.splitting import BASE_TABLE, divide_by_size, signal
 from services.units import DELTA
 from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
@@ -160,7 +160,7 @@ class Size:
         users: who train by DP-SGD, for all; None for all of them.
         population: the number of users that they stand for; None for that of the corpus.
         standing: parts that are trained, for all; None for all of them.
-        runs: held-out users, each of whom is a run.
+        runs: the number of held-out users. Each user's text is one run.
         run_tokens: the positions of a run, drawn from the user's first `CONTEXT` tokens.
     """
 
@@ -176,18 +176,6 @@ NamedProtocol = tuple[str, Planned]
 
 
 @dataclass(frozen=True)
-class CorpusFile:
-    """Names the file of a corpus and its fields, for other processes."""
-
-    path: Path
-    user_field: str = "user"
-    text_field: str = "text"
-
-    def open(self) -> Corpus:
-        return Corpus(self.path, self.user_field, self.text_field)
-
-
-@dataclass(frozen=True)
 class PrivateBaseBench:
     """A corpus, the text of held-out users, and the directory of what is trained and measured.
 
@@ -197,13 +185,13 @@ class PrivateBaseBench:
 
     output: Path
     size: Size
-    train: CorpusFile
+    train: Corpus
     text: EvaluationText
     public_model: Path
     delta: float = DELTA
 
     @classmethod
-    def of(cls, train: CorpusFile, held_out: CorpusFile, output: Path, settings: Mapping[str, Any], size: Size) -> Self:
+    def of(cls, train: Corpus, held_out: Corpus, output: Path, settings: Mapping[str, Any], size: Size) -> Self:
         """Opens a directory; what was trained there is kept.
 
         Raises:
@@ -211,7 +199,7 @@ class PrivateBaseBench:
         """
         _claim(output, {**settings, "size": {**asdict(size), "standing": None}})
         model = resolve()
-        text = positions_of_users(held_out.open(), AutoTokenizer.from_pretrained(model), size)
+        text = positions_of_users(held_out, AutoTokenizer.from_pretrained(model), size)
         return cls(output, size, train, text, model)
 
     @cached_property
@@ -227,25 +215,22 @@ class PrivateBaseBench:
     @cached_property
     def _counted(self) -> tuple[int, int]:
         """The numbers of users and of tokens of the corpus."""
-        return len({document.user for document in self.train.open()}), sum(map(len, self.streams(1).values()))
+        return len({document.user for document in self.train}), sum(map(len, self.streams(1).values()))
 
     def streams(self, parts: int) -> dict[PartShare, Tokens]:
         tokenizer = AutoTokenizer.from_pretrained(self.public_model)
-        return tokenize(self.train.open(), tokenizer, Partition(bytes(32), parts))
+        return tokenize(self.train, tokenizer, Partition(bytes(32), parts))
 
     def shares(self, epsilon: float, parts: Sequence[int]) -> dict[tuple[int, int], float]:
         """Returns the share of epsilon for a base, by the number of parts and of tokens: at most `MAX_SHARES` below 1.
 
         The rule is that of `privmix train --base auto`. A share of 1 is DP-SGD, and one of 0 has no base.
         """
-        found = {}
+        found, size = {}, StatedSize.rounded(self.population, self.tokens // self.population)
         for count in parts:
             for tokens in TOKENS:
                 budget = TokenBudget(epsilon=epsilon, delta=self.delta, tokens=tokens)
-                wanted = Requirements(
-                    Population(self.population, self.tokens), budget, protocol="individual", parts=count
-                )
-                division = divide(wanted, propose(wanted))
+                division = divide_by_size(size, count, budget)
                 found[count, tokens] = division.share if division else 0.0
         between = sorted({share for share in found.values() if 0 < share < 1})
         kept = between if len(between) <= MAX_SHARES else [between[0], between[-1]]
@@ -269,7 +254,7 @@ class PrivateBaseBench:
                 train_for(
                     self.population,
                     self.public_model,
-                    self.train.open(),
+                    self.train,
                     self.size.users or self.population,
                     DP_SGD_TRAINING,
                     DpSgdOptions(epsilon=epsilon, delta=self.delta),
@@ -328,6 +313,26 @@ class PrivateBaseBench:
         kept = json.loads(self._outcomes(self.model(epsilon)[0], parts).read_bytes())
         return {label: [TrialResult(**outcome) for outcome in own] for label, own in kept.items()}
 
+    def all_methods(
+        self, base: float | None, parts: int, on_base: Mapping[float, Mapping[tuple[int, int], float]]
+    ) -> list[NamedProtocol]:
+        """Returns all protocols of an ensemble, without privacy and at each budget that has this base or none.
+
+        Args:
+            on_base: the epsilon of the base of each cell, by the total epsilon, and the numbers of parts and tokens.
+        """
+        standing = min(parts, self.size.standing or parts)
+        return [
+            (NOT_PRIVATE, (EnsembleSettings(), Ensemble(standing))),
+            *(
+                method
+                for epsilon, cells in on_base.items()
+                for tokens in TOKENS
+                if base is None or cells.get((parts, tokens)) == base
+                for method in self.methods(epsilon, parts, tokens, base)
+            ),
+        ]
+
     def methods(self, epsilon: float, parts: int, tokens: int, base_epsilon: float | None) -> Iterator[NamedProtocol]:
         """Yields the protocols of a cell, of which the rows of few may stand for equal shares."""
         standing = self.size.standing or parts
@@ -378,41 +383,18 @@ def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[
         for epsilon, of in shares.items()
     }
     below = sorted({base for of in on_base.values() for base in of.values()})
-    methods: dict[tuple[float | None, int], list[NamedProtocol]] = {(None, count): [] for count in parts}
-    for epsilon in epsilons:
-        for count in parts:
-            for tokens in TOKENS:
-                methods[None, count] += bench.methods(epsilon, count, tokens, None)
-                if base := on_base[epsilon].get((count, tokens)):
-                    methods.setdefault((base, count), []).extend(bench.methods(epsilon, count, tokens, base))
-    alone = [(ALONE, (PublicSettings(), Public(2)))]
+    cells = [(None, count) for count in parts] + sorted(
+        {(base, count) for of in on_base.values() for (count, _), base in of.items()}
+    )
+    methods = {(base, count): bench.all_methods(base, count, on_base) for base, count in cells}
+    methods |= {(base, 0): [(ALONE, (PublicSettings(), Public(2)))] for base in (None, *epsilons, *below)}
     with _pool(processes) as pool:
         public = pool.submit(kept_states, bench.public_model, bench.text, bench.output, PUBLIC)
         bases = [pool.submit(bench.train_base, epsilon) for epsilon in sorted({*epsilons, *below}, reverse=True)]
-        first = [pool.submit(bench.train_parts, None, count) for count in parts]
-        _wait([public, *first])
-        _wait(
-            [
-                pool.submit(bench.score, None, count, _with_mean(bench, count, own))
-                for (base, count), own in methods.items()
-                if base is None
-            ]
-        )
-        _wait(bases)
-        _wait([pool.submit(bench.train_parts, *cell) for cell in methods if cell[0] is not None])
-        _wait([pool.submit(bench.score, base, 0, alone) for base in (None, *epsilons, *below)])
-        _wait(
-            [
-                pool.submit(bench.score, base, count, _with_mean(bench, count, own))
-                for (base, count), own in methods.items()
-                if base is not None
-            ]
-        )
+        _wait([public, *bases])
+        _wait([pool.submit(bench.train_parts, *cell) for cell in cells])
+        _wait([pool.submit(bench.score, *cell, own) for cell, own in methods.items()])
     return {epsilon: list(_rows(bench, epsilon, parts, on_base[epsilon])) for epsilon in epsilons}
-
-
-def _with_mean(bench: PrivateBaseBench, parts: int, methods: Sequence[NamedProtocol]) -> list[NamedProtocol]:
-    return [*methods, (NOT_PRIVATE, (EnsembleSettings(), Ensemble(min(parts, bench.size.standing or parts))))]
 
 
 def _rows(
@@ -529,7 +511,7 @@ def benchmark(
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
     size = Size(users, standing=standing)
     if quick:
-        size, epsilon, parts, user_limit = Size(2, 2000, 2, runs=2, run_tokens=16), epsilon[-1:], [8], 300
+        size, epsilon, parts, user_limit = Size(2, 2000, 2, runs=1, run_tokens=16), epsilon[-1:], [8], 300
     name = "demo" if corpus is None else corpus.stem
     measured_parts = json.loads(PART_TABLE.read_text())["part_kind"]["reader"]["corpora"]
     if write and name not in measured_parts:
@@ -555,19 +537,18 @@ def _texts(
     fields: tuple[str, str],
     user_limit: int | None,
     quick: bool,
-) -> tuple[CorpusFile, CorpusFile]:
+) -> tuple[Corpus, Corpus]:
     """Returns the text to train on, and that of held-out users."""
     if corpus is not None and held_out is not None:
         if user_limit is not None:
             raise typer.BadParameter("user-limit: has an effect only where users are held out here, without --held-out")
-        return CorpusFile(corpus, *fields), CorpusFile(held_out, *fields)
+        return Corpus(corpus, *fields), Corpus(held_out, *fields)
     if corpus is None:
         write_demo_corpus(output / "demo-corpus", users=QUICK_USERS if quick else USERS)
-        given = CorpusFile(output / "demo-corpus" / TRAIN)
+        given = Corpus(output / "demo-corpus" / TRAIN)
     else:
-        given = CorpusFile(corpus, *fields)
-    train, others = held_apart(given.open(), output, user_limit)
-    return CorpusFile(Path(train.name)), CorpusFile(Path(others.name))
+        given = Corpus(corpus, *fields)
+    return held_apart(given, output, user_limit)
 
 
 def _write(name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ def corpora_by_name(files: Sequence[Path], output: Path, demo_users: int | None)
     return corpora
 
 
-def held_apart(corpus: Path | Corpus, folder: Path, user_limit: int | None = None) -> tuple[Corpus, Corpus]:
+def held_apart(corpus: Corpus, folder: Path, user_limit: int | None = None) -> tuple[Corpus, Corpus]:
     """Returns the text to train on and that of held-out users, which are the same ones every time: the text is public.
 
     Args:
@@ -34,7 +34,7 @@ def held_apart(corpus: Path | Corpus, folder: Path, user_limit: int | None = Non
     folder.mkdir(parents=True, exist_ok=True)
     salt.write_bytes(bytes(32))
     split(
-        Corpus(corpus) if isinstance(corpus, Path) else corpus,
+        corpus,
         train,
         held_out,
         share=HELD_OUT,

@@ -37,6 +37,7 @@ from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.laboratory.evaluation.text import texts_of_users
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
 from services.privacy.protocols.exponential import ExponentialSettings
+from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
@@ -71,7 +72,7 @@ def benchmark(
     model = AdaptedModel(resolve(), torch.float32)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        train, held_out = held_apart(corpus, Path(name), 4 * REFERENCE)
+        train, held_out = held_apart(Corpus(corpus), Path(name), 4 * REFERENCE)
         stream = tokenize(held_out, tokenizer, Partition(bytes(32), 1))[PartShare(0)]
         spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
         sequences = torch.from_numpy(np.stack([stream[start : start + BLOCK] for start in spread]).astype(np.int64))

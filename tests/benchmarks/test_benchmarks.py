@@ -14,6 +14,7 @@ import typer
 
 from services.json_lines import load_lines, write_lines
 from services.laboratory.evaluation.trial import WINDOWS
+from services.training.corpus import Corpus
 from services.training.demo import TRAIN, write_demo_corpus
 from tests.benchmarks import gpu, labelled, private_base
 
@@ -181,7 +182,7 @@ def test_a_corpus_without_measured_parts_is_refused_before_anything_is_trained(t
 
 def test_a_directory_of_other_settings_is_refused(corpus: Path, tmp_path: Path) -> None:
     """Its bases would be measured as those of this recipe."""
-    size, text = private_base.Size(2, 64, 2, runs=1, run_tokens=16), private_base.CorpusFile(corpus)
+    size, text = private_base.Size(2, 64, 2, runs=1, run_tokens=16), Corpus(corpus)
 
     def opened(user_limit: int, size: private_base.Size) -> private_base.PrivateBaseBench:
         settings = private_base.made_with(user_limit)

@@ -25,6 +25,7 @@ from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text, text_files
 from services.files import write_files
 from services.laboratory.evaluation.adapted_model import AdaptedModel
+from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
@@ -55,7 +56,7 @@ def benchmark(
 
 def divided(corpus: Path, folder: Path, blocks: int) -> tuple[Tensor, list[np.ndarray]]:
     """Returns blocks of held-out text, [blocks, BLOCK], and the tokens of the parts."""
-    train, held_out = held_apart(corpus, folder)
+    train, held_out = held_apart(Corpus(corpus), folder)
     tokenizer = AutoTokenizer.from_pretrained(resolve())
     stream = tokenize(held_out, tokenizer, Partition(bytes(32), 1))[PartShare(0)]
     spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
