@@ -44,10 +44,8 @@ async def repeated(
         try:
             return await work()
         except kinds as error:
-            if time.monotonic() > deadline:
-                raise
-            log(error)
-        await asyncio.sleep(next(waits))
+            wait_s = _wait_after(error, deadline, waits, log)
+        await asyncio.sleep(wait_s)
 
 
 def repeated_in_thread(
@@ -64,7 +62,13 @@ def repeated_in_thread(
         try:
             return work()
         except kinds as error:
-            if time.monotonic() > deadline:
-                raise
-            log(error)
-        time.sleep(next(waits))
+            wait_s = _wait_after(error, deadline, waits, log)
+        time.sleep(wait_s)
+
+
+def _wait_after(error: Exception, deadline: float, waits: Iterator[float], log: Log) -> float:
+    """Returns the seconds before the attempt that follows an error. Raises the error after the deadline."""
+    if time.monotonic() > deadline:
+        raise error
+    log(error)
+    return next(waits)

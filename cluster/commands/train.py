@@ -34,7 +34,7 @@ _kind_option = partial(typer.Option, rich_help_panel=_KIND)
 
 @dataclass(frozen=True)
 class PartsOptions:
-    """How many parts there are, and of whom."""
+    """Says how many parts are trained, and from which users."""
 
     parts: Annotated[
         int | None,

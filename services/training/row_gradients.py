@@ -78,7 +78,7 @@ class RowGradients:
         self._model = model
         self._layers = list(_replace_linears(model))
         self._on_gpu = model.device.type == "cuda"
-        self._fused = model.config._attn_implementation
+        self._attention = model.config._attn_implementation
         self._mixed = any("expert" in name for name, _ in model.named_modules())
         self._places: dict[int, int] = {}
         self.weights = [layer.weight for layer in self._layers]
@@ -87,7 +87,7 @@ class RowGradients:
 
     def detach(self) -> None:
         """Stops the copying of weights, so that the model has ordinary layers."""
-        self._model.set_attn_implementation(self._fused)
+        self._model.set_attn_implementation(self._attention)
         for layer in self._layers:
             layer.copies = None
 
@@ -154,7 +154,7 @@ class RowGradients:
         return torch.cat([each.flatten(1) for each in gradients], dim=1)
 
     def _choose_attention(self, width: int) -> None:
-        chosen = "eager" if not self._on_gpu and width <= _EAGER else self._fused
+        chosen = "eager" if not self._on_gpu and width <= _EAGER else self._attention
         if self._model.config._attn_implementation != chosen:
             self._model.set_attn_implementation(chosen)
 

@@ -30,6 +30,8 @@ TASK_ROWS = {
     "public model": "public model",
 }
 """The rows of `tasks`, by the beginnings of the sets' names."""
+DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+"""What pages call the databases, which records name by their scheme."""
 NODE_EUR_AN_HOUR, NODE_TOKENS_A_SECOND = 2, 1000
 """The runbook's example: the price of a node, and what plain vLLM reaches on it."""
 
@@ -165,7 +167,7 @@ def _short(command: str) -> str:
 
 def _keys(figure: str, form: str) -> str:
     figures = record("keys").figures
-    return " and ".join(format(figures[database][figure], form) for database in ("sqlite", "postgresql"))
+    return " and ".join(format(figures[database][figure], form) for database in DATABASES)
 
 
 def _node_tokens() -> float:
@@ -597,20 +599,18 @@ def first_token_ratios() -> str:
 def verified() -> str:
     """Says how long the verification of a ledger takes."""
     found = record("ledger").figures
-    seconds = [f"{found[kind]['verify_all_s']:.1f} s in {name}" for kind, name in _DATABASES.items()]
+    seconds = [f"{found[kind]['verify_all_s']:.1f} s in {name}" for kind, name in DATABASES.items()]
     return f"{' and '.join(seconds)} for {found['sqlite']['rows']:,} rows"
 
 
 def charged() -> str:
     """Lists the tokens a second that leases of 32 grant to one holder and to 32."""
     found, speeds = record("ledger").figures, []
-    for kind, name in _DATABASES.items():
+    for kind, name in DATABASES.items():
         one, many = (found[kind]["tokens_per_s"][f"leases of 32, {holders} holders"] for holders in (1, 32))
         speeds.append(f"{one:,} and {many:,} in {name}")
     return ", ".join(speeds)
 
-
-_DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     **{

@@ -69,9 +69,7 @@ class RecordingShard(Shard):
     ) -> None:
         self._note(requests, coming)
         super().keep(key, requests, coming, trace)
-        if self._losses:
-            self._losses -= 1
-            self._kept.clear()
+        self._lose_kept()
 
     def weigh(
         self,
@@ -83,14 +81,17 @@ class RecordingShard(Shard):
     ) -> Weighed:
         self._note(requests, coming)
         weighed = super().weigh(key, requests, reduction, coming, trace)
-        if self._losses:
-            self._losses -= 1
-            self._kept.clear()
+        self._lose_kept()
         return weighed
 
     def lose(self, steps: int) -> None:
         """Loses the rows of the next steps, as a restart between two calls does."""
         self._losses = steps
+
+    def _lose_kept(self) -> None:
+        if self._losses:
+            self._losses -= 1
+            self._kept.clear()
 
     def _recorded_reduction(self, *arguments: Any) -> Reduced:
         with Operations(self._operations):
