@@ -545,7 +545,7 @@ def published() -> str:
 def tasks() -> str:
     """Shows the accuracy of logistic regression that is trained on each set, in per cent with its interval."""
     cells = {
-        f"{corpus}, epsilon {epsilon}": record(f"task-{corpus}-{epsilon}").figures
+        f"{corpus}, {epsilon}": record(f"task-{corpus}-{epsilon}").figures
         for corpus in ("demo", "commits", "speeches")
         for epsilon in ("8", "2")
     }
@@ -560,7 +560,7 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], name: str) -> str:
         if row["name"].startswith(name):
             accuracy = row["scores"]["logistic regression"]["accuracy"]
             mean, low, high = (100 * accuracy.get(end, accuracy["mean"]) for end in ("mean", "low", "high"))
-            return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f} to {high:.1f})"
+            return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f}-{high:.1f})"
     return ""
 
 
