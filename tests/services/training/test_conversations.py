@@ -15,7 +15,7 @@ from services.training.corpus import Corpus, Document
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.split import split
-from tests.services.training.conftest import SALT
+from tests.support.training import SALT
 
 OPENAI = [
     {"role": "developer", "content": "Be brief."},
