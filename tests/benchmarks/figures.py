@@ -77,11 +77,11 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 # Speed
 
 
-def _share(name: str, streams: int = 8) -> float:
-    """Returns a record's share of plain vLLM's tokens a second."""
-    shares: Mapping[str, float] = record(name).figures["private_over_plain"]
-    (share,) = (share for cell, share in shares.items() if cell.endswith(f",{streams}"))
-    return share
+def _over_plain(name: str, streams: int = 8) -> float:
+    """Returns a record's ratio to plain vLLM's tokens a second."""
+    ratios: Mapping[str, float] = record(name).figures["private_over_plain"]
+    (ratio,) = (ratio for cell, ratio in ratios.items() if cell.endswith(f",{streams}"))
+    return ratio
 
 
 def speed() -> str:
@@ -105,11 +105,11 @@ def _speed_cell(name: str) -> str:
         figures = record(name).figures
     except FileNotFoundError:  # not measured
         return ""
-    ((cell, share), *_) = figures["private_over_plain"].items()
+    ((cell, ratio), *_) = figures["private_over_plain"].items()
     if stages := figures.get("stages_ms"):
-        return f"{share:.3g}: {stages[cell]['shards']:.0f}, {stages[cell]['arithmetic']:.1f}"
+        return f"{ratio:.3g}: {stages[cell]['shards']:.0f}, {stages[cell]['arithmetic']:.1f}"
     speed = figures["cells"].get(cell, {}).get("private", {}).get("tokens_per_s")
-    return f"**{share:.2f}**" + (f": {speed:.1f}" if speed else "")
+    return f"**{ratio:.2f}**" + (f": {speed:.1f}" if speed else "")
 
 
 def decoded() -> str:
@@ -156,7 +156,7 @@ def other_speeds() -> str:
     rows = [
         ("the start of a service, until its first token", _start(), "startup"),
         ("2 GB of text in Parquet, read as a corpus", _corpora(), "corpus"),
-        ("the host's share of a step of 64 sequences", _host_ms(), "sides"),
+        ("the host's time in a step of 64 sequences", _host_ms(), "sides"),
         ("the adapters of 1,000 parts", _adapters_gib(), "parts"),
         ("400 parts over 80 parts, tokens a second with 8 and 32 streams", _many_parts(), "load-400-parts"),
         ("requests with keys a second, SQLite and PostgreSQL", _keys("requests_per_s", ",.0f"), "keys"),
@@ -171,7 +171,7 @@ def _keys(figure: str, form: str) -> str:
 
 def _node_tokens() -> float:
     """Returns the tokens a second of the example's node."""
-    return NODE_TOKENS_A_SECOND * _share("load-pmixed")
+    return NODE_TOKENS_A_SECOND * _over_plain("load-pmixed")
 
 
 def _agreement(figure: str) -> str:
@@ -522,10 +522,10 @@ def part_gains() -> str:
 
 
 def _kept(protocol: str) -> str:
-    """Returns the range of the share of the gain that a protocol keeps at a radius of 0.4, over all texts."""
+    """Returns the range of the fraction of the gain that a protocol keeps at a radius of 0.4, over all texts."""
     corpora = [by for each in _gains().values() for by in each["corpora"].values()]
-    shares = [100 * share for by in corpora for share in by["kept"][protocol]["0.4"]]
-    return f"{spread(shares, '.0f')} %"
+    fractions = [100 * fraction for by in corpora for fraction in by["kept"][protocol]["0.4"]]
+    return f"{spread(fractions, '.0f')} %"
 
 
 def published() -> str:
@@ -647,9 +647,9 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "warmed_up": lambda: _adapters("reader, rate 1e-3, warm-up over a tenth of the steps"),
     "text_rows": lambda: _texts("row"),
     "text_prompts": lambda: _texts("prompt"),
-    "share_8": lambda: f"{_share('load-pmixed'):.2f}",
-    "share_32": lambda: f"{_share('load-pmixed', 32):.2f}",
-    "step_share": lambda: f"{_share('step-pmixed'):.2f}",
+    "load_8": lambda: f"{_over_plain('load-pmixed'):.2f}",
+    "load_32": lambda: f"{_over_plain('load-pmixed', 32):.2f}",
+    "step_8": lambda: f"{_over_plain('step-pmixed'):.2f}",
     "structured_step": lambda: f"{record('first_token').figures['step_over_none']:.2f}",
     "structured_position": lambda: f"{record('first_token').figures['position_of_step']:.3f}",
     "perplexities": lambda: _compared("perplexity"),

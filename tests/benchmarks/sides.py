@@ -13,7 +13,7 @@ for public rows alone):
   each other, other load adds little to it.
 - `ratio`: of this checkout's over the other's, of each.
 
-Values are medians, `least` those of the fastest steps. `--model tiny` has next to no layers, so the host's share is
+Values are medians, `least` those of the fastest steps. `--model tiny` has next to no layers, so the host's time is
 what is left; `--model default` is the model that the package brings.
 """
 
