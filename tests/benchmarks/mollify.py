@@ -18,7 +18,6 @@ Times are the minimum of several repetitions, because other load only adds time.
 
 import ctypes
 import gc
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -30,8 +29,6 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import bisect
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,6 +45,7 @@ from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.protocols.submix import SubMix
 from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from tests.benchmarks.options import show
 
 VOCABULARY = 49152
 # Likelihood ratios reach from vanishing to the inverse of the support floor, and so may the normaliser.
@@ -265,17 +263,8 @@ def mollify(
         for name, setting in PROTOCOLS.items()
         if only in name
     }
-    if as_json:
-        setting = {"vocabulary": VOCABULARY, "rows_per_sequence": group, "threads": torch.get_num_threads()}
-        print(json.dumps({**setting, "copy_gb_per_s": bandwidth / 1e9, "protocols": measured}, indent=2))
-        return
-    table = Table("protocol", "rows", *next(iter(next(iter(measured.values())).values())))
-    for name, by_rows in measured.items():
-        for number_of_rows, numbers in by_rows.items():
-            table.add_row(
-                name, number_of_rows, *("-" if number is None else f"{number:.3g}" for number in numbers.values())
-            )
-    Console().print(table)
+    setting = {"vocabulary": VOCABULARY, "rows_per_sequence": group, "threads": torch.get_num_threads()}
+    show({**setting, "copy_gb_per_s": bandwidth / 1e9, "protocols": measured}, as_json)
 
 
 if __name__ == "__main__":
