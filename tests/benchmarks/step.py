@@ -8,7 +8,6 @@
 - `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
 - `part_row_over_public_row`: for each cell, the time that a part row adds to a shard's step over the time that a public
   row of another sequence adds (`tests.benchmarks.parts`).
-- `mollify_speedup`: projection and aggregation for one token of 8 parts, against a SciPy bisection per part.
 - `resident_mib`: memory of each actor, including caches, for each number of parts.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally.
@@ -29,10 +28,8 @@ from typing import Annotated, Any
 import numpy as np
 import psutil
 import ray
-import torch
 import typer
 from ray.actor import ActorHandle
-from scipy.optimize import brentq
 
 from cluster.options import JsonOption
 from cluster.topology import cpu_environment
@@ -40,12 +37,10 @@ from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Generation
-from services.engine.engine import PUBLIC, EngineSettings, Request
+from services.engine.engine import EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols import PROTOCOLS
-from services.privacy.protocols.pmixed import PMixed
 from services.privacy.settings import Settings
 from services.ray_session import connected
 from services.shard import ShardActor
@@ -58,8 +53,6 @@ from tests.ensembles import usual_layers, write_adapters
 
 NAMESPACE = "benchmark"
 CONTEXT = 1024
-MOLLIFIED = 8
-RADIUS = 0.39
 STAGES = ("seconds", "shards_s", "arithmetic_s")
 
 
@@ -255,42 +248,6 @@ def measured(
     }
 
 
-def mollify_speedup(bench: StepBench, prompt: Sequence[int], rounds: int) -> float:
-    adapters = (PUBLIC, *bench.names[:MOLLIFIED])
-    request = Request("rows", tuple(prompt), adapters)
-    rows = torch.from_numpy(np.array(ray.get(bench.shards[0].next_token.remote([request]))))
-    answers = shape(rows[:1], rows[1:], (tuple(range(len(rows) - 1)),))
-    protocol = PMixed(MOLLIFIED, 1.0, RADIUS)
-    protocol.distribution(answers)
-    ours, scipys = [], []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        protocol.distribution(answers)
-        between = time.perf_counter()
-        by_scipy(answers)
-        scipys.append(time.perf_counter() - between)
-        ours.append(between - started)
-    return statistics.median(scipys) / statistics.median(ours)
-
-
-def by_scipy(answers: Answers) -> np.ndarray:
-    """Computes each part's normalizer with a bracketing root finder of SciPy on the whole row, then the mean."""
-    p0 = answers.public[0].numpy().astype(np.float64)
-    low, high = np.exp(-RADIUS), np.exp(RADIUS)
-    projected = []
-    for row in answers.ratios.numpy().astype(np.float64):
-        nu = brentq(
-            lambda nu, row=row: p0 @ np.clip(row / nu, low, high) - 1,
-            1e-30,
-            1e30,
-            xtol=1e-300,
-            rtol=1e-12,
-            maxiter=1000,
-        )
-        projected.append(p0 * np.clip(row / nu, low, high))
-    return np.mean(projected, axis=0)
-
-
 def resident(bench: StepBench) -> dict[str, float]:
     measures = ray.get(bench.coordinator.measures.remote())
     sizes = {"shard": max(measures["shard_bytes"]), "coordinator": measures["coordinator_bytes"]}
@@ -329,9 +286,6 @@ def main(
                     for key, value in measurement.items():
                         result[key][cell] = value
                 result["resident_mib"][f"{name},{size}"] = resident(bench)
-                if "mollify_speedup" not in result and size >= MOLLIFIED:
-                    prompt = prompts.questions(1, 64, 1)[0].prompt
-                    result["mollify_speedup"] = round(mollify_speedup(bench, prompt, max(rounds, 3)), 1)
     show(result, as_json)
 
 
