@@ -6,8 +6,6 @@
 - `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
   coordinator's arithmetic, and in the rest.
 - `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
-- `part_row_over_public_row`: for each cell, the time that a part row adds to a shard's step over the time that a public
-  row of another sequence adds (`tests.benchmarks.parts`).
 - `resident_mib`: memory of each actor, including caches, for each number of parts.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally.
@@ -37,7 +35,7 @@ from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Generation
-from services.engine.engine import EngineSettings, Request
+from services.engine.engine import EngineSettings
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols import PROTOCOLS
@@ -48,12 +46,10 @@ from services.training.public_model import resolve
 from tests.benchmarks import options
 from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, LoadPrompts, LoadRequest
 from tests.benchmarks.options import show
-from tests.benchmarks.parts import PartBatch
 from tests.ensembles import usual_layers, write_adapters
 
 NAMESPACE = "benchmark"
 CONTEXT = 1024
-STAGES = ("seconds", "shards_s", "arithmetic_s")
 
 
 class PlainEngine:
@@ -95,25 +91,8 @@ class PlainEngine:
 
 @dataclass(frozen=True)
 class StepBench:
-    shards: tuple[ActorHandle, ...]
     coordinator: ActorHandle
     plain: ActorHandle
-    names: tuple[str, ...]
-    sample: int
-    """The number of part rows of a token."""
-
-
-class RemoteEngine:
-    """Sends the calls of `PartBatch` to a shard. Only one row comes back, because the transfer is not measured."""
-
-    def __init__(self, shard: ActorHandle) -> None:
-        self._shard = shard
-
-    def next_token(self, requests: Sequence[Request]) -> None:
-        ray.get(self._shard.next_token.remote(requests, returned=[0]))
-
-    def drop_caches(self, sequence: str) -> None:
-        ray.get(self._shard.drop_caches.remote([sequence]))
 
 
 @contextmanager
@@ -183,7 +162,7 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
         ray.get([shard.status.remote() for shard in shards])  # a coordinator waits only seconds for a loading shard
         ray.get(coordinator.health.remote())
         try:
-            yield StepBench(shards, coordinator, plain, names, planned.rows or 1)
+            yield StepBench(coordinator, plain)
         finally:
             ray.get(coordinator.close.remote())
             for actor in (coordinator, ledger, *shards):
@@ -234,7 +213,6 @@ def measured(
         )
         stages.append((plain_s, shards_s, arithmetic_s, step_s - shards_s - arithmetic_s))
         row_bytes.append(ours["row_bytes"] / ours["tokens"])
-    part_rows = PartBatch(RemoteEngine(bench.shards[0]), bench.names[: len(bench.names) // len(bench.shards)], length)
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
@@ -244,7 +222,6 @@ def measured(
             for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
         },
         "row_bytes": round(statistics.median(row_bytes)),
-        "part_row_over_public_row": round(part_rows.part_row_over_public_row(streams, bench.sample, 8, rounds), 2),
     }
 
 
@@ -272,7 +249,7 @@ def main(
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
     model, prompts = resolve(), LoadPrompts()
-    keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
+    keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "resident_mib")
     result: dict[str, Any] = {key: {} for key in keys}
     with started(model) as plain:
         for name, size in product(protocol, parts):
