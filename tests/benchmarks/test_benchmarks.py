@@ -160,7 +160,7 @@ def test_ensembles_on_a_private_base(tmp_path: Path) -> None:
     (rows,) = measured["corpora"]["demo"].values()
     bases = {row["base_epsilon"] for row in rows if row["method"] == "DP-SGD"}
     assert 8.0 in bases
-    assert 1 <= len(bases) <= 1 + private_base.MAX_SHARES
+    assert 1 <= len(bases) <= 1 + private_base.Size().fractions
     methods = ("exponential", "individual", "not private")
     assert {(row["method"], row["base_epsilon"]) for row in rows if row["parts"]} == {
         (method, base) for method in methods for base in {None, *bases} - {8.0}
