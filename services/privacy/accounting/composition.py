@@ -119,6 +119,8 @@ def _pld_epsilon(spent: Payments, delta: float, interval: float) -> float | None
     if composed is None:
         return None
     rounded = float(composed.get_epsilon_for_delta(delta))
+    if rounded <= 0:
+        return rounded
     # Losses are rounded up to the grid: too much for an epsilon of a few intervals.
     finer = max(max(rounded, _LEAST_EPSILON) / _GRID, interval * _span(composed) / _MAX_INTERVALS)
     if finer >= interval:
