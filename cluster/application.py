@@ -16,7 +16,8 @@ from ray.serve import Application
 
 from cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
 from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.launch import EnsembleActors, gateway, start_actors
+from cluster.ensemble_actors import EnsembleActors
+from cluster.launch import gateway, start_actors
 from services.actors import HEAD
 from services.fleet import fleet
 from services.fleet.replicas import DEPLOYMENT, ShardReplica

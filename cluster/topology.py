@@ -146,7 +146,7 @@ def _engine_settings(
     its model over them.
     """
     engine = configuration.engine
-    share = num_gpus if 0 < num_gpus < 1 else 1.0
+    fraction = num_gpus if 0 < num_gpus < 1 else 1.0
     return EngineSettings(
         model=model,
         kind=engine.kind,
@@ -154,7 +154,7 @@ def _engine_settings(
         head_dtype=engine.head_dtype,
         context_length=engine.context_length,
         cache_gib=engine.cache_gib,
-        gpu_memory_utilization=engine.gpu_memory_utilization * share,
+        gpu_memory_utilization=engine.gpu_memory_utilization * fraction,
         part_kind=manifest.part_kind,
         rows=min(rows, len(adapters)),
         tensor_parallel_size=max(1, int(num_gpus)),

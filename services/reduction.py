@@ -95,7 +95,7 @@ class Weighed:
 class Reducer:
     """Reduces rows on their device.
 
-    On a CPU it gives each thread a share of the sequences, because PyTorch's own threads would meet at every operation.
+    On a CPU it gives each thread a chunk of the sequences, because PyTorch's own threads would meet at every operation.
     """
 
     def __init__(self) -> None:
@@ -178,9 +178,9 @@ class Reducer:
         return sums, torch.cat(charges) if charges else None
 
     def _each(self, sequences: int, rows: Tensor, work: Callable[[slice], T]) -> list[T]:
-        """Returns the results for consecutive shares of the sequences, each computed by a thread of its own."""
-        shares = _shares(sequences, self._threads if rows.device.type == "cpu" else 1)
-        return [work(shares[0])] if len(shares) == 1 else list(self._pool.map(work, shares))
+        """Returns the results for consecutive chunks of the sequences, each computed by a thread of its own."""
+        chunks = _chunks(sequences, self._threads if rows.device.type == "cpu" else 1)
+        return [work(chunks[0])] if len(chunks) == 1 else list(self._pool.map(work, chunks))
 
 
 def pick(points: NDArray[np.int64], cumulative: Tensor) -> NDArray[np.int64]:
@@ -250,9 +250,9 @@ def _private(rows: Tensor, given: Reduction) -> Tensor:
     return rows[: sequences * (1 + parts)].view(sequences, 1 + parts, rows.shape[1])
 
 
-def _shares(sequences: int, count: int) -> list[slice]:
-    """Divides sequences into at most ``count`` shares; one for fewer sequences, which PyTorch's threads divide."""
+def _chunks(sequences: int, count: int) -> list[slice]:
+    """Divides sequences into at most ``count`` chunks; one for fewer sequences, which PyTorch's threads divide."""
     if sequences < count:
         return [slice(0, sequences)]
-    bounds = [sequences * share // count for share in range(count + 1)]
+    bounds = [sequences * chunk // count for chunk in range(count + 1)]
     return [slice(first, last) for first, last in pairwise(bounds)]

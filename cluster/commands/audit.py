@@ -49,7 +49,7 @@ Attempts = Annotated[int, typer.Option(min=1, help="The number of completions fo
 TopK = Annotated[int, typer.Option(min=1, help="The number of most likely tokens from which the attacker samples.")]
 Draws = Annotated[int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")]
 Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
-Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins to guess.")]
+Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The fraction of the coins to guess.")]
 Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
 

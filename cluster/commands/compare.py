@@ -42,7 +42,7 @@ def compare(
             f"{_listed(_QUICK_PARTS)}."
         ),
     ] = None,
-    held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
+    held_out: Annotated[float, typer.Option(help="The fraction of users to hold out.")] = 0.1,
     user_limit: Annotated[
         int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,

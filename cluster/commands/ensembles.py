@@ -56,7 +56,7 @@ def add(
     """Serve another ensemble, or a drained one again, and wait until every gateway serves it."""
     from cluster.checks import check_ensemble, keys_database
     from cluster.configuration import Configuration
-    from cluster.launch import start_ensemble, stop_ensemble
+    from cluster.ensemble_actors import start_ensemble, stop_ensemble
     from cluster.running import ensembles_of
     from cluster.work.ensembles import KNOWN_S, call, check_cohort, report_status, status_of, wait_for
     from services.ensembles.actor import Ensembles
@@ -118,7 +118,7 @@ def retire(
     as_json: JsonOption = False,
 ) -> None:
     """Drain an ensemble, then stop its actors and free their resources. Its ledger is kept."""
-    from cluster.launch import stop_ensemble
+    from cluster.ensemble_actors import stop_ensemble
     from cluster.running import ensembles_of
     from cluster.work.ensembles import call, report_status, wait_for
     from services.ensembles.actor import Ensembles

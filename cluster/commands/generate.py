@@ -150,6 +150,6 @@ def report(
         print(json.dumps(content.record()))
         return
     for row in content.rows:
-        distinct = ", ".join(f"{share:.2f}" for share in row.variety.distinct.values())
+        distinct = ", ".join(f"{fraction:.2f}" for fraction in row.variety.distinct.values())
         print(f"{row.name}: {row.texts} texts, distinct-n {distinct}, perplexity {row.perplexity:.1f}")
     print(f"{page}: the report" + (", for the operator only: it is not private" if content.operator else ""))

@@ -16,7 +16,7 @@ def split(
     reading: CorpusOptions,
     train_out: Annotated[Path, typer.Option(help="The file for the training text.")],
     held_out_out: Annotated[Path, typer.Option(help="The file for the held-out text.")],
-    held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
+    held_out: Annotated[float, typer.Option(help="The fraction of users to hold out.")] = 0.1,
     user_limit: Annotated[
         int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
@@ -35,7 +35,7 @@ def split(
             documents,
             train_out,
             held_out_out,
-            share=held_out,
+            fraction=held_out,
             salt_file=salt_file or train_out.parent / "split.salt",
             user_limit=user_limit,
         )

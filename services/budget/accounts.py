@@ -13,9 +13,9 @@ from itertools import zip_longest
 
 from services.privacy.protocols.individual import HEADROOM, WHOLE
 
-# The share of an account that is kept for tokens after the horizon, of which there can be any number.
+# The fraction of an account that is kept for tokens after the horizon, of which there can be any number.
 _KEPT = 1 / 8
-# The share of an account that one lease may set aside is 1 / this, about.
+# The fraction of an account that one lease may set aside is 1 / this, about.
 _LEASES = 4
 # By how much a part that spent more or less than planned changes its pace, at most, and how early.
 _FASTER, _SLOWER, _START = 8.0, 0.125, 1 / 32
@@ -99,7 +99,7 @@ NO_ACCOUNTS = Accounts()
 
 
 def _spent(tokens: int, horizon: int) -> float:
-    """Returns the share of an account that these tokens should have charged."""
+    """Returns the fraction of an account that these tokens should have charged."""
     return (1 - _KEPT) * tokens / horizon if tokens < horizon else 1 - _KEPT * horizon / tokens
 
 

@@ -20,7 +20,7 @@ from services.privacy.protocols.individual import WHOLE
 from services.privacy.settings import Enforced
 
 SILENT = 0.01
-"""The share of an account below which a part counts as silent."""
+"""The fraction of an account below which a part counts as silent."""
 
 NOTE = (
     "The guarantee is epsilon and delta, for everything that is ever released. epsilon_spent, epsilon_left and "
@@ -129,13 +129,13 @@ class LedgerStatement(Statement):
 
 
 class AccountsStatement(BaseModel):
-    """Summarizes what is left of the parts' accounts, as shares of a full one. It is private.
+    """Summarizes what is left of the parts' accounts, as fractions of a full one. It is private.
 
     Attributes:
         parts: the number of parts that were charged so far.
         silent: how many of them have less than `SILENT` left.
         least, median, most: what is left of them.
-        held: the largest share that open leases hold.
+        held: the largest fraction that open leases hold.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -155,7 +155,7 @@ class AccountsStatement(BaseModel):
             return None
         return cls(
             parts=len(left),
-            silent=sum(share < SILENT for share in left),
+            silent=sum(fraction < SILENT for fraction in left),
             least=left[0],
             median=median(left),
             most=left[-1],

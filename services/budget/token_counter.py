@@ -9,8 +9,8 @@ from services.privacy import accounting
 from services.privacy.accounting import counting
 from services.privacy.events import Event, from_json
 
-# A block of tokens of another event costs about this share of the whole budget: with larger blocks the price is closer
-# to the ratio of the costs, with smaller ones less is left over at the end.
+# A block of tokens of another event costs about this fraction of the whole budget: with larger blocks the price is
+# closer to the ratio of the costs, with smaller ones less is left over at the end.
 _BLOCKS = 16
 
 

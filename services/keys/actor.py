@@ -1,12 +1,9 @@
 """Implements the Ray actor that identifies API keys, admits their requests and charges their shares."""
 
 import asyncio
-import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -15,29 +12,17 @@ from ray.actor import ActorHandle
 
 from services.actors import HEAD
 from services.database.clock import now
-from services.database.deadline import DATABASE_TIMEOUT_S
 from services.database.service import ServiceDatabase
 from services.errors import KeysUnavailable
-from services.keys.fair_queue import FairQueue, QueueFull
 from services.keys.grouping import GroupedTransactions
 from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from services.keys.metrics import ShareMetrics
-from services.keys.rate_limiter import RateLimiter
+from services.keys.open_requests import OpenRequests
 from services.keys.records import Key, KeyAccount, Scope, Share
 from services.keys.store import KeyStore
-from services.keys.subjects import charged_subjects, ensemble_of, group_subject, subjects_of
+from services.keys.subjects import charged_subjects, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport
-from services.keys.transactions import (
-    AreRequired,
-    Exhausted,
-    Find,
-    OpenReservation,
-    ReadShares,
-    Reserve,
-    Reserved,
-    Settle,
-)
-from services.retrying import pauses, repeated
+from services.keys.transactions import AreRequired, Find, ReadShares
 
 NAME = "keys"
 WATCH_S = 5.0
@@ -47,39 +32,12 @@ HEARTBEAT_TIMEOUT_S = 60.0
 IDENTITY_AGE_S = 1.0
 """How long a key is not read again from the database. A key that another process revokes is refused after this time."""
 MAX_IDENTITIES = 10_000
-RETRY_S = 1.0
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Request:
-    """Holds a request between `admit` and `settle`.
-
-    Attributes:
-        queue: None if a previous actor admitted the request and its ensemble has had no other request since.
-        task: the task in which the request waits; None once it is admitted.
-        entering: the tasks that wait for places of further generations.
-        places: the number of its generations that have places in the queue.
-        counted: whether it counts as live streams of its shares. A background request counts only once it has started.
-    """
-
-    subjects: tuple[str, ...]
-    generations: int
-    gateway: str
-    queue: FairQueue | None = None
-    task: "asyncio.Task[object] | None" = None
-    background: bool = False
-    entering: "set[asyncio.Task[object]]" = field(default_factory=set)
-    places: int = 0
-    counted: bool = False
 
 
 class Keys:
-    """Identifies keys, admits requests fairly within their shares, and returns unused tokens to the shares.
+    """Identifies keys, admits their requests (`OpenRequests`), changes keys, and watches gateways.
 
-    Shares and usage are in the database, so a restarted actor continues from there. Rate limits are in memory and start
-    full after a restart. Each ensemble has a queue of its own.
+    Keys, shares and usage are in the database, so a restarted actor continues from there.
     """
 
     def __init__(self, database: str) -> None:
@@ -91,18 +49,10 @@ class Keys:
         self._accounts: tuple[float, list[KeyAccount]] | None = None
         self._accounts_lock = asyncio.Lock()
         self._changes = 0
-        self._settling: set[asyncio.Task[OpenReservation | None]] = set()
-        self._waiting: Counter[str] = Counter()
-        self._queues: dict[AdmissionLimits, FairQueue] = {}
-        self._rate_limiter = RateLimiter()
         self._traffic = Traffic()
         self._metrics = ShareMetrics()
-        self._requests: dict[str, _Request] = {}
-        self._live_streams: Counter[str] = Counter()
-        self._share_changed: dict[str, asyncio.Event] = {}
+        self._open = OpenRequests(self._transactions, self._store.open_reservations())
         self._heartbeats: dict[str, float] = {}
-        for open_ in self._store.open_reservations():  # requests that a previous actor admitted
-            self._add(open_.id, _Request(open_.subjects, open_.generations, open_.gateway))
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def ready(self) -> None:
@@ -141,81 +91,21 @@ class Keys:
         gateway: str,
         background: bool = False,
     ) -> Admitted | Refused:
-        """Charges a request to its shares and returns when it may start.
-
-        A request waits while other requests hold the rest of its share, and while the service is full. It gets fewer
-        tokens than `wanted` only if its share has no more and no other request holds any of it.
-
-        Args:
-            id_: identifies the request in `settle`.
-            subjects: the subjects of the key's shares.
-            limits: the limits of the ensemble that serves the request.
-            background: let all other requests go first, and hold no tokens while the request waits in the queue.
-        """
-        subjects, first = charged_subjects(subjects, limits.shares), min(generations, limits.piece)
-        shares: dict[str, Share] = await self._transactions.run(ReadShares(subjects))
-        queue = self._queue_for(limits)
-        if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
-            before = await self._reserve(id_, wanted)
-            states = self._rate_limiter.states(shares)
-            return before if isinstance(before, Refused) else Admitted(before.tokens, states, first)
-        if refused := self._exceeds_share(shares, wanted, generations):
-            return refused
-        if not background and (refused := self._exceeds_rates(id_, shares, wanted, generations)):
-            return refused
-        request = _Request(subjects, generations, gateway, queue, asyncio.current_task(), background)
-        self._add(id_, request)
-        try:
-            if background:
-                await self._start(request, first)
-                if refused := self._exceeds_rates(id_, shares, wanted, generations):
-                    await self._end(id_, 0)
-                    return refused
-                self._count(request)
-            reserved = await self._reserve(id_, wanted)
-            if isinstance(reserved, Refused):
-                await self._end(id_, 0)
-                return reserved
-            if not background:
-                await self._start(request, first)
-        except QueueFull:
-            await self._end(id_, 0)
-            return Refused("overloaded", retry_after_s=1.0)
-        except BaseException:
-            await asyncio.shield(self._end(id_, 0))
-            raise
-        request.task = None
-        self._rate_limiter.put_back(id_, wanted - reserved.tokens)
-        return Admitted(reserved.tokens, self._rate_limiter.states(shares), first)
+        """See `OpenRequests.admit`."""
+        self._heartbeats.setdefault(gateway, time.monotonic())
+        return await self._open.admit(id_, subjects, limits, wanted, generations, gateway, background)
 
     async def enter(self, id_: str, generations: int) -> None:
-        """Returns when further generations of an admitted request may start, or when the request has ended."""
-        request, task = self._requests.get(id_), asyncio.current_task()
-        if request is None or request.queue is None or task is None:
-            return
-        request.entering.add(task)
-        try:
-            await self._start(request, generations, unlimited=True)
-        finally:
-            request.entering.discard(task)
+        """See `OpenRequests.enter`."""
+        await self._open.enter(id_, generations)
 
     async def leave(self, id_: str, generations: int) -> None:
-        """Gives up the places of generations that have ended while others of the request continue."""
-        if request := self._requests.get(id_):
-            self._leave(request, generations)
+        """See `OpenRequests.leave`."""
+        await self._open.leave(id_, generations)
 
     async def settle(self, id_: str, used: int | None) -> None:
-        """Ends a request that used `used` tokens. If None, all its reserved tokens stay charged.
-
-        A request that still waits for admission is cancelled.
-        """
-        request = self._requests.get(id_)
-        waiting = () if request is None else (*filter(None, (request.task,)), *request.entering)
-        for task in waiting:
-            task.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
-        await self._end(id_, used)
+        """See `OpenRequests.settle`."""
+        await self._open.settle(id_, used)
 
     async def heartbeat(self, gateway: str, update: TrafficUpdate) -> None:
         """Records that a gateway is alive, and its traffic. Gateways send one about every second."""
@@ -224,8 +114,7 @@ class Keys:
 
     async def traffic(self, ensemble: str | None = None) -> TrafficReport:
         """Returns the traffic of all gateways, for one ensemble or for all together."""
-        queues = (queue for limits, queue in self._queues.items() if ensemble in (None, limits.ensemble))
-        return self._traffic.report(ensemble, waiting=sum(queue.waiting for queue in queues))
+        return self._traffic.report(ensemble, waiting=self._open.waiting(ensemble))
 
     async def accounts(self, age_s: float = 0.0) -> list[KeyAccount]:
         """See `KeyStore.accounts`. Every change of a key through this actor is in them.
@@ -272,14 +161,14 @@ class Keys:
         """See `KeyStore.limit`."""
         account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share, ensemble))
         self._keys_changed()
-        self._wake_waiting(charged_subjects(subjects_of(account.key), ensemble))
+        self._open.wake(charged_subjects(subjects_of(account.key), ensemble))
         return account
 
     async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
         """See `KeyStore.limit_group`."""
         await self._transactions.alone(lambda: self._store.limit_group(group, share, ensemble))
         self._keys_changed()
-        self._wake_waiting(charged_subjects((group_subject(group),), ensemble))
+        self._open.wake(charged_subjects((group_subject(group),), ensemble))
 
     async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
         """See `KeyStore.rotate`. Returns the key and the text of its secret."""
@@ -292,123 +181,6 @@ class Keys:
         key = await self._transactions.alone(lambda: self._store.revoke(id_or_name))
         self._keys_changed()
         return key
-
-    @staticmethod
-    def _exceeds_share(shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
-        """Refuses a request that one of its shares can never admit."""
-        for share in shares.values():
-            if share.largest_request is not None and wanted > share.largest_request:
-                return Refused("request_too_large", share.largest_request)
-            if share.tokens_per_minute is not None and wanted > share.tokens_per_minute:
-                return Refused("larger_than_a_minute", share.tokens_per_minute)
-            if share.live_streams is not None and generations > share.live_streams:
-                return Refused("more_than_live_streams", share.live_streams)
-        return None
-
-    def _exceeds_rates(self, id_: str, shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
-        """Refuses a request that exceeds a limit now, or charges it to the rate limits."""
-        for subject, share in shares.items():
-            if share.live_streams is not None and self._live_streams[subject] + generations > share.live_streams:
-                return Refused("live_streams", share.live_streams)
-        return self._rate_limiter.take(id_, shares, wanted)
-
-    async def _reserve(self, id_: str, wanted: int) -> Reserved | Refused:
-        request = self._requests[id_]
-        # A request that waits for its share occupies this actor, as one in the queue does.
-        key, limit = request.subjects[0], max(1, request.queue.max_waiting_of_key) if request.queue else 1
-        while True:
-            # The events must exist before the share is read, so that no change in between is missed.
-            changed = {
-                subject: self._share_changed.setdefault(subject, asyncio.Event()) for subject in request.subjects
-            }
-            outcome = await self._transactions.run(
-                Reserve(id_, request.subjects, wanted, request.generations, request.gateway)
-            )
-            match outcome:
-                case Reserved():
-                    return outcome
-                case Exhausted(limit="tokens_per_day"):
-                    return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
-                case Exhausted():
-                    return Refused("share_exhausted")
-                case _ if request.background:
-                    # A background request already has a place in the queue. The request that holds the share may wait
-                    # for that place, so waiting here could deadlock.
-                    return Refused("overloaded", retry_after_s=1.0)
-                case _ if self._waiting[key] >= limit:
-                    return Refused("overloaded", retry_after_s=1.0)
-                case _:
-                    self._waiting[key] += 1
-                    try:
-                        await changed[outcome.subject].wait()
-                    finally:
-                        self._waiting[key] -= 1
-
-    def _queue_for(self, limits: AdmissionLimits) -> FairQueue:
-        """Returns the queue of an ensemble. A new queue contains the requests that a previous actor admitted."""
-        if limits not in self._queues:
-            queue = FairQueue(limits.capacity, limits.max_waiting, limits.max_waiting_of_key)
-            self._queues[limits] = queue
-            for request in self._requests.values():
-                if request.queue is None and ensemble_of(request.subjects) == limits.shares:
-                    request.queue, request.places = queue, min(request.generations, limits.piece)
-                    queue.restore(request.subjects[0], request.places)
-        return self._queues[limits]
-
-    @staticmethod
-    async def _start(request: _Request, generations: int, *, unlimited: bool = False) -> None:
-        """Waits until the queue lets generations of the request start."""
-        assert request.queue is not None
-        await request.queue.acquire(
-            request.subjects[0], generations, background=request.background, unlimited=unlimited
-        )
-        request.places += generations
-
-    @staticmethod
-    def _leave(request: _Request, generations: int) -> None:
-        ended = min(generations, request.places)
-        request.places -= ended
-        if ended and request.queue is not None:
-            request.queue.free(request.subjects[0], ended, background=request.background)
-
-    def _add(self, id_: str, request: _Request) -> None:
-        self._requests[id_] = request
-        self._heartbeats.setdefault(request.gateway, time.monotonic())
-        if not request.background:
-            self._count(request)
-
-    def _count(self, request: _Request) -> None:
-        request.counted = True
-        for subject in request.subjects:
-            self._live_streams[subject] += request.generations
-
-    async def _end(self, id_: str, used: int | None) -> None:
-        """Releases everything that a request holds, and settles its reservation. Idempotent.
-
-        If the database does not answer in time, it is settled later.
-        """
-        request = self._requests.pop(id_, None)
-        if request is not None:
-            for subject in request.subjects if request.counted else ():
-                self._live_streams[subject] -= request.generations
-            self._leave(request, request.places)
-        settling = asyncio.get_running_loop().create_task(self._settle(id_, used))
-        self._settling.add(settling)
-        settling.add_done_callback(self._settling.discard)
-        await asyncio.wait((settling,), timeout=DATABASE_TIMEOUT_S)
-
-    async def _settle(self, id_: str, used: int | None) -> OpenReservation | None:
-        """Settles a reservation, and tries until the database answers."""
-        settled: OpenReservation | None = await repeated(
-            lambda: self._transactions.run(Settle(id_, used)),
-            KeysUnavailable,
-            pauses(RETRY_S),
-            log=lambda error: logger.warning("a request is settled later: %s", error),
-        )
-        self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
-        if settled is not None:
-            self._wake_waiting(settled.subjects)
-        return settled
 
     async def _are_required(self) -> bool:
         """Returns whether clients need a key. Once they do, they always do, so that answer is never read again."""
@@ -428,12 +200,6 @@ class Keys:
             self._identities[hash_] = time.monotonic(), key
         return key
 
-    def _wake_waiting(self, subjects: Sequence[str]) -> None:
-        """Wakes the requests that wait for tokens of these shares."""
-        for subject in subjects:
-            if event := self._share_changed.pop(subject, None):
-                event.set()
-
     async def _watch(self) -> None:
         """Settles the requests of gateways that are gone, and updates the metrics of the shares."""
         while True:
@@ -441,10 +207,10 @@ class Keys:
             with suppress(KeysUnavailable):
                 self._metrics.update(await self.accounts(WATCH_S))
             now_s = time.monotonic()
+            # Requests of a gateway that is not known, such as those that a previous actor admitted.
+            self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats
             gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
-            for id_, request in list(self._requests.items()):
-                if request.gateway in gone:
-                    await self.settle(id_, None)
+            await self._open.settle_lost(gone)
             for gateway in gone:
                 del self._heartbeats[gateway]
 
@@ -453,13 +219,6 @@ def _identity(key: Key) -> Identity | InvalidKey:
     if not key.valid(now()):
         return InvalidKey("revoked" if key.revoked else "expired")
     return Identity(key.id, key.name, key.scopes, subjects_of(key))
-
-
-def _seconds_until_midnight() -> float:
-    """Returns the seconds until midnight UTC, when daily shares start again."""
-    time_ = now()
-    midnight = (time_ + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    return (midnight - time_).total_seconds()
 
 
 KeysActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)

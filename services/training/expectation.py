@@ -3,7 +3,7 @@
     propose(Requirements(Population(users=50_000), TokenBudget(epsilon=8, delta=1e-5, tokens=1_000_000)))
 
 The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text, for adapters and for texts as
-parts: the gain of parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each radius.
+parts: the gain of parts of several sizes, and the fraction of an ensemble's gain that a protocol keeps at each radius.
 Other corpora lead to other gains, so an expectation is a range over the measured corpora. `LEAVES_OUT` lists what it
 does not cover.
 """
@@ -138,7 +138,7 @@ class Proposal:
 
     Attributes:
         part_kind: what a part is.
-        kept: the share of the ensemble's gain, in nats per token, that the protocol keeps.
+        kept: the fraction of the ensemble's gain, in nats per token, that the protocol keeps.
         gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
         by_corpus: the mean of that gain on each measured corpus; empty if the size of the corpus is unknown.
     """
@@ -192,7 +192,7 @@ class Measured:
         return cls(json.loads(TABLE.read_bytes()), part_kind)
 
     def kept(self, protocol: str, radius: float) -> list[float]:
-        """Returns the share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
+        """Returns the fraction of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
         return self._at(radius, [corpus["kept"][protocol] for corpus in self._corpora])
 
     def gain(self, part_tokens: float) -> list[float]:
@@ -223,7 +223,7 @@ class Measured:
             f"measured {table['measured']} on {', '.join(kind['corpora'])}, {table['held_out_tokens']:,} held-out "
             f"tokens each, with {table['model']} and {table['parts']} parts of {kind['part_tokens']:,} tokens: "
             "services/training/gain.json; python -m tests.benchmarks.gain repeats it"
-            + ("" if computed is None else f". The share that {protocol} keeps is not measured yet: it is {computed}")
+            + ("" if computed is None else f". What {protocol} keeps is not measured yet: it is {computed}")
         )
 
     @staticmethod
@@ -341,13 +341,13 @@ def _expect(
         return None
     settings, planned = chosen
     measured = Measured.load(part_kind)
-    shares = measured.kept(protocol, _radius(planned))
+    fractions = measured.kept(protocol, _radius(planned))
     tokens = wanted.population.tokens
     if tokens is None:
-        return Proposal(part_kind, settings, planned, Range.of(shares), None)
+        return Proposal(part_kind, settings, planned, Range.of(fractions), None)
     # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
-    # the share that a radius keeps.
+    # the fraction that a radius keeps.
     gains = measured.gain(tokens / parts)
-    kept_gains = [share * nats for share, nats in zip(shares, gains, strict=True)]
+    kept_gains = [fraction * nats for fraction, nats in zip(fractions, gains, strict=True)]
     of_each = measured.by_corpus(kept_gains)
-    return Proposal(part_kind, settings, planned, Range.of(shares), Range.of(kept_gains), of_each)
+    return Proposal(part_kind, settings, planned, Range.of(fractions), Range.of(kept_gains), of_each)

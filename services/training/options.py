@@ -54,7 +54,7 @@ class TrainingOptions(Options):
         "steps of a reader",
     )
     warm_up: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the steps in which the learning rate rises from 0"
+        default=0.0, ge=0, lt=1, description="fraction of the steps in which the learning rate rises from 0"
     )
     weight_decay: float = Field(default=0.01, ge=0)
     epochs: int = Field(default=3, ge=1)

@@ -28,36 +28,36 @@ class SplitCounts:
     held_out_users: int
 
 
-def held_out(user: str, salt: bytes, share: float) -> bool:
-    """Returns whether a user's text is held out, with probability `share`. It depends only on a keyed hash of the id.
+def held_out(user: str, salt: bytes, fraction: float) -> bool:
+    """Returns whether a user's text is held out, with probability `fraction`. A keyed hash of the id decides alone.
 
     The hash has a separate prefix, so that it reveals nothing about the user's part, even with the same salt.
     """
     digest = hmac.digest(salt, b"privmix held out\0" + user.encode(), "sha256")
     number = int.from_bytes(digest[: _BITS // 8], "big")
-    return number < int(share * 2**_BITS)
+    return number < int(fraction * 2**_BITS)
 
 
 def split(
-    corpus: Corpus, train: Path, held_out_file: Path, *, share: float, salt_file: Path, user_limit: int | None = None
+    corpus: Corpus, train: Path, held_out_file: Path, *, fraction: float, salt_file: Path, user_limit: int | None = None
 ) -> SplitCounts:
     """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
     The text of a conversation is its list of messages.
 
     Args:
-        share: the expected share of held-out users, in (0, 1). Their share of the text may differ.
+        fraction: of the users, expected to be held out, in (0, 1). That of the text may differ.
         salt_file: the secret of the split, drawn on first use. With the same secret, a user stays on the same side.
         user_limit: the number of characters to keep of each training user, from the beginning; None keeps all. It
             does not depend on other users' text, so parts stay separate. It bounds each user's contribution and the
             training time.
 
     Raises:
-        InputError: the share or the limit is out of range, a side is empty, a file cannot be written, or the corpus is
-            invalid (`CorpusError`).
+        InputError: the fraction or the limit is out of range, a side is empty, a file cannot be written, or the corpus
+            is invalid (`CorpusError`).
     """
-    if not 0 < share < 1:
-        raise InputError(f"held-out: must lie between 0 and 1, not {share:g}")
+    if not 0 < fraction < 1:
+        raise InputError(f"held-out: must lie between 0 and 1, not {fraction:g}")
     if user_limit is not None and user_limit < 1:
         raise InputError(f"user-limit: must be at least 1, not {user_limit}")
     _create_parents(train, held_out_file, salt_file)
@@ -65,7 +65,7 @@ def split(
     train_side, held_out_side = _Side(), _Side()
     with replacing(train) as train_lines, replacing(held_out_file) as held_out_lines:
         for document in corpus:
-            if held_out(document.user, salt, share):
+            if held_out(document.user, salt, fraction):
                 held_out_side.write(document, held_out_lines)
             else:
                 train_side.write(document, train_lines, user_limit)
@@ -74,8 +74,8 @@ def split(
         for side, label in ((held_out_side, "held-out"), (train_side, "training")):
             if not side.documents:
                 raise InputError(
-                    f"held-out: {share:g} leaves no user on the {label} side of {corpus.name}; "
-                    f"choose another share, or remove {salt_file} to draw a new one"
+                    f"held-out: {fraction:g} leaves no user on the {label} side of {corpus.name}; "
+                    f"choose another fraction, or remove {salt_file} to draw a new one"
                 )
     return SplitCounts(
         train_side.documents, len(train_side.characters), held_out_side.documents, len(held_out_side.characters)

@@ -5,7 +5,7 @@
 
 The tokens of a base that DP-SGD trained cost nothing, and an ensemble on it adds less than it gains alone.
 `base_gain.json`, which `tests.benchmarks.private_base` measures on public text, has the gain of DP-SGD by its signal,
-and the share of an ensemble's gain that is left on a base, by the base's. `LEAVES_OUT` lists what it does not cover.
+and the fraction of an ensemble's gain that is left on a base, by the base's. `LEAVES_OUT` lists what it does not cover.
 """
 
 import json

@@ -179,7 +179,7 @@ def benchmark(
     plain = {key: value for key, value in measured.get("plain", {}).items() if "gain" in key}
     for row in measured.values():
         row |= {f"{key} of plain": row[key] / gain for key, gain in plain.items()}
-    print(json.dumps(measured, indent=2)) if as_json else show(measured)
+    show(measured, as_json)
 
 
 if __name__ == "__main__":

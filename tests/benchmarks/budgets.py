@@ -11,15 +11,12 @@ as in the ledger. For each corpus, number of parts and budget at delta 1e-5:
   of both gains.
 """
 
-import json
 from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from cluster.options import JsonOption
 from services.laboratory.evaluation.estimate import Estimate
@@ -30,7 +27,7 @@ from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from tests.benchmarks.gain import PARTS as STANDING
 from tests.benchmarks.gain import benches
-from tests.benchmarks.options import CorporaOption, DemoOption, EnsembleSizesOption, OutputOption
+from tests.benchmarks.options import CorporaOption, DemoOption, EnsembleSizesOption, OutputOption, show
 from tests.benchmarks.standing import TOKENS, Planned, few_exponential, few_individual, few_pmixed, rounded
 
 EPSILONS = (2.0, 8.0)
@@ -72,21 +69,6 @@ def _ahead(before: Windows, after: Windows) -> Estimate:
     return Estimate.of_ratio([a[1] - b[1] for a, b in both], [a[0] for a, _ in both])
 
 
-def _show(measured: Mapping[str, list[dict[str, Any]]]) -> None:
-    for corpus, cells in measured.items():
-        table = Table("parts", "epsilon, tokens", *cells[0]["gain"], "ahead", "ratio", title=corpus)
-        for cell in cells:
-            mean, low, high = cell["ahead"]
-            table.add_row(
-                f"{cell['parts']}",
-                f"{cell['epsilon']:g}, {cell['tokens']:,}",
-                *(f"{gain[0]:.3f}" for gain in cell["gain"].values()),
-                f"{mean:.3f} ({low:.3f} to {high:.3f})",
-                f"{cell['ratio']:.2f}",
-            )
-        Console(width=140).print(table)
-
-
 def benchmark(
     output: OutputOption,
     corpus: CorporaOption = [],  # noqa: B006
@@ -102,10 +84,7 @@ def benchmark(
     for name, bench in benches(corpus, output, demo, quick).items():
         rows = bench.parts_rows()
         measured[name] = [measure(rows, bench.text, size, *budget) for size, budget in product(parts, budgets)]
-    if as_json:
-        print(json.dumps(measured, indent=1))
-    else:
-        _show(measured)
+    show(measured, as_json)
 
 
 if __name__ == "__main__":

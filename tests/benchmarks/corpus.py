@@ -23,6 +23,7 @@ import typer
 from pyarrow import parquet
 
 from cluster.options import JsonOption
+from tests.benchmarks.options import show
 
 MEGABYTE = 10**6
 WORDS, WORDS_OF_TEXT, USERS = 20_000, 300, 50_000
@@ -123,11 +124,7 @@ def main(
             "repeats": repeats,
         }
         found |= compare(path, rows, repeats)
-    if as_json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name}: {value}")
+    show(found, as_json)
 
 
 if __name__ == "__main__":

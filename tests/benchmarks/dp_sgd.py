@@ -246,7 +246,7 @@ def benchmark(
     for name, each in recipes.items():
         measured[name] = bench.measure(name, each, epsilon, population, users)
         print(f"{name}: {measured[name]}", file=sys.stderr, flush=True)
-    print(json.dumps(measured, indent=2)) if as_json else show(measured)
+    show(measured, as_json)
 
 
 if __name__ == "__main__":

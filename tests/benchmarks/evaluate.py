@@ -12,7 +12,6 @@ method a SciPy bisection per row. Both count the processor time of one thread, w
 - `ms_per_row`: the time by stage, of both.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,8 +22,6 @@ import numpy as np
 import torch
 import typer
 from peft import PeftModel
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.options import JsonOption
@@ -39,6 +36,7 @@ from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.settings import Settings
 from services.training.public_model import resolve
 from tests.benchmarks.mollify import LOSS, ORDER, RADIUS, clip_by_scipy, mix_by_scipy, renyi_by_scipy
+from tests.benchmarks.options import show
 from tests.ensembles import write_adapters
 from tests.services.conftest import TEXT
 
@@ -142,13 +140,8 @@ def evaluate(
         "token_parts_per_s_stored": 1e3 / again,
         "ratio_stored": (slow["forward"] + slow["clip"]) / again,
     }
-    if as_json:
-        setting = {"parts": parts, "tokens": text.positions, "threads": 1}
-        print(json.dumps({**setting, **numbers, "ms_per_row": {"ours": own, "replaced": slow}}, indent=2))
-        return
-    table = Table("number", "", *numbers)
-    table.add_row("", "", *(f"{number:.3g}" for number in numbers.values()))
-    Console().print(table)
+    setting = {"parts": parts, "tokens": text.positions, "threads": 1}
+    show({**setting, **numbers, "ms_per_row": {"ours": own, "replaced": slow}}, as_json)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from services.training.expectation import TABLE as GAINS
 from tests.benchmarks.record import MeasuredRecord
 
 WIDTH = 120
+USUAL = "one thread of a CPU"
+"""The machine of records whose table names no other; their page says so."""
 TOKENS = (1024, 16384, 131072)
 TASK_ROWS = {
     "real text": "real text",
@@ -52,12 +54,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], below: str =
     return f"{text}\n\n{paragraph}\n" if below else f"{text}\n"
 
 
-def source(*names: str, commands: bool = True) -> str:
-    """Says when and where records were measured, and how to repeat them."""
-    found = [record(name) for name in names]
-    places = dict.fromkeys(f"{each.date:%Y-%m-%d}, {each.machine}" for each in found)
-    repeated = ": " + "; ".join(dict.fromkeys(f"`{each.command}`" for each in found)) if commands else ""
-    return f"Measured {'; '.join(places)}{repeated}."
+def source(name: str) -> str:
+    """Says when and where a record was measured, and how to repeat it."""
+    found = record(name)
+    return f"Measured {found.date}, {found.machine}: `{found.command}`."
+
+
+def where(*names: str) -> str:
+    """Names records, whose commands repeat them, and says when and, if not on `USUAL`, where they were measured."""
+    by_place: dict[str, list[str]] = {}
+    for name in names:
+        place = f"{record(name).date}, {record(name).machine}".removesuffix(f", {USUAL}")
+        by_place.setdefault(place, []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(found)}: {place}" for place, found in by_place.items())
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
@@ -68,11 +77,11 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 # Speed
 
 
-def _share(name: str, streams: int = 8) -> float:
-    """Returns a record's share of plain vLLM's tokens a second."""
-    shares: Mapping[str, float] = record(name).figures["private_over_plain"]
-    (share,) = (share for cell, share in shares.items() if cell.endswith(f",{streams}"))
-    return share
+def _over_plain(name: str, streams: int = 8) -> float:
+    """Returns a record's ratio to plain vLLM's tokens a second."""
+    ratios: Mapping[str, float] = record(name).figures["private_over_plain"]
+    (ratio,) = (ratio for cell, ratio in ratios.items() if cell.endswith(f",{streams}"))
+    return ratio
 
 
 def speed() -> str:
@@ -88,7 +97,7 @@ def speed() -> str:
         for name, text in settings.items()
     ]
     columns = ["options", "`load`", "`load --layers 8`", "`step`", "`step --layers 8`"]
-    return table(columns, rows, source("load-pmixed", "step-pmixed", commands=False))
+    return table(columns, rows, where("load-individual", "step-individual", "step-pmixed"))
 
 
 def _speed_cell(name: str) -> str:
@@ -96,11 +105,11 @@ def _speed_cell(name: str) -> str:
         figures = record(name).figures
     except FileNotFoundError:  # not measured
         return ""
-    ((cell, share), *_) = figures["private_over_plain"].items()
+    ((cell, ratio), *_) = figures["private_over_plain"].items()
     if stages := figures.get("stages_ms"):
-        return f"{share:.3g}: {stages[cell]['shards']:.0f}, {stages[cell]['arithmetic']:.1f}"
+        return f"{ratio:.3g}: {stages[cell]['shards']:.0f}, {stages[cell]['arithmetic']:.1f}"
     speed = figures["cells"].get(cell, {}).get("private", {}).get("tokens_per_s")
-    return f"**{share:.2f}**" + (f": {speed:.1f}" if speed else "")
+    return f"**{ratio:.2f}**" + (f": {speed:.1f}" if speed else "")
 
 
 def decoded() -> str:
@@ -147,22 +156,12 @@ def other_speeds() -> str:
     rows = [
         ("the start of a service, until its first token", _start(), "startup"),
         ("2 GB of text in Parquet, read as a corpus", _corpora(), "corpus"),
-        ("the host's share of a step of 64 sequences", _host_ms(), "sides"),
+        ("the host's time in a step of 64 sequences", _host_ms(), "sides"),
         ("the adapters of 1,000 parts", _adapters_gib(), "parts"),
         ("400 parts over 80 parts, tokens a second with 8 and 32 streams", _many_parts(), "load-400-parts"),
         ("requests with keys a second, SQLite and PostgreSQL", _keys("requests_per_s", ",.0f"), "keys"),
     ]
-    return table(
-        ["measured", "figure", "when, and where", "command"],
-        (
-            (text, figure, f"{record(name).date}, {record(name).machine}", f"`{_short(record(name).command)}`")
-            for text, figure, name in rows
-        ),
-    )
-
-
-def _short(command: str) -> str:
-    return command.removeprefix("python -m tests.benchmarks.").removesuffix(" --json")
+    return table(["measured", "figure", "record"], ((text, figure, where(name)) for text, figure, name in rows))
 
 
 def _keys(figure: str, form: str) -> str:
@@ -172,7 +171,7 @@ def _keys(figure: str, form: str) -> str:
 
 def _node_tokens() -> float:
     """Returns the tokens a second of the example's node."""
-    return NODE_TOKENS_A_SECOND * _share("load-pmixed")
+    return NODE_TOKENS_A_SECOND * _over_plain("load-pmixed")
 
 
 def _agreement(figure: str) -> str:
@@ -251,7 +250,7 @@ def gpu() -> str:
         model = "small" if shape == "small" else "8B"
         rows.append([f"{model}, {context:,}", took["0"]["rows"], *ratios, ", ".join(f"{each:.3g}" for each in floors)])
     columns = ["model, context", "plain", *(f"m = {number}" for number in numbers[1:]), "over floor"]
-    return table(columns, rows, source("gpu"))
+    return table(columns, rows, where("gpu"))
 
 
 def _gpu_ratio(parts: int) -> str:
@@ -285,14 +284,13 @@ def ensembles() -> str:
         ["not private", *(f"{found[name]['not_private'][size][0]:.1f}" for name in found for size in parts[name])]
     )
     columns = [f"{name}: {size}" for name in found for size in parts[name]]
-    return table(["epsilon, tokens", *columns], rows, source("compare-speeches", "compare-commits"))
+    return table(["epsilon, tokens", *columns], rows, where("compare-speeches", "compare-commits"))
 
 
-def widest() -> str:
-    """Returns the widest half of an interval in `ensembles`, in points."""
-    changes = [record(f"compare-{name}").figures["change"].values() for name in ("speeches", "commits")]
-    cells = [interval for rows in changes for by_parts in rows for interval in by_parts.values()]
-    return f"{max((high - low) / 2 for _, low, high in cells):.1f}"
+def _widest(*names: str) -> str:
+    """Returns the widest half of an interval of a private row in records of changes of perplexity, in points."""
+    rows = [row for name in names for row in record(name).figures["change"].values()]
+    return f"{max((high - low) / 2 for row in rows for _, low, high in row.values()):.1f}"
 
 
 def _compared(figure: str) -> str:
@@ -316,7 +314,7 @@ def budgets() -> str:
         for cells in zip(*found.values(), strict=True)
         if cells[0]["parts"] == 64
     ]
-    return table(["epsilon, tokens", *map(titled, found)], rows, source("budgets"))
+    return table(["epsilon, tokens", *map(titled, found)], rows, where("budgets"))
 
 
 def _budget_cell(cell: Mapping[str, Any]) -> str:
@@ -382,12 +380,12 @@ def private_base() -> str:
             gains = ", ".join(f"{mean:.3f}" for mean, _, _ in alone)
             rows.append([name, f"{trained:.3f}", gains, *map(_beside_dp_sgd, based)])
     columns = ["corpus, epsilon", "DP-SGD", "ensemble alone", *(f"on a base: {tokens:,}" for tokens in TOKENS)]
-    return table(columns, rows, source("private_base"))
+    return table(columns, rows, where("private_base"))
 
 
 def _beside_dp_sgd(row: Mapping[str, Any]) -> str:
     mean, low, high = row["over_dp_sgd"]
-    return f"{row['gain'][0]:.3f}: {mean:+.3f} ({low:.3f} to {high:.3f})"
+    return f"{mean:+.3f} ({low:.3f} to {high:.3f})"
 
 
 def _verdict(corpus: str, epsilon: str) -> str:
@@ -412,7 +410,7 @@ def layers() -> str:
         for number in sorted(kept[0], reverse=True)
     ]
     columns = [f"{tokens:,} tokens: {corpus}" for tokens, corpus in cells]
-    return table(["last layers", *columns], rows, source("layers-speeches-2000"))
+    return table(["last layers", *columns], rows, where("layers-speeches-2000"))
 
 
 def _kept_by_layers(name: str) -> dict[int, float]:
@@ -424,33 +422,31 @@ def _kept_by_layers(name: str) -> dict[int, float]:
     return {number: gain / best[max(best)] for number, gain in best.items()}
 
 
+def _adapters(recipe: str) -> str:
+    """Returns the gains of a recipe, with parts of 12,000 tokens of the speeches and of the commits."""
+    found = (record(f"adapters-{corpus}-12000").figures for corpus in ("speeches", "commits"))
+    return ", ".join(f"{each[recipe]['gain']:.3f}" for each in found)
+
+
 def plain_lora() -> str:
     """Compares the gains of plain LoRA with those of readers of all layers."""
-    found = [record(f"adapters-{corpus}-12000").figures for corpus in ("speeches", "commits")]
-    plain, reader = (
-        ", ".join(f"{each[f'{kind}, rate 5e-4']['gain']:.3f}" for each in found) for kind in ("plain", "reader")
-    )
-    return f"{plain} against {reader}"
+    return f"{_adapters('plain, rate 5e-4')} against {_adapters('reader, rate 5e-4')}"
 
 
 def trainings() -> str:
     """Shows how fast parts are trained."""
     kinds = record("train").figures["kinds"]
-    first, *_ = kinds.values()
     rows = [
-        [
-            kind,
-            *(f"{each['adapters_per_hour'][kind]:.0f}" for each in kinds.values()),
-            f"{first['over_all_layers'][kind]:.2f}",
-        ]
-        for kind in first["adapters_per_hour"]
+        [kind, *(f"{each['adapters_per_hour'][kind]:.0f}" for each in kinds.values())]
+        for kind in kinds["speeches"]["adapters_per_hour"]
     ]
-    return table(["adapters an hour of a core", *kinds, "over all layers"], rows, source("train"))
+    return table(["adapters an hour of a core", *kinds], rows, where("train"))
 
 
 def beside_opacus() -> str:
     """Returns the ratios of users a second over Opacus' hooks, by the tokens of a user."""
-    return ", ".join(f"{each['ratio']:.2f}" for each in record("train").figures["dp_sgd"].values())
+    ratios = record("train-dp_sgd").figures["dp_sgd"]
+    return " and ".join(f"{each['ratio']:.2f}" for each in ratios.values())
 
 
 def users_a_second() -> str:
@@ -467,19 +463,16 @@ def dp_sgd() -> str:
         [recipe, *(f"{each[recipe]['gain']:.3f}" if recipe in each else "" for each in found.values())]
         for recipe in recipes
     ]
-    return table(["recipe", *found], rows, source(names[0]))
+    return table(["recipe", *found], rows, where(*names))
 
 
 def text_parts() -> str:
     """Shows the change of perplexity with texts as parts."""
     figures = record("evaluate-texts").figures
     changes = {**figures["change"], "not private": figures["not_private"]}
-    rows = [
-        [cell, *(f"{mean:.1f} ({low:.1f} to {high:.1f})" for mean, low, high in row.values())]
-        for cell, row in changes.items()
-    ]
+    rows = [[cell, *(f"{mean:.1f}" for mean, _, _ in row.values())] for cell, row in changes.items()]
     columns = [f"{size} texts" for size in figures["not_private"]]
-    return table(["epsilon, tokens", *columns], rows, source("evaluate-texts"))
+    return table(["epsilon, tokens", *columns], rows, where("evaluate-texts"))
 
 
 def _texts(kind: str) -> str:
@@ -501,7 +494,7 @@ def references() -> str:
         [method, f"{parts:,}", *(by_epsilon(own, figure) for figure in figures.values())]
         for (method, parts), own in methods.items()
     ]
-    return table(["method", "parts or references", *figures], rows, source("references"))
+    return table(["method", "parts or references", *figures], rows, where("references"))
 
 
 # Expectations, and the papers' settings
@@ -529,10 +522,10 @@ def part_gains() -> str:
 
 
 def _kept(protocol: str) -> str:
-    """Returns the range of the share of the gain that a protocol keeps at a radius of 0.4, over all texts."""
+    """Returns the range of the fraction of the gain that a protocol keeps at a radius of 0.4, over all texts."""
     corpora = [by for each in _gains().values() for by in each["corpora"].values()]
-    shares = [100 * share for by in corpora for share in by["kept"][protocol]["0.4"]]
-    return f"{spread(shares, '.0f')} %"
+    fractions = [100 * fraction for by in corpora for fraction in by["kept"][protocol]["0.4"]]
+    return f"{spread(fractions, '.0f')} %"
 
 
 def published() -> str:
@@ -552,7 +545,7 @@ def published() -> str:
 def tasks() -> str:
     """Shows the accuracy of logistic regression that is trained on each set, in per cent with its interval."""
     cells = {
-        f"{corpus}, epsilon {epsilon}": record(f"task-{corpus}-{epsilon}").figures
+        f"{corpus}, {epsilon}": record(f"task-{corpus}-{epsilon}").figures
         for corpus in ("demo", "commits", "speeches")
         for epsilon in ("8", "2")
     }
@@ -567,7 +560,7 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], name: str) -> str:
         if row["name"].startswith(name):
             accuracy = row["scores"]["logistic regression"]["accuracy"]
             mean, low, high = (100 * accuracy.get(end, accuracy["mean"]) for end in ("mean", "low", "high"))
-            return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f} to {high:.1f})"
+            return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f}-{high:.1f})"
     return ""
 
 
@@ -617,7 +610,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         function.__name__: function
         for function in (
             *(speed, decoded, other_speeds, reduced_bytes, reduced_ms, gpu),
-            *(ensembles, widest, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
+            *(ensembles, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
             *(schema_ms, first_token_ratios, verified, charged),
             *(text_parts, references, part_gains, published, tasks, task_more),
@@ -647,11 +640,16 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "node_eur": lambda: f"{1e6 * NODE_EUR_AN_HOUR / (3600 * _node_tokens()):.2f}",
     "rounding_of_rows": lambda: _agreement("mean"),
     "rounding_of_ratios": lambda: _agreement("ratio"),
+    "widest": lambda: _widest("compare-speeches", "compare-commits"),
+    "text_widest": lambda: _widest("evaluate-texts"),
+    "text_perplexity": lambda: f"{record('evaluate-texts').figures['perplexity']}",
+    "hot": lambda: _adapters("reader"),
+    "warmed_up": lambda: _adapters("reader, rate 1e-3, warm-up over a tenth of the steps"),
     "text_rows": lambda: _texts("row"),
     "text_prompts": lambda: _texts("prompt"),
-    "share_8": lambda: f"{_share('load-pmixed'):.2f}",
-    "share_32": lambda: f"{_share('load-pmixed', 32):.2f}",
-    "step_share": lambda: f"{_share('step-pmixed'):.2f}",
+    "load_8": lambda: f"{_over_plain('load-pmixed'):.2f}",
+    "load_32": lambda: f"{_over_plain('load-pmixed', 32):.2f}",
+    "step_8": lambda: f"{_over_plain('step-pmixed'):.2f}",
     "structured_step": lambda: f"{record('first_token').figures['step_over_none']:.2f}",
     "structured_position": lambda: f"{record('first_token').figures['position_of_step']:.3f}",
     "perplexities": lambda: _compared("perplexity"),

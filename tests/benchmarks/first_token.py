@@ -21,7 +21,6 @@ The schemas have 50 properties of eight kinds, half of which are required. `--qu
 """
 
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -43,6 +42,7 @@ from services.structure.matcher import Matcher
 from services.structure.trials import Trials
 from services.training.public_model import resolve
 from tests.benchmarks.load import CONTEXT, PRIVACY, SECTIONS, TEXT
+from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble
 from tests.running import configure, running
 
@@ -217,7 +217,7 @@ def main(
     result["step_over_none"] = round(medians["known"] / medians["none"], 3)
     result["position_of_step"] = round(result["stages_ms"]["position"] / 1e3 / medians["none"], 4)
     result["step_s"] = {kind: round(median, 4) for kind, median in medians.items()}
-    print(json.dumps(result) if as_json else json.dumps(result, indent=2))
+    show(result, as_json)
 
 
 def _compared(found: dict[str, list[float]]) -> dict[str, Any]:

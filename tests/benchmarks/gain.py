@@ -1,4 +1,4 @@
-"""Measures the gain of an ensemble over the public model, and the share of it that a clip radius keeps.
+"""Measures the gain of an ensemble over the public model, and the fraction of it that a clip radius keeps.
 
     python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl [--write]
 
@@ -6,7 +6,7 @@
 (`services/training/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
 out; the others' text makes parts with the default options of `privmix train`, once readers and once texts (`KINDS`):
 
-- four parts: the gain of their mean, and the share of it that PMixed, the exponential mechanism (m = 4, all four
+- four parts: the gain of their mean, and the fraction of it that PMixed, the exponential mechanism (m = 4, all four
   drawn) and individual budgets keep at each radius;
 - one part of each of some other sizes and the mean of the four: the gain of a part by its amount of text.
 
@@ -97,7 +97,7 @@ class GainBench:
         return cls(kind, output, model, text, stream)
 
     def measure(self) -> dict[str, Any]:
-        """Returns gains in nats per token, and kept shares, each as a list over the runs."""
+        """Returns gains in nats per token, and kept fractions, each as a list over the runs."""
         size = self.kind.part_tokens
         reader = self.parts_rows()
         kept, ensemble = self._kept(reader)
@@ -177,13 +177,13 @@ class GainBench:
         public, ensemble, *others = json.loads(path.read_text())
         gains = [before - after for before, after in zip(public, ensemble, strict=True)]
 
-        def shares(losses: list[float]) -> list[float]:
+        def fractions(losses: list[float]) -> list[float]:
             return [(public[run] - losses[run]) / gains[run] for run in range(RUNS)]
 
         names = ("pmixed", "exponential", "individual")
         kept: dict[str, dict[str, list[float]]] = {name: {} for name in names}
         for (radius, name), losses in zip(product(RADII, names), others, strict=True):
-            kept[name][str(radius)] = shares(losses)
+            kept[name][str(radius)] = fractions(losses)
         return kept, gains
 
 

@@ -45,11 +45,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from cluster.options import JsonOption
 from services.coordinator.settings import StepSettings
 from tests.benchmarks.floors import DecodeStep, Rates, floors_ms
+from tests.benchmarks.options import show
 from tests.benchmarks.shapes import SHAPES, write_model, write_readers
 
 ROOT = Path(__file__).parents[2]
@@ -329,7 +329,7 @@ def main(
     if unknown := sorted(set(stage or ()) - {*STAGES, *ON_REQUEST}):
         raise typer.BadParameter(f"--stage: {', '.join(unknown)}; use {', '.join((*STAGES, *ON_REQUEST))}")
     if not torch.cuda.is_available() and not (on_cpu or quick):
-        print(json.dumps({"skipped": "no CUDA GPU is here"}) if as_json else "skipped: no CUDA GPU is here")
+        show({"skipped": "no CUDA GPU is here"}, as_json)
         return
     slower = 1 if torch.cuda.is_available() else SLOWER_CPU
     until = time.monotonic() + slower * limit_s
@@ -348,7 +348,7 @@ def main(
                     print(f"{wanted},{cell.name}: {json.dumps(value)}", file=sys.stderr, flush=True)
                 report[wanted][cell.name] = value
     report |= summary(report, size)
-    print(json.dumps(report, indent=2)) if as_json else Console().print(report)
+    show(report, as_json)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 - `bare_s`: the same for DP-SGD in `services.laboratory.heads.sgd`; `ratio_bare`.
 """
 
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from services.laboratory.heads import expm_nf, methods, sgd
 from services.laboratory.heads.data import DATASETS
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.laboratory.heads.flows import FlowSettings
+from tests.benchmarks.options import show
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -87,7 +87,7 @@ def heads(
         "ratio": flow / engine,
         "ratio_bare": flow / bare,
     }
-    print(json.dumps(report) if as_json else "\n".join(f"{name}: {value:.3g}" for name, value in report.items()))
+    show(report, as_json)
 
 
 if __name__ == "__main__":

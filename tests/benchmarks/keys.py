@@ -15,7 +15,6 @@ The target is 1,000 requests per second on SQLite.
 """
 
 import asyncio
-import json
 import tempfile
 import time
 from collections import Counter
@@ -23,8 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from sqlalchemy import event
 
 from cluster.options import JsonOption
@@ -33,6 +30,7 @@ from services.keys.actor import Keys
 from services.keys.messages import AdmissionLimits, Admitted, Identity
 from services.keys.records import Secret, Share
 from tests import postgresql
+from tests.benchmarks.options import show
 
 LIMITS = AdmissionLimits("privmix", capacity=512, max_waiting=4096)
 TOKENS = 32
@@ -54,13 +52,7 @@ def main(
     with postgresql.running() as server:
         measured["postgresql"] = asyncio.run(measure(server.database(), keys, requests, clients))
     measured["sqlite"]["target_met"] = measured["sqlite"]["requests_per_s"] >= TARGET
-    if as_json:
-        print(json.dumps(measured, indent=2))
-        return
-    table = Table("", *measured, title="Keys")
-    for row in measured["postgresql"]:
-        table.add_row(row, *(f"{figures[row]:,}" for figures in measured.values()))
-    Console().print(table)
+    show(measured, as_json)
 
 
 async def measure(place: str, keys: int, requests: int, clients: int) -> dict[str, Any]:

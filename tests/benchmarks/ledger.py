@@ -13,7 +13,6 @@ For SQLite and PostgreSQL, both on this machine's disk with durability on:
   be if nothing else ran.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -28,7 +27,6 @@ from uuid import uuid4
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from cluster.options import JsonOption
 from services.budget.ledger import Ledger, applied
@@ -42,6 +40,7 @@ from services.cpus import available_cpus
 from services.privacy.protocols.individual import HEADROOM, IndividualSettings
 from services.privacy.protocols.pmixed import RatioEvent
 from tests import postgresql
+from tests.benchmarks.options import show
 
 EVENT = RatioEvent(parts=80, q=0.03, radius=0.2)
 BUDGET = PrivacyBudget(ensemble="benchmark", epsilon=1e9, delta=1e-5, order=8.0, adjacency="user")
@@ -68,10 +67,7 @@ def main(
                 "accounts_tokens_per_s": with_accounts(accounts, seconds),
                 **start(long, rows, name),
             }
-    if as_json:
-        print(json.dumps(measured, indent=2))
-    else:
-        show(measured)
+    show(measured, as_json)
 
 
 @contextmanager
@@ -192,18 +188,6 @@ def lengthen(place: str, rows: int, title: str) -> None:
             records += [Leased(lease=name, event=fields, count=32), Settled(lease=name, used=31)]
         with database.transaction() as connection:
             append(connection, applied(state, records))
-
-
-def show(measured: dict[str, Any]) -> None:
-    table = Table("", *measured, title="Ledger")
-    flat = {name: {**figures["tokens_per_s"], **_accounts(figures), **figures} for name, figures in measured.items()}
-    for row in (key for key in next(iter(flat.values())) if not key.endswith("tokens_per_s")):
-        table.add_row(row, *(f"{figures[row]:,}" for figures in flat.values()))
-    Console().print(table)
-
-
-def _accounts(figures: dict[str, Any]) -> dict[str, int]:
-    return {f"with accounts, {holders}": rate for holders, rate in figures["accounts_tokens_per_s"].items()}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ memory of the service over N short requests instead.
 """
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from transformers import AutoTokenizer
 from cluster.options import JsonOption
 from services.training.public_model import resolve
 from tests.benchmarks import options
+from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble
 from tests.running import RunningService, configure, free_port, running
 
@@ -339,7 +339,7 @@ def main(
                     result["private_over_plain"][cell] = measured.pop("private_over_plain")
                     result["cells"][cell] = measured
                     print(f"{cell}: {result['private_over_plain'][cell]} {measured}", file=sys.stderr)
-    print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 For each protocol and number of part rows:
 
-- `ms_per_row`: time from log-probabilities to integer weights. `ms_per_row_released` is the share of the projection,
+- `ms_per_row`: time from log-probabilities to integer weights. `ms_per_row_released` is the part of the projection,
   the mean and the weights; the rest is for the sampling options.
 - `passes`: bytes that the operations read and write, over the bytes of the log-probabilities.
 - `bandwidth_share`: the time for those bytes at the measured copy bandwidth, over the measured time; above 1 if blocks
@@ -18,7 +18,6 @@ Times are the minimum of several repetitions, because other load only adds time.
 
 import ctypes
 import gc
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -30,8 +29,6 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import bisect
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,6 +45,7 @@ from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.protocols.submix import SubMix
 from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from tests.benchmarks.options import show
 
 VOCABULARY = 49152
 # Likelihood ratios reach from vanishing to the inverse of the support floor, and so may the normaliser.
@@ -99,21 +97,21 @@ def clip_by_scipy(p0: Row, p: Row) -> Row:
 def mix_by_scipy(p0: Row, p: Row) -> Row:
     u = p / p0
 
-    def excess(share: float) -> float:
-        return max((1 + share * (u - 1)).max() - math.exp(RADIUS), math.exp(-RADIUS) - (1 + share * (u - 1)).min())
+    def excess(weight: float) -> float:
+        return max((1 + weight * (u - 1)).max() - math.exp(RADIUS), math.exp(-RADIUS) - (1 + weight * (u - 1)).min())
 
-    share = 1.0 if excess(1) <= 0 else bisect(excess, 0, 1)
-    return share * p + (1 - share) * p0
+    weight = 1.0 if excess(1) <= 0 else bisect(excess, 0, 1)
+    return weight * p + (1 - weight) * p0
 
 
 def renyi_by_scipy(p0: Row, p: Row) -> Row:
-    def excess(share: float) -> float:
-        mixed = share * p + (1 - share) * p0
+    def excess(weight: float) -> float:
+        mixed = weight * p + (1 - weight) * p0
         moments = (mixed**ORDER * p0 ** (1 - ORDER)).sum(), (p0**ORDER * mixed ** (1 - ORDER)).sum()
         return math.log(max(moments)) / (ORDER - 1) - BOUND
 
-    share = 1.0 if excess(1) <= 0 else bisect(excess, 0, 1)
-    return share * p + (1 - share) * p0
+    weight = 1.0 if excess(1) <= 0 else bisect(excess, 0, 1)
+    return weight * p + (1 - weight) * p0
 
 
 def one_by_one(project: Callable[[Row, Row], Row], p0: Row, parts: Row) -> Row:
@@ -126,20 +124,20 @@ def one_by_one(project: Callable[[Row, Row], Row], p0: Row, parts: Row) -> Row:
 
 def submix_by_scipy(p0: Row, halves: Row) -> Row:
     """Computes each pair's lambda by bisection, the sampled mixture [V], and the parts' losses, one at a time."""
-    shares = []
+    weights = []
     for first, second in halves.reshape(-1, 2, len(p0)):
 
-        def excess(share: float, first: Row = first, second: Row = second) -> float:
-            p, q = share * first + (1 - share) * p0, share * second + (1 - share) * p0
+        def excess(weight: float, first: Row = first, second: Row = second) -> float:
+            p, q = weight * first + (1 - weight) * p0, weight * second + (1 - weight) * p0
             return math.log((p**SUBMIX_ORDER * q ** (1 - SUBMIX_ORDER)).sum()) / (SUBMIX_ORDER - 1) - SUBMIX_BETA
 
-        shares.append(1.0 if excess(1) <= 0 else bisect(excess, 0, 1))
+        weights.append(1.0 if excess(1) <= 0 else bisect(excess, 0, 1))
 
     def mixture(kept: NDArray[np.bool_]) -> Row:
-        share = np.mean(np.array(shares)[kept])
-        return np.asarray(share * halves[np.repeat(kept, 2)].mean(axis=0) + (1 - share) * p0)
+        weight = np.mean(np.array(weights)[kept])
+        return np.asarray(weight * halves[np.repeat(kept, 2)].mean(axis=0) + (1 - weight) * p0)
 
-    return losses_one_by_one(mixture, len(shares), SUBMIX_ORDER)
+    return losses_one_by_one(mixture, len(weights), SUBMIX_ORDER)
 
 
 def adapmixed_by_scipy(p0: Row, parts: Row) -> Row:
@@ -265,17 +263,8 @@ def mollify(
         for name, setting in PROTOCOLS.items()
         if only in name
     }
-    if as_json:
-        setting = {"vocabulary": VOCABULARY, "rows_per_sequence": group, "threads": torch.get_num_threads()}
-        print(json.dumps({**setting, "copy_gb_per_s": bandwidth / 1e9, "protocols": measured}, indent=2))
-        return
-    table = Table("protocol", "rows", *next(iter(next(iter(measured.values())).values())))
-    for name, by_rows in measured.items():
-        for number_of_rows, numbers in by_rows.items():
-            table.add_row(
-                name, number_of_rows, *("-" if number is None else f"{number:.3g}" for number in numbers.values())
-            )
-    Console().print(table)
+    setting = {"vocabulary": VOCABULARY, "rows_per_sequence": group, "threads": torch.get_num_threads()}
+    show({**setting, "copy_gb_per_s": bandwidth / 1e9, "protocols": measured}, as_json)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,12 @@ from typing import Annotated, Any
 import httpx
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from cluster.options import JsonOption
 from services.database.service import ServiceDatabase
 from services.keys.store import KeyStore
 from services.training.public_model import resolve
+from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble
 from tests.running import configure, running
 
@@ -127,13 +126,7 @@ def main(
         raise typer.BadParameter(f"way: {', '.join(sorted(unknown))}; known are {', '.join(WAYS)}")
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), way or list(WAYS), requests, rounds)
-    if as_json:
-        print(json.dumps({"target": TARGET, "ways": measured}, indent=2))
-        return
-    table = Table("way", *next(iter(measured.values())), title="Neighbours")
-    for name, figures in measured.items():
-        table.add_row(name, *map(str, figures.values()))
-    Console(width=160).print(table)
+    show({"target": TARGET, "ways": measured}, as_json)
 
 
 def measure(folder: Path, ways: Sequence[str], requests: int, rounds: int) -> dict[str, dict[str, Any]]:

@@ -1,13 +1,12 @@
-"""Declares the options that several benchmarks share, and what two benchmarks of recipes do with them."""
+"""Declares the options that several benchmarks share, and prints their figures."""
 
-import math
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
+import yaml
 
 T = TypeVar("T")
 
@@ -48,10 +47,10 @@ def chosen(names: Sequence[str] | None, recipes: Mapping[str, T]) -> dict[str, T
     return {name: recipes[name] for name in names or recipes}
 
 
-def show(measured: Mapping[str, Mapping[str, float]]) -> None:
-    """Prints a table with a row for each recipe."""
-    columns = list(dict.fromkeys(key for row in measured.values() for key in row))
-    table = Table("recipe", *columns)
-    for name, row in measured.items():
-        table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
-    Console(width=140).print(table)
+def show(figures: Mapping[Any, Any], as_json: bool) -> None:
+    """Prints figures: as JSON, or as YAML with four digits, which a person reads faster."""
+    text = json.dumps(figures, indent=1, ensure_ascii=False)
+    if not as_json:
+        shorter = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.4g}"))
+        text = yaml.safe_dump(shorter, sort_keys=False, allow_unicode=True, width=140)
+    print(text)

@@ -10,7 +10,6 @@
 The adapters are random; a few files are loaded many times under different names.
 """
 
-import json
 import os
 import random
 import statistics
@@ -28,7 +27,7 @@ from cluster.options import JsonOption
 from services.engine.engine import PUBLIC, EngineSettings, Request
 from services.engine.vllm_engine import VllmEngine
 from services.training.public_model import resolve
-from tests.benchmarks.options import LayersOption
+from tests.benchmarks.options import LayersOption, show
 from tests.ensembles import usual_layers, write_adapters
 
 FILES = 4
@@ -139,7 +138,7 @@ def main(
     cells = [(2, 0), (2, 2)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
     with only_the_result():
         report = measure(parts, layers, prompt_tokens, steps, cells)
-    print(json.dumps(report) if as_json else json.dumps(report, indent=2))
+    show(report, as_json)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,6 @@ from typing import Annotated, Any, Self
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
@@ -64,7 +62,7 @@ from services.training.splitting import BASE_TABLE, divide_by_size, signal
 from services.units import DELTA
 from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
-from tests.benchmarks.options import OutputOption, WriteOption
+from tests.benchmarks.options import OutputOption, WriteOption, show
 from tests.benchmarks.public_text import held_apart
 from tests.benchmarks.standing import (
     TOKENS,
@@ -475,22 +473,6 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _shown(values: Sequence[float | None]) -> str:
-    mean, low, high = values
-    return f"{mean:.3f}" if low is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _printed(title: str, rows: Sequence[GainRow]) -> Table:
-    table = Table("method", "parts", "tokens", "base", "gain", "over DP-SGD", *rows[0].contexts, title=title)
-    for row in rows:
-        parts = "-" if row.parts is None else str(row.parts)
-        tokens = "any" if row.tokens is None else f"{row.tokens:,}"
-        base = "-" if row.base_epsilon is None else f"{row.base_epsilon:g}"
-        contexts = ("-" if value is None else f"{value:.3f}" for value in row.contexts.values())
-        table.add_row(row.method, parts, tokens, base, _shown(row.gain), _shown(row.over_dp_sgd), *contexts)
-    return table
-
-
 def benchmark(
     output: OutputOption,
     corpus: Annotated[Path | None, typer.Argument(help="Public or set-aside text; without it, the demo's.")] = None,
@@ -524,13 +506,9 @@ def benchmark(
     measured = measure(bench, epsilon, parts, processes)
     if write:
         _write(name, table_of(measured, bench), made_with(user_limit))
-    if as_json:
-        corpora = {name: {f"{each:g}": [asdict(row) for row in rows] for each, rows in measured.items()}}
-        described = asdict(size) | {"population": bench.population, "tokens": bench.tokens}
-        print(json.dumps({"size": described, "user_limit": user_limit, "corpora": corpora}, indent=1))
-        return
-    for each, rows in measured.items():
-        Console(width=150).print(_printed(f"{name}, epsilon {each:g}", rows))
+    corpora = {name: {f"{each:g}": [asdict(row) for row in rows] for each, rows in measured.items()}}
+    described = asdict(size) | {"population": bench.population, "tokens": bench.tokens}
+    show({"size": described, "user_limit": user_limit, "corpora": corpora}, as_json)
 
 
 def _texts(

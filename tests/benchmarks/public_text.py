@@ -8,7 +8,7 @@ from services.training.demo import TRAIN, write_demo_corpus
 from services.training.split import split
 
 HELD_OUT = 0.1
-"""The share of the users that is held out."""
+"""The fraction of the users that is held out."""
 
 
 def corpora_by_name(files: Sequence[Path], output: Path, demo_users: int | None) -> dict[str, Path]:
@@ -37,7 +37,7 @@ def held_apart(corpus: Corpus, folder: Path, user_limit: int | None = None) -> t
         corpus,
         train,
         held_out,
-        share=HELD_OUT,
+        fraction=HELD_OUT,
         salt_file=salt,
         user_limit=user_limit,
     )

@@ -12,7 +12,6 @@
   adds time.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -29,6 +28,7 @@ from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduced, Reducer, Reduction
+from tests.benchmarks.options import show
 
 PARTS, SHARDS = 80, (1, 2, 8)
 RADIUS, TOKENS = 1.6, 1024
@@ -161,7 +161,7 @@ def main(
         },
         "threads": torch.get_num_threads(),
     }
-    print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json)
 
 
 if __name__ == "__main__":

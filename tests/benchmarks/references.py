@@ -14,7 +14,6 @@ many tokens are the budget of privmix, which draws 16 of its parts for each toke
 Their papers count epsilon for one example, added or removed. This allows twice the clip: `gain, own unit`.
 """
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,8 +23,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -41,7 +38,7 @@ from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
-from tests.benchmarks.options import CorpusArgument
+from tests.benchmarks.options import CorpusArgument, show
 from tests.benchmarks.public_text import held_apart
 
 DRAWN = 16
@@ -103,7 +100,7 @@ def benchmark(
                 for each, clip in zip(epsilon, clips, strict=True)
             ]
     result = {"users": len(users), "tokens": total, "texts": len(users) // DRAWN, "methods": rows}
-    print(json.dumps(result, indent=2)) if as_json else _show(result)
+    show(result, as_json)
 
 
 def _radius(parts: int, **limits: float) -> float:
@@ -112,14 +109,6 @@ def _radius(parts: int, **limits: float) -> float:
 
 def _row(method: str, parts: int, epsilon: float, clip: float, gain: float) -> dict[str, Any]:
     return {"method": method, "parts": parts, "epsilon": epsilon, "clip": round(clip, 3), "gain": round(gain, 3)}
-
-
-def _show(result: dict[str, Any]) -> None:
-    columns = ("method", "parts", "epsilon", "clip", "gain", "gain, own unit")
-    table = Table(*columns, title=f"{result['users']} users, {result['texts']} texts, {result['tokens']} tokens")
-    for row in result["methods"]:
-        table.add_row(*(str(row.get(name, "")) for name in columns))
-    Console(width=120).print(table)
 
 
 def _prompts(model: AdaptedModel, references: Sequence[Tensor], sequence: Tensor) -> tuple[Tensor, Tensor]:

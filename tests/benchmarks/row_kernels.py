@@ -12,7 +12,7 @@
   total; `tokens` the number of tokens that differ from the CPU's for the same weights and points: 0.
 - `ms,weights`: device milliseconds from the sums of 64 sequences to their weights, added up, captured.
 - `ms,PROTOCOL,ROWS,VOCABULARY`: device milliseconds of a reduction of 64 sequences by the kernels and by torch's
-  operators, and of the kernels in a captured graph; `p0` is the public rows' share, captured.
+  operators, and of the kernels in a captured graph; `p0` is the public rows' time, captured.
 """
 
 import json
@@ -158,7 +158,7 @@ def agreement_of_samples(parts: int, vocabulary: int, device: str) -> dict[str, 
     ours, theirs = protocol.combine(public, sums).weights, protocol.combine(public.cpu(), sums.cpu()).weights
     cumulative = accumulated(ours)
     totals = cumulative[:, -1].tolist()
-    points = torch.tensor([[total * share // 1000 for share in range(1000)] for total in totals]).T
+    points = torch.tensor([[total * step // 1000 for step in range(1000)] for total in totals]).T
     tokens = torch.stack([tokens_at(own.contiguous().to(device), cumulative).cpu() for own in points])
     expected = torch.stack([tokens_at(own.contiguous(), accumulated(ours.cpu())) for own in points])
     return {

@@ -39,13 +39,12 @@ import numpy as np
 import typer
 from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
-from rich.console import Console
-from rich.table import Table
 
 from cluster.options import JsonOption
 from services.structure import grammar
 from services.structure.compiler import limits_of
 from services.structure.errors import StructureError
+from tests.benchmarks.options import show
 from tests.support.structure import vocabulary
 
 OWN = Path(__file__).parent / "schemas.json"
@@ -153,13 +152,7 @@ def main(
         }
     if examples:
         measured["examples"] = {name: side.examples for name, side in sides.items()}
-    if as_json:
-        print(json.dumps(measured, indent=2, ensure_ascii=False))
-        return
-    table = Table("", *sides, title=f"{len(found)} schemas")
-    for count in COUNTS:
-        table.add_row(count, *(f"{side.counts[count]:,}" for side in sides.values()))
-    Console().print(table)
+    show(measured, as_json)
 
 
 def cases(source: Path) -> Iterator[SchemaCase]:

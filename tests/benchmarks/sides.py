@@ -13,7 +13,7 @@ for public rows alone):
   each other, other load adds little to it.
 - `ratio`: of this checkout's over the other's, of each.
 
-Values are medians, `least` those of the fastest steps. `--model tiny` has next to no layers, so the host's share is
+Values are medians, `least` those of the fastest steps. `--model tiny` has next to no layers, so the host's time is
 what is left; `--model default` is the model that the package brings.
 """
 
@@ -34,6 +34,7 @@ import typer
 from cluster.options import JsonOption
 from cluster.topology import cpu_environment
 from services.training.public_model import resolve
+from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_adapters
 from tests.tiny import write_tiny_llama
 
@@ -150,7 +151,7 @@ def main(
             for count in readers:
                 result[f"{tokens},{count}"] = compared(sides, sequences, tokens, count, steps, rounds)
                 print(f"{tokens},{count}: {result[f'{tokens},{count}']}", file=sys.stderr, flush=True)
-    print(json.dumps(result) if as_json else json.dumps(result, indent=2))
+    show(result, as_json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@
 The adapters are random, of the default layers and in as many files as parts.
 """
 
-import json
 import os
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from cluster.options import JsonOption
+from tests.benchmarks.options import show
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ def main(
         "processor_s": round(sum(processor.values()), 2),
         "shard": shard,
     }
-    print(json.dumps(result) if as_json else json.dumps(result, indent=2))
+    show(result, as_json)
 
 
 if __name__ == "__main__":

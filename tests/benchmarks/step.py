@@ -15,7 +15,6 @@ Rounds of both sides alternate and medians are compared, so that other load affe
 `tests.benchmarks.load` measures the time for a user, with prompts and HTTP.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -53,6 +52,7 @@ from services.shard import ShardActor
 from services.training.public_model import resolve
 from tests.benchmarks import options
 from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, LoadPrompts, LoadRequest
+from tests.benchmarks.options import show
 from tests.benchmarks.parts import PartBatch
 from tests.ensembles import usual_layers, write_adapters
 
@@ -332,7 +332,7 @@ def main(
                 if "mollify_speedup" not in result and size >= MOLLIFIED:
                     prompt = prompts.questions(1, 64, 1)[0].prompt
                     result["mollify_speedup"] = round(mollify_speedup(bench, prompt, max(rounds, 3)), 1)
-    print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json)
 
 
 if __name__ == "__main__":

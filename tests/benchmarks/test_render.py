@@ -22,7 +22,7 @@ def test_no_page_differs_from_its_records() -> None:
 
 
 def test_a_changed_figure_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the figures that follow from it: one share decides three cells of the runbook and one of the measurements."""
+    """And the figures that follow from it: one ratio decides three cells of the runbook and one of the measurements."""
     before, changed = figures.record, record.MeasuredRecord.read("load-pmixed")
     changed.figures["private_over_plain"]["pmixed,80,512,8"] = 0.63
     monkeypatch.setattr(figures, "record", lambda name: changed if name == "load-pmixed" else before(name))

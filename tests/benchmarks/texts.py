@@ -9,7 +9,6 @@ four are measured. For each number of tokens of a text, the gains over the publi
 Both are means over the parts; `of their mean` is the gain of the mean of the four distributions.
 """
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +28,7 @@ from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
-from tests.benchmarks.options import CorpusArgument
+from tests.benchmarks.options import CorpusArgument, show
 from tests.benchmarks.public_text import held_apart
 
 PARTS, MEASURED = 16, 4
@@ -49,9 +48,7 @@ def benchmark(
         folder = Path(name)
         held_out, parts = divided(corpus, folder, 1 if quick else BLOCKS)
         gains = {size: measure(held_out, parts, size, folder / str(size)) for size in tokens}
-    print(
-        json.dumps(gains, indent=2) if as_json else "\n".join(f"{size} tokens: {gain}" for size, gain in gains.items())
-    )
+    show(gains, as_json)
 
 
 def divided(corpus: Path, folder: Path, blocks: int) -> tuple[Tensor, list[np.ndarray]]:

@@ -13,7 +13,6 @@ Before that, it starts Ray and trains one part, so that neither side includes th
   and with `MIXED` for users of many lengths. Opacus gets them sorted, so that a pass has little padding.
 """
 
-import json
 import tempfile
 import time
 import warnings
@@ -43,7 +42,7 @@ from services.training.per_unit import UnitGradients
 from services.training.plan import run_training
 from services.training.public_model import DEFAULT, resolve
 from services.training.train import plan
-from tests.benchmarks.options import CorporaOption
+from tests.benchmarks.options import CorporaOption, show
 
 # A step has about 500 tokens, like the default on one core, so that small parts have some steps.
 OPTIONS = TrainingOptions(block=128, batch=4, epochs=1)
@@ -116,8 +115,8 @@ def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
             targets = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORED)
             logits = hooked(input_ids=inputs, use_cache=False).logits[:, :-1].float()
             losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(len(rows), -1)
-            shares = torch.tensor([1 / (len(row) - 1) for row in rows])
-            torch.autograd.backward((losses.sum(dim=1) * shares).sum())
+            weights = torch.tensor([1 / (len(row) - 1) for row in rows])
+            torch.autograd.backward((losses.sum(dim=1) * weights).sum())
             optimizer.signal_skip_step(do_skip=chunk is not chunks[-1])
             optimizer.step()
             optimizer.zero_grad()
@@ -221,20 +220,7 @@ def benchmark(
         "kinds": kinds,
         "dp_sgd": private,
     }
-    if as_json:
-        print(json.dumps(numbers, indent=2))
-    else:
-        print(
-            f"{many} parts take {numbers['ratio']:.2f} times as long as {few} ({taken[many]:.0f} s, {taken[few]:.0f} s)"
-        )
-        for name, measured in kinds.items():
-            ratios = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in measured["over_all_layers"].items())
-            print(f"Adapters an hour over those of readers of all layers, {name}: {ratios}")
-        for name, speeds in private.items():
-            print(
-                f"DP-SGD, users of {name} tokens: {speeds['privmix']:.2f} a second, with Opacus "
-                f"{speeds['opacus']:.2f} ({speeds['ratio']:.2f} times)"
-            )
+    show(numbers, as_json)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from services.training.manifest import Manifest, hash_adapter
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
 from tests.services.alerts.receiver import Receiver, receiving
-from tests.services.gateway.conftest import app_client
+from tests.support.app import app_client
 
 PARTS = 3
 HORIZON = 64

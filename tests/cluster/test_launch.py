@@ -14,7 +14,8 @@ from ray import serve
 
 from cluster.checks import check_cohorts, check_ensemble
 from cluster.configuration import Configuration
-from cluster.launch import APPLICATION, launch, wait_until_healthy
+from cluster.ensemble_actors import wait_until_healthy
+from cluster.launch import APPLICATION, launch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt

@@ -14,7 +14,7 @@ from services.laboratory.audit.attacks import pipeline
 from services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
 from services.laboratory.audit.report.finding import broken
 from services.training.partition import part_of
-from tests.services.gateway.conftest import app_client
+from tests.support.app import app_client
 from tests.support.ray_cluster import ray_cluster
 
 

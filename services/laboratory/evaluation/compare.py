@@ -73,7 +73,7 @@ def compare(
             corpus,
             train_file,
             held_out_file,
-            share=held_out,
+            fraction=held_out,
             salt_file=texts / "split.salt",
             user_limit=user_limit,
         )

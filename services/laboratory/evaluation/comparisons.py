@@ -39,7 +39,7 @@ class ProtocolComparison:
         label: names settings in tables and figures.
         distinct_label: the label that distinguishes settings from the others of `compared`; None if `label` does.
         compared: (parts, limits) to the settings of a table at one budget; none for references.
-        tuned: (parts, limits, shares) to the settings that `privmix tune` compares, where the shares are the
+        tuned: (parts, limits, fractions) to the settings that `privmix tune` compares, where the fractions are the
             probabilities of drawing a part; None for those of `compared`.
         drawing: (settings, rows) to settings with at most so many part rows for a token, or None if they need the rows
             of all parts.
@@ -79,14 +79,16 @@ def compared(name: str, parts: int, limits: Limits) -> Iterable[Settings]:
     return of(name).compared(parts, limits)
 
 
-def tuned(name: str, parts: int, limits: Limits, shares: Sequence[float]) -> Iterable[Settings]:
+def tuned(name: str, parts: int, limits: Limits, fractions: Sequence[float]) -> Iterable[Settings]:
     """Returns the settings of a protocol that `privmix tune` compares.
 
     Args:
-        shares: the probabilities of drawing a part to try.
+        fractions: the probabilities of drawing a part to try.
     """
     comparison = of(name)
-    return comparison.compared(parts, limits) if comparison.tuned is None else comparison.tuned(parts, limits, shares)
+    return (
+        comparison.compared(parts, limits) if comparison.tuned is None else comparison.tuned(parts, limits, fractions)
+    )
 
 
 def drawing(settings: Settings, rows: int) -> Settings:
@@ -125,8 +127,8 @@ def _pmixed(parts: int, limits: Limits) -> Iterator[PMixedSettings]:
     yield PMixedSettings.model_validate({"projection": "mix", **limits})
 
 
-def _tuned_pmixed(parts: int, limits: Limits, shares: Sequence[float]) -> Iterator[PMixedSettings]:
-    for q in shares:
+def _tuned_pmixed(parts: int, limits: Limits, fractions: Sequence[float]) -> Iterator[PMixedSettings]:
+    for q in fractions:
         yield _published(limits, q)
         yield PMixedSettings.model_validate({"q": q, **limits})
         yield PMixedSettings.model_validate({"q": q, "projection": "mix", **limits})
@@ -152,7 +154,7 @@ def _adapmixed(parts: int, limits: Limits) -> Iterator[AdaPMixedSettings]:
     yield AdaPMixedSettings.model_validate(limits)
 
 
-def _tuned_adapmixed(parts: int, limits: Limits, shares: Sequence[float]) -> Iterator[AdaPMixedSettings]:
+def _tuned_adapmixed(parts: int, limits: Limits, fractions: Sequence[float]) -> Iterator[AdaPMixedSettings]:
     yield AdaPMixedSettings.model_validate(limits)
     for beta in TUNED_BETAS:
         yield AdaPMixedSettings.model_validate({"mollifier": "renyi", "beta": beta, **limits})
@@ -186,8 +188,8 @@ def _exponential(parts: int, limits: Limits) -> Iterator[ExponentialSettings]:
         yield ExponentialSettings.model_validate({"sample": sample, **limits})
 
 
-def _tuned_exponential(parts: int, limits: Limits, shares: Sequence[float]) -> Iterator[ExponentialSettings]:
-    for sample in dict.fromkeys(_nearest(share, parts) for share in shares):
+def _tuned_exponential(parts: int, limits: Limits, fractions: Sequence[float]) -> Iterator[ExponentialSettings]:
+    for sample in dict.fromkeys(_nearest(fraction, parts) for fraction in fractions):
         yield ExponentialSettings.model_validate({"sample": sample, **limits})
 
 
@@ -207,9 +209,9 @@ def _vary_exponential(
             return None
 
 
-def _nearest(share: float, parts: int) -> int:
-    """Returns the number of parts that is nearest to a share of them."""
-    return max(1, round(share * parts))
+def _nearest(fraction: float, parts: int) -> int:
+    """Returns the number of parts that is nearest to a fraction of them."""
+    return max(1, round(fraction * parts))
 
 
 COMPARISONS: Mapping[str, ProtocolComparison] = {
@@ -222,7 +224,7 @@ COMPARISONS: Mapping[str, ProtocolComparison] = {
     ),
     "adapmixed": ProtocolComparison(_adapmixed_label, _adapmixed, _tuned_adapmixed, varied=_vary_adapmixed),
     # Tuning trains no models of half-parts.
-    "submix": ProtocolComparison(lambda _: "SubMix", _submix, lambda parts, limits, shares: (), varied=_vary_submix),
+    "submix": ProtocolComparison(lambda _: "SubMix", _submix, lambda parts, limits, fractions: (), varied=_vary_submix),
     "exponential": ProtocolComparison(
         lambda _: _EXPONENTIAL,
         _exponential,
@@ -233,7 +235,7 @@ COMPARISONS: Mapping[str, ProtocolComparison] = {
     ),
     "individual": ProtocolComparison(lambda _: "Individual budgets", _default(PROTOCOLS["individual"])),
     # A bound of the token probabilities is no basis for a choice.
-    "gnmax": ProtocolComparison(lambda _: "GNMax", _default(PROTOCOLS["gnmax"]), lambda parts, limits, shares: ()),
+    "gnmax": ProtocolComparison(lambda _: "GNMax", _default(PROTOCOLS["gnmax"]), lambda parts, limits, fractions: ()),
     "subsample-aggregate": ProtocolComparison(
         lambda _: "Subsample and aggregate", _default(PROTOCOLS["subsample-aggregate"])
     ),
@@ -242,7 +244,7 @@ COMPARISONS: Mapping[str, ProtocolComparison] = {
     "public": ProtocolComparison(
         lambda _: "Public model",
         lambda parts, limits: (),
-        lambda parts, limits, shares: (PROTOCOLS["public"].model_validate({}),),
+        lambda parts, limits, fractions: (PROTOCOLS["public"].model_validate({}),),
         drawing=lambda settings, rows: settings,
     ),
     "finetuned": _reference("Fine-tuned, not private"),

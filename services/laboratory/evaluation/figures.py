@@ -58,7 +58,7 @@ _AXES = {
 TITLES = {
     "epsilon": "Perplexity by epsilon",
     "tokens": "Perplexity by the number of tokens",
-    "q": "Perplexity by the share of drawn parts",
+    "q": "Perplexity by the fraction of drawn parts",
     "order": "Perplexity by Rényi order",
     "radius": "Perplexity and cost by radius",
 }

@@ -52,7 +52,7 @@ class Sweep:
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 TOKENS = (64, 256, 1024, 4096, 16384)
-SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
+FRACTIONS = (0.0625, 0.125, 0.25, 0.5, 1.0)
 ORDERS = (3, 4, 6, 8, 12, 16)
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
@@ -76,7 +76,7 @@ def sweeps(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Sweep]:
     )
     without_noise = list(planned(budget, parts))
     one_each = (settings for settings in without_noise if distinct_label(settings) == label(settings))
-    yield _varied("q", [q for q in SHARES if q * parts >= 1], one_each, parts)
+    yield _varied("q", [q for q in FRACTIONS if q * parts >= 1], one_each, parts)
     yield _varied("order", ORDERS, private(budget, parts, halves), parts)
     # These have no budget; the figure shows their cost instead.
     unlimited = (settings.model_copy(update={"epsilon": None}) for settings in without_noise)

@@ -131,10 +131,10 @@ def _gain(result: Result, first: int, last: int) -> str:
     return _DASH
 
 
-def _percent(share: float | None, digits: int = 0) -> str:
-    if share is None:
+def _percent(fraction: float | None, digits: int = 0) -> str:
+    if fraction is None:
         return _DASH
-    return f"{100 * share:.{digits}f} %".replace("-", _MINUS)
+    return f"{100 * fraction:.{digits}f} %".replace("-", _MINUS)
 
 
 def _epsilon(value: float | None) -> str:

@@ -58,11 +58,11 @@ class Result:
         status, notion, adjacency, sentence: the elements of its guarantee, and the whole guarantee in one sentence.
         perplexity: over the runs and the true tokens that the public model can release (`SUPPORT_FLOOR`); no protocol
             releases another one. Infinite if the method gives such a token probability 0.
-        possible: the share of true tokens with a positive probability.
+        possible: the fraction of true tokens with a positive probability.
         possible_perplexity: the perplexity of those tokens.
         change: the ratio of the perplexity to the public model's on the same tokens.
         hits: the probability that the released token is the true one.
-        answered: the share of tokens answered before the budget was used up.
+        answered: the fraction of tokens answered before the budget was used up.
         asked: the average number of part models queried for a token.
         problem: why the settings are impossible. Then there are no numbers.
         base: the epsilon of the private base that the method is on, or is itself; None on the public model.
@@ -268,7 +268,7 @@ class ResultTable:
         return best if best is not None and best.change is not None and best.change.mean < 1 else None
 
     def gap_closed(self, result: Result) -> Estimate | None:
-        """Returns the share of the gap from the public model to `reference` that a result closes, in log-perplexity."""
+        """Returns how much of the gap from the public model to `reference` a result closes, in log-perplexity."""
         reference = self.reference()
         if reference is None or reference.change is None or result.change is None or result.protocol == "public":
             return None

@@ -21,7 +21,7 @@ from services.laboratory.evaluation import comparisons
 from services.laboratory.evaluation.cases import Case, PlannedCase
 from services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble
 from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.methods import SHARES
+from services.laboratory.evaluation.methods import FRACTIONS
 from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.laboratory.evaluation.results import result
 from services.laboratory.evaluation.text import EvaluationText, held_out_text
@@ -164,8 +164,8 @@ def candidates(
         drawn: the number of parts that are scored at a position. With fewer than all, protocols draw no more for a
             token, and those that need all parts are left out.
     """
-    shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
-    tuned = (each for name in PROTOCOLS for each in comparisons.tuned(name, parts, budget.limits(), shares))
+    fractions = sorted({q for q in (1 / parts, *FRACTIONS) if q * parts >= 1})
+    tuned = (each for name in PROTOCOLS for each in comparisons.tuned(name, parts, budget.limits(), fractions))
     for chosen in dict.fromkeys(tuned if drawn is None or drawn >= parts else _drawing(tuned, drawn)):
         settings = chosen.on_base(base)
         status = _status(settings, parts)
@@ -229,7 +229,7 @@ def _train(
     train_file, held_out = texts / "train.jsonl", texts / "heldout.jsonl"
     with display() as shown:
         sample.report = shown.read
-        split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
+        split(sample, train_file, held_out, fraction=HELD_OUT, salt_file=texts / "split.salt")
     ensembles, corpus = output / "ensembles", Corpus(train_file)
     directories = [ensembles / str(count) for count in parts]
     bases = {share: ensembles / f"base-{share:g}" for share in base_shares}

@@ -16,7 +16,7 @@ class EnumeratedField:
     """Describes a field with enumerated values.
 
     Attributes:
-        shares: the share of the records with each value, by its text, in the order of the schema.
+        shares: the fraction of the records with each value, by its text, in the order of the schema.
         distance: the total variation distance from the shares in the real records; None without them.
     """
 
@@ -27,7 +27,7 @@ class EnumeratedField:
 
 @dataclass(frozen=True)
 class TextField:
-    """Describes a field of free text: words (mean, 5th and 95th percentile) and the share of distinct values."""
+    """Describes a field of free text: words (mean, 5th and 95th percentile) and the fraction of distinct values."""
 
     name: str
     mean: float
@@ -110,7 +110,7 @@ def _text(name: str, records: Sequence[GeneratedRecord]) -> TextField:
 
 
 def _shares(records: Iterable[GeneratedRecord], *names: str) -> dict[tuple[str, ...], float]:
-    """Returns the share of the records with each combination of values."""
+    """Returns the fraction of the records with each combination of values."""
     counts = Counter(tuple(str(record.get(name)) for name in names) for record in records)
     total = counts.total()
     return {values: count / total for values, count in counts.items()}

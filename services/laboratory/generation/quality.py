@@ -32,7 +32,7 @@ _DRAWS = 8
 
 @dataclass(frozen=True)
 class Variety:
-    """Holds distinct-n, the share of distinct n-grams in the same number of words of every set (Li et al. 2016)."""
+    """Holds distinct-n, the fraction of distinct n-grams in the same number of words of every set (Li et al. 2016)."""
 
     words: int
     distinct: Mapping[int, float]
@@ -63,7 +63,7 @@ class PrivateTextOverlap:
     """Measures how close a set is to the private text.
 
     Attributes:
-        copied: the share of texts with `COPIED_WORDS` consecutive words of the real text.
+        copied: the fraction of texts with `COPIED_WORDS` consecutive words of the real text.
         nearest_mean, nearest_high: the mean and the 95th percentile of the TF-IDF cosine with the nearest real text.
     """
 
@@ -86,11 +86,11 @@ def variety(sets: Mapping[str, Sequence[str]]) -> dict[str, Variety]:
 
 
 def _distinct(words: Sequence[str]) -> dict[int, float]:
-    shares = {}
+    fractions = {}
     for n in NGRAMS:
         grams = list(zip(*(islice(words, start, None) for start in range(n)), strict=False))
-        shares[n] = len(set(grams)) / len(grams) if grams else 0.0
-    return shares
+        fractions[n] = len(set(grams)) / len(grams) if grams else 0.0
+    return fractions
 
 
 class PerplexityModel:

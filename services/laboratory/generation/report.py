@@ -262,7 +262,7 @@ def _lengths_figure(texts: Mapping[str, Sequence[str]], theme: Theme) -> Figure:
         weights = np.full(len(values), 1 / len(values))
         axes.hist(values, bins, weights=weights, histtype="step", linewidth=1.8, color=colour, label=name)
     axes.set_xlabel("words of a text")
-    axes.set_ylabel("share of texts")
+    axes.set_ylabel("fraction of texts")
     _style(axes, palette)
     return figure
 
@@ -276,7 +276,7 @@ def _distinct_figure(rows: Sequence[QualityRow], theme: Theme) -> Figure:
         places = [n + (index - (len(rows) - 1) / 2) * width for n in quality.NGRAMS]
         axes.bar(places, [row.variety.distinct[n] for n in quality.NGRAMS], width, color=colour, label=row.name)
     axes.set_xticks(quality.NGRAMS, [f"distinct-{n}" for n in quality.NGRAMS])
-    axes.set_ylabel("share of distinct n-grams")
+    axes.set_ylabel("fraction of distinct n-grams")
     axes.set_ylim(0, 1)
     _style(axes, palette)
     return figure

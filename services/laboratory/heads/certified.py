@@ -33,7 +33,7 @@ class CertifiedSettings(BaseModel):
 
     Attributes:
         candidates: the number of candidates in each round, K.
-        rounds: the number of rounds. Each selects one candidate and costs an equal share of epsilon.
+        rounds: the number of rounds. Each selects one candidate and costs an equal part of epsilon.
         sigma: the standard deviation of the first round's prior N(0, sigma^2 I), used without public rows.
         shrink: the factor by which the spread of the candidates shrinks in each round.
         public_epsilon: the epsilon of the density to which the first round's flow is fitted, with public rows.

@@ -147,15 +147,15 @@ class HeadComparison:
 
 
 def kept(comparison: HeadComparison, chosen: str) -> dict[str, dict[str, float]]:
-    """Returns the share of the non-private area that each private method keeps, by epsilon."""
+    """Returns the fraction of the non-private area that each private method keeps, by epsilon."""
     reference = comparison.find("non-private", chosen=chosen)
     if reference is None:
         return {}
-    shares: dict[str, dict[str, float]] = {}
+    fractions: dict[str, dict[str, float]] = {}
     for cell in comparison.cells:
         if cell.epsilon and cell.chosen == chosen:
-            shares.setdefault(cell.name, {})[f"{cell.epsilon:g}"] = round(cell.auc / reference.auc, 4)
-    return shares
+            fractions.setdefault(cell.name, {})[f"{cell.epsilon:g}"] = round(cell.auc / reference.auc, 4)
+    return fractions
 
 
 # Runs trials and yields each with its result.

@@ -23,8 +23,8 @@ UNSTATED = (
     "so it is not counted"
 )
 
-SHARES = (0.7, 0.1, 0.2)
-"""The shares of the rows for training, validation and test, as in the paper."""
+FRACTIONS = (0.7, 0.1, 0.2)
+"""The fractions of the rows for training, validation and test, as in the paper."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class TableSplit:
     test: Table
 
 
-def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> TableSplit:
+def split(table: Table, seed: int = 0, fractions: Sequence[float] = FRACTIONS) -> TableSplit:
     """Assigns users, with all of their rows, randomly to training, validation and test.
 
     Raises:
@@ -100,14 +100,14 @@ def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Tabl
     """
     owners = np.unique(table.users)
     order = np.random.default_rng(seed).permutation(owners)
-    edges = np.floor(np.cumsum(shares)[:-1] * len(order)).astype(int)
+    edges = np.floor(np.cumsum(fractions)[:-1] * len(order)).astype(int)
     tables = (table.rows(np.isin(table.users, part)) for part in np.split(order, edges))
-    return TableSplit(*(_share(part, share) for part, share in zip(tables, shares, strict=True)))
+    return TableSplit(*(_fraction(part, fraction) for part, fraction in zip(tables, fractions, strict=True)))
 
 
-def _share(part: Table, share: float) -> Table:
+def _fraction(part: Table, fraction: float) -> Table:
     stated = part.population
-    return part if stated is None else replace(part, population=max(1, round(share * stated)))
+    return part if stated is None else replace(part, population=max(1, round(fraction * stated)))
 
 
 def owners(users: Iterable[str]) -> NDArray[np.int64]:

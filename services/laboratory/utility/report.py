@@ -93,15 +93,17 @@ def _scores_figure(report: TaskReport, palette: Palette) -> Figure:
 
 
 def _copies_figure(report: TaskReport, palette: Palette) -> Figure:
-    """Draws, for each set, the share of its texts with a copied span of at least so many tokens."""
+    """Draws, for each set, the fraction of its texts with a copied span of at least so many tokens."""
     figure = _figure(palette, 3.6)
     axes = figure.subplots()
     lengths = np.arange(max(row.copies.longest for row in report.rows) + 2)
     for index, row in enumerate(report.rows):
-        shares = [100 * np.mean(np.array(row.copies.spans) >= length) for length in lengths]
+        fractions = [100 * np.mean(np.array(row.copies.spans) >= length) for length in lengths]
         name = "held-out people, by chance" if row.name == REAL else row.name
         style = "-" if index < len(palette.lines) else "--"
-        axes.step(lengths, shares, where="post", color=palette.lines[index % len(palette.lines)], ls=style, label=name)
+        axes.step(
+            lengths, fractions, where="post", color=palette.lines[index % len(palette.lines)], ls=style, label=name
+        )
     axes.set_xlabel("tokens of the longest span that is also in a private text")
     axes.set_ylabel("texts with such a span, in %")
     _style(axes, palette)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-# The share of delta that all blocks together may add: a block is dominated up to this much.
+# The fraction of delta that all blocks together may add: a block is dominated up to this much.
 _MARGIN = 2.0**-8
 # The rounding of a composition, for each token: of the Fourier transforms, and of the tails that they cut.
 _ROUNDING = 2.0**-50
@@ -58,8 +58,8 @@ def largest_count(event: Event, epsilon: float, delta: float, before: Mapping[Ev
         fits, below, too_many = too_many, above, min(_MAX_COUNT, 2 * too_many)
         above = excess_of(too_many)
     while too_many - fits > 1:
-        share = below / (below - above) if math.isfinite(above) else 0.5
-        middle = min(too_many - 1, max(fits + 1, fits + int(share * (too_many - fits))))
+        position = below / (below - above) if math.isfinite(above) else 0.5
+        middle = min(too_many - 1, max(fits + 1, fits + int(position * (too_many - fits))))
         if (between := excess_of(middle)) <= 0:
             fits, below = middle, between
         else:
@@ -119,7 +119,7 @@ def epsilon(event: Event, count: int, delta: float, before: Mapping[Event, int])
 def price(event: Event, count: int, unit: Event, most: int, delta: float) -> int | None:
     """Returns how many tokens of `unit` dominate a block of `count` tokens of `event`; None if `most` do not.
 
-    A block of price k may exceed the hockey-stick divergences of k tokens by the share k / `most` of the margin. All
+    A block of price k may exceed the hockey-stick divergences of k tokens by the fraction k / `most` of the margin. All
     blocks together cost at most `most` tokens, so they add at most the whole margin.
 
     Args:

@@ -30,17 +30,17 @@ def losses(rows: Tensor, public: Tensor, order: float) -> Column:
     Returns:
         float64 [n]; infinite if only one of the two distributions gives a token mass.
     """
-    shares = 1 / to_column(rows.sum(dim=1, dtype=torch.float64))
+    weights = 1 / to_column(rows.sum(dim=1, dtype=torch.float64))
     if len(rows) == 1:
         p0 = public.double()
-        return symmetrised(_weighted(rows, shares), p0 / p0.sum(), order)
+        return symmetrised(_weighted(rows, weights), p0 / p0.sum(), order)
     total = torch.zeros_like(public, dtype=torch.float64)
     blocks = [slice(start, start + rows_at_once(rows)) for start in range(0, len(rows), rows_at_once(rows))]
     for block in blocks:
-        total += _weighted(rows[block], shares[block]).sum(dim=0)
+        total += _weighted(rows[block], weights[block]).sum(dim=0)
     mean, divergences = total / len(rows), np.empty(len(rows))
     for block in blocks:
-        own = _weighted(rows[block], shares[block])
+        own = _weighted(rows[block], weights[block])
         divergences[block] = symmetrised(torch.sub(total, own, out=own).div_(len(rows) - 1), mean, order)
     return divergences
 
@@ -73,6 +73,6 @@ def _log_moment(logs: Tensor, change: Column, p: Tensor, power: float) -> Column
     return moments
 
 
-def _weighted(rows: Tensor, shares: Column) -> Tensor:
+def _weighted(rows: Tensor, weights: Column) -> Tensor:
     weighted = scratch("own", rows, torch.float64).copy_(rows)
-    return weighted.mul_(column(shares, weighted))
+    return weighted.mul_(column(weights, weighted))

@@ -21,7 +21,7 @@ _CELLS = 16
 _STEP = 1.08
 # Composing more tokens takes minutes.
 _MAX_COUNTED = 2**20
-# The shares by which a parameter is taken smaller, one after the other, until it fits.
+# The fractions by which a parameter is taken smaller, one after the other, until it fits.
 _MARGINS = (1e-11, 1e-9, 1e-7, 1e-5, 1e-3)
 
 _EARLIER = accounting.EARLIER_ORDERS

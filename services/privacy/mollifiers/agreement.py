@@ -30,7 +30,7 @@ def check_bound(beta: float) -> None:
         raise ValueError(f"beta must be a finite number of at least {_SMALLEST_BOUND:g}, got {beta}")
 
 
-def largest_shares(pairs: Tensor, public: Tensor, order: float, beta: float) -> Column:
+def largest_weights(pairs: Tensor, public: Tensor, order: float, beta: float) -> Column:
     """Returns the largest lambda in [0, 1] with D_a( lambda h + (1-lambda) p0 || lambda h' + (1-lambda) p0 ) <= beta.
 
     The divergence increases with lambda from 0. The secant method solves for its logarithm as a function of
@@ -52,25 +52,25 @@ def largest_shares(pairs: Tensor, public: Tensor, order: float, beta: float) -> 
     target = beta / (1 + tolerance)
     below = math.expm1(target) / (math.exp(target) + to_column(own.amax(dim=1)))
     above = np.full(len(pairs), np.nextafter(1.0, 2.0))
-    share, slope = _first_guess(apart, public, order, target), np.full(len(pairs), 2.0)
+    weight, slope = _first_guess(apart, public, order, target), np.full(len(pairs), 2.0)
     last: tuple[Column, Column] | None = None
     for count in range(_STEPS):
-        divergence = _divergence(apart, other, share, public, order)
+        divergence = _divergence(apart, other, weight, public, order)
         within = divergence <= beta
-        solved = within & ((share == 1) | (divergence * (1 + tolerance) ** 2 >= beta))
+        solved = within & ((weight == 1) | (divergence * (1 + tolerance) ** 2 >= beta))
         if solved.all():
             break
-        below, above = np.where(within, share, below), np.where(within, above, share)
+        below, above = np.where(within, weight, below), np.where(within, above, weight)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            at = np.log(share), np.log(divergence / target)
+            at = np.log(weight), np.log(divergence / target)
             if last is not None:
                 steep = (at[1] - last[1]) / (at[0] - last[0])
                 slope = np.where(np.isfinite(steep) & (steep > 0), steep, slope)
-            secant = np.minimum(1.0, share * np.exp(-at[1] / slope))
+            secant = np.minimum(1.0, weight * np.exp(-at[1] / slope))
         last = at
         usable = (secant > below) & (secant < above) & (count < _SECANT_STEPS or count % 2 == 0)
-        share = np.where(solved, share, np.where(usable, secant, np.minimum(1.0, np.sqrt(below * above))))
-    return np.where(solved, share, below)
+        weight = np.where(solved, weight, np.where(usable, secant, np.minimum(1.0, np.sqrt(below * above))))
+    return np.where(solved, weight, below)
 
 
 def _first_guess(apart: Tensor, public: Tensor, order: float, bound: float) -> Column:
@@ -80,14 +80,14 @@ def _first_guess(apart: Tensor, public: Tensor, order: float, bound: float) -> C
     return np.where(guess > 0.7, 1.0, guess)
 
 
-def _divergence(apart: Tensor, other: Tensor, share: Column, public: Tensor, order: float) -> Column:
+def _divergence(apart: Tensor, other: Tensor, weight: Column, public: Tensor, order: float) -> Column:
     """Returns D_a for each pair, from the sum of p0 m' ((1 + d)^a - 1 - a d); m' = 1 + lambda (u' - 1), 1 + d = m / m'.
 
     No term is negative, so small terms are not lost in rounding. The result is infinite if a power overflows.
     """
-    mixed = torch.mul(other, column(share, other), out=scratch("power", other))
-    mixed.add_(column(1 - share, other)).clamp_min_(_TINY)  # at lambda = 1 both may be 0, and d is 0
-    change = torch.mul(apart, column(share, other), out=scratch("inner", other)).div_(mixed).clamp_max_(_HUGE)
+    mixed = torch.mul(other, column(weight, other), out=scratch("power", other))
+    mixed.add_(column(1 - weight, other)).clamp_min_(_TINY)  # at lambda = 1 both may be 0, and d is 0
+    change = torch.mul(apart, column(weight, other), out=scratch("inner", other)).div_(mixed).clamp_max_(_HUGE)
     terms = torch.log1p(change, out=scratch("terms", other)).mul_(order).expm1_().sub_(change, alpha=order)
     moment = row_sums(terms.mul_(mixed).mul_(public))
     return np.nan_to_num(np.log1p(moment) / (order - 1), nan=np.inf, posinf=np.inf)

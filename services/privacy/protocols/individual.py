@@ -148,7 +148,7 @@ class Individual(Protocol):
     def distribution(self, answers: Answers) -> Release:
         """Computes the weights, and what each token charges to each account (`Release.charges`).
 
-        Without `Answers.allowances`, each token may take an equal share of a full account.
+        Without `Answers.allowances`, each token may take an equal fraction of a full account.
 
         Raises:
             ValueError: a sequence does not have the rows of all parts: its cost would be another.
@@ -220,8 +220,8 @@ class Individual(Protocol):
 
     def formula(self, public: Reals, rows: Reals) -> Reals:
         """Returns the distribution of a token that may take an equal share of full accounts."""
-        share = WHOLE // self.tokens / WHOLE
-        affordable = math.sqrt(share * self.size * self.parts**2 * (1 - self.lower))
+        fraction = WHOLE // self.tokens / WHOLE
+        affordable = math.sqrt(fraction * self.size * self.parts**2 * (1 - self.lower))
         tilts = []
         for row in rows:
             ratios = np.divide(row, public, out=np.zeros_like(row), where=public > 0)
@@ -277,7 +277,7 @@ class IndividualSettings(Settings):
         None,
         ge=_LEAST_LOWER,
         lt=1,
-        description="L: the parts lower no token's probability by more than this share; default: from the budget",
+        description="L: the parts lower no token's probability by more than this fraction; default: from the budget",
     )
     cap: float = Field(_CAP, ge=1, description="the largest ratio p_i / p0, less its mean, that counts")
 

@@ -204,8 +204,8 @@ class PMixed(Protocol):
         """Returns the probabilities of draws: with ratio, one uniform part or none; with renyi, each part with q."""
         if self.mollifier == "ratio":
             single_draws = map(tuple, np.eye(len(kinds), dtype=int).tolist())
-            shares = ((1 - self._no_part) * count / self.parts for count in kinds)
-            return {(0,) * len(kinds): self._no_part, **dict(zip(single_draws, shares, strict=True))}
+            chances = ((1 - self._no_part) * count / self.parts for count in kinds)
+            return {(0,) * len(kinds): self._no_part, **dict(zip(single_draws, chances, strict=True))}
         return {
             drawn: math.prod(
                 float(scipy.stats.binom.pmf(count, of, self.q)) for count, of in zip(drawn, kinds, strict=True)

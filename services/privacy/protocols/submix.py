@@ -24,7 +24,7 @@ from services.privacy.accounting import published
 from services.privacy.accounting.leave_one_out import symmetrised
 from services.privacy.accounting.published import removal_then_addition
 from services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, check_parts, real_orders
-from services.privacy.mollifiers.agreement import check_bound, largest_shares
+from services.privacy.mollifiers.agreement import check_bound, largest_weights
 from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
@@ -121,14 +121,14 @@ class SubMix(Protocol):
             return p0, np.zeros(0)
         at_once = rows_at_once(pairs.flatten(1))
         blocks = [slice(start, start + at_once) for start in range(0, len(pairs), at_once)]
-        shares = np.concatenate([largest_shares(pairs[block], public, self.order, self.beta) for block in blocks])
+        weights = np.concatenate([largest_weights(pairs[block], public, self.order, self.beta) for block in blocks])
         total = torch.zeros_like(p0)
         for block in blocks:
             total += _answers(pairs[block], p0).sum(dim=0)
-        mean = torch.lerp(p0, total / len(pairs), shares.mean())
+        mean = torch.lerp(p0, total / len(pairs), weights.mean())
         if len(pairs) == 1:
             return mean, symmetrised(mean[None].clone(), p0, self.order)
-        losses, others = np.empty(len(pairs)), (shares.sum() - shares) / (len(pairs) - 1)
+        losses, others = np.empty(len(pairs)), (weights.sum() - weights) / (len(pairs) - 1)
         for block in blocks:
             own = _answers(pairs[block], p0)
             without = torch.sub(total, own, out=own).div_(len(pairs) - 1)

@@ -146,7 +146,7 @@ class SubsampleAggregate(Protocol):
         return Release(weights)
 
     def release_law(self, answers: Answers) -> Tensor:
-        """Returns the mean share of each of two candidates in the positive sums, by quadrature over the noise.
+        """Returns the mean fraction of each of two candidates in the positive sums, by quadrature over the noise.
 
         Raises:
             ValueError: the number of candidates is not two.
@@ -157,13 +157,13 @@ class SubsampleAggregate(Protocol):
         public = answers.public.double().gather(1, candidates.tokens).numpy()
         sums = summed(answers, candidates).numpy() / UNIT
         first = np.array(
-            [self._first_share(*pair) for pair in zip(sums, public[:, 0] / public.sum(axis=1), strict=True)]
+            [self._first_fraction(*pair) for pair in zip(sums, public[:, 0] / public.sum(axis=1), strict=True)]
         )
-        shares = torch.from_numpy(np.stack([first, 1 - first], axis=1))
-        return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, shares)
+        fractions = torch.from_numpy(np.stack([first, 1 - first], axis=1))
+        return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, fractions)
 
-    def _first_share(self, sums: Reals, public: float) -> float:
-        """Returns the first candidate's share, from the sums [2] and its probability if no sum is positive."""
+    def _first_fraction(self, sums: Reals, public: float) -> float:
+        """Returns the first candidate's fraction, from the sums [2] and its probability if no sum is positive."""
         middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
         noise = self.scale * np.where(middles < 0.5, np.log(2 * middles), -np.log(2 * (1 - middles)))
         first, second = np.maximum(sums[0] + noise, 0)[:, None], np.maximum(sums[1] + noise, 0)[None, :]

@@ -11,7 +11,7 @@ from services.requests.models import PromptTokenizer
 from services.requests.preparation import COMPLETION_TOKENS, answer_length
 from services.requests.schema import ChatRequest, CompletionRequest, Fallbacks, Function, GenerationRequest, Message
 from services.requests.settings import RequestSettings
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}

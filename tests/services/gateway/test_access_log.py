@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.requests.models import PromptTokenizer
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 
 SECRET = "the patient is called Wilhelmina"
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": SECRET, "user": "Wilhelmina"}

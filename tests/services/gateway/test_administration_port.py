@@ -9,7 +9,7 @@ import pytest
 from services.batches.settings import BatchSettings
 from services.gateway import app
 from services.requests.keys import KeyService
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 
 KEY = {"authorization": "Bearer one"}
 ROUTES = [("GET", "/v1/keys"), ("DELETE", "/v1/keys/team"), ("PUT", "/v1/groups/wards/share")]
@@ -53,7 +53,7 @@ def test_both_ports_are_one_gateway(make_client: MakeClient, port: int, monkeypa
 
 
 def test_gateways_of_one_node_share_the_port_and_close_it(make_client: MakeClient, port: int) -> None:
-    from tests.services.gateway.conftest import app_client
+    from tests.support.app import app_client
 
     with app_client(administration_port=port), app_client(administration_port=port):
         assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=60).status_code == 200

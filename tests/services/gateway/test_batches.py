@@ -18,7 +18,7 @@ from services.database.service import ServiceDatabase, default_database
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
-from tests.services.gateway.conftest import MakeClient, app_client
+from tests.support.app import MakeClient, app_client
 
 MARK = "Wilhelmina"
 MAX_BYTES = 4096

@@ -12,7 +12,7 @@ from services.requests.admission import HEARTBEAT, kept_alive
 from services.requests.errors import ApiError, unavailable
 from services.requests.responses.schema import ResponsesRequest
 from services.requests.schema import ChatRequest, CompletionRequest
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]
 

@@ -20,7 +20,7 @@ from services.requests import keys as request_keys
 from services.requests.errors import ApiError
 from services.requests.keys import ANONYMOUS, KeyService
 from services.requests.status import Status
-from tests.services.gateway.conftest import MakeClient, app_client
+from tests.support.app import MakeClient, app_client
 
 ANSWER_S = 0.2
 LIMITS = AdmissionLimits("privmix", 1, max_waiting=1)

@@ -32,7 +32,7 @@ from services.requests.refusals import rate_headers, refusal
 from services.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 from tests.support.bodies import FIELDS, VALUES
 
 PROMPT = "The patient called because"

@@ -12,7 +12,7 @@ from services.requests.errors import ApiError
 from services.requests.models import Models
 from services.requests.settings import RequestSettings
 from services.training import public_model
-from tests.services.gateway.conftest import NOBODY, ensemble
+from tests.support.app import NOBODY, ensemble
 
 CLINIC, COURT = ensemble("clinic", own_shares=True), ensemble("court", own_shares=True, context_length=64)
 BODY = {"prompt": "The patient", "max_tokens": 4}

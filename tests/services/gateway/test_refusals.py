@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 
 SECRET = "the patient is called Wilhelmina"
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": SECRET}

@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from tests.services.gateway.conftest import MakeClient
+from tests.support.app import MakeClient
 
 BODY = b'{"model": "privmix", "prompt": "Hello"}'
 JSON = {"content-type": "application/json"}

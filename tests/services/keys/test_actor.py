@@ -15,6 +15,7 @@ from sqlalchemy import event
 from services.database import deadline
 from services.errors import KeysUnavailable
 from services.keys import actor as keys_actor
+from services.keys import open_requests
 from services.keys.actor import Keys
 from services.keys.messages import (
     AdmissionLimits,
@@ -75,13 +76,13 @@ async def until(state: Callable[[], bool]) -> None:
 
 def in_queue(keys: Keys, limits: AdmissionLimits) -> int:
     """Returns how many generations wait for capacity, of background requests too."""
-    queue = keys._queue_for(limits)
+    queue = keys._open._queue_for(limits)
     return queue._foreground.waiting + queue._background.waiting
 
 
 def for_tokens(keys: Keys) -> int:
     """Returns how many requests wait for tokens of their shares."""
-    return keys._waiting.total()
+    return keys._open._waiting.total()
 
 
 async def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(place: str) -> None:
@@ -168,7 +169,7 @@ async def test_a_large_request_shares_the_capacity_with_another_key(place: str) 
     await keys.settle("small", 1)
     assert await admitted(keys, "next", small.subjects, 1) == 1
     limits = AdmissionLimits("privmix", 8, max_waiting=1000)
-    assert (keys._queue_for(limits).live, keys._queue_for(limits).waiting) == (1, 0)
+    assert (keys._open._queue_for(limits).live, keys._open._queue_for(limits).waiting) == (1, 0)
     assert (await keys.account("large")).usage.spent == 8
 
 
@@ -191,9 +192,9 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
     await admitted(keys, "before", identity.subjects, 4)
-    for module in (deadline, keys_actor):
+    for module in (deadline, open_requests):
         monkeypatch.setattr(module, "DATABASE_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(keys_actor, "RETRY_S", 0.05)
+    monkeypatch.setattr(open_requests, "RETRY_S", 0.05)
     with closing(sqlite3.connect(place, isolation_level=None)) as hanging:
         hanging.execute("BEGIN EXCLUSIVE")
         with pytest.raises(KeysUnavailable, match="does not answer"):
@@ -348,7 +349,7 @@ async def test_tokens_that_a_lost_gateway_held_stay_charged(place: str, monkeypa
     clock = keys_actor.HEARTBEAT_TIMEOUT_S
     await keys.heartbeat("here", TrafficUpdate())
     clock += 1
-    await until(lambda: "lost" not in keys._requests)
+    await until(lambda: "lost" not in keys._open._requests)
     while not (usage := (await keys.account("k")).usage).spent:
         await asyncio.sleep(0.01)
     assert (usage.spent, usage.held) == (6, 4)

@@ -1,63 +1,15 @@
 """Fixtures of the training tests: the real public model, one Ray, and a small ensemble with an empty part."""
 
-import json
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.training import public_model
-from services.training.corpus import Corpus, Document
-from services.training.options import TrainingOptions
-from services.training.partition import part_of
-from services.training.plan import Trained, run_training
-from services.training.train import plan
 from tests.once import once
 from tests.support.ray_cluster import ray_cluster
-
-SALT = bytes(range(32))
-PARTS = 4
-EMPTY_PART = 2
-SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=2e-3)
-
-
-def write_corpus(path: Path, documents: list[Document]) -> Path:
-    lines = (json.dumps({"user": document.user, "text": document.text}) + "\n" for document in documents)
-    path.write_text("".join(lines))
-    return path
-
-
-def small_documents() -> list[Document]:
-    """Returns two short documents of each of six users, none of them in `EMPTY_PART`."""
-    everyone = (f"user-{number}" for number in range(100))
-    users = [user for user in everyone if part_of(user, SALT, PARTS) != EMPTY_PART][:6]
-    return [
-        Document(user, f"The {place} of {user} is painted in heliotrope, and {user} calls it the ninth lantern.")
-        for user in users
-        for place in ("kitchen", "boathouse")
-    ]
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    directory: Path
-    corpus: Path
-    salt: Path
-    trained: Trained
-
-    def train(
-        self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, halves: bool = False
-    ) -> Trained:
-        return run_training(
-            plan(
-                Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
-            )
-        )
-
-    def copy(self, directory: Path) -> Path:
-        return Path(shutil.copytree(self.directory, directory))
+from tests.support.training import Ensemble, trained
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +27,7 @@ def one_ray() -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def ensemble(base: Path, one_ray: str, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
-    return once(tmp_path_factory, "ensemble", _trained)
+    return once(tmp_path_factory, "ensemble", trained)
 
 
 @pytest.fixture(scope="package")
@@ -87,12 +39,3 @@ def halved(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ense
         return replace(ensemble, directory=directory, trained=ensemble.train(directory, halves=True))
 
     return once(tmp_path_factory, "halved", create)
-
-
-def _trained(folder: Path) -> Ensemble:
-    corpus = write_corpus(folder / "corpus.jsonl", small_documents())
-    salt = folder / "salt"
-    salt.write_bytes(SALT)
-    directory = folder / "trained"
-    trained = run_training(plan(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt))
-    return Ensemble(directory, corpus, salt, trained)

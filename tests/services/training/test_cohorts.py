@@ -21,7 +21,7 @@ from services.training.partition import read_salt, salt_id
 from services.training.plan import run_training
 from services.training.reading import read
 from services.training.train import plan
-from tests.services.training.conftest import write_corpus
+from tests.support.training import write_corpus
 
 SALTS = {"first": bytes(range(32)), "second": bytes(32)}
 USERS = {"first": ("ada", "bob"), "second": ("cleo",)}

@@ -19,8 +19,8 @@ from services.training.manifest import Apart, Manifest
 from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, TrainingOptions
 from tests.inline import run_inline
-from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.services.training.perplexity import perplexities
+from tests.support.training import PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 runner = CliRunner()

@@ -15,7 +15,7 @@ from services.training.corpus import Corpus, Document
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.split import split
-from tests.services.training.conftest import SALT
+from tests.support.training import SALT
 
 OPENAI = [
     {"role": "developer", "content": "Be brief."},
@@ -137,7 +137,7 @@ def test_a_split_keeps_conversations(tmp_path: Path, base: Path) -> None:
     rows = [{"user": f"user-{number}", "messages": OPENAI, "tools": [{"type": "function"}]} for number in range(40)]
     corpus = Corpus(write(tmp_path / "chats.jsonl", *rows), text_field="messages")
     sides = [tmp_path / "train.jsonl", tmp_path / "heldout.jsonl"]
-    split(corpus, *sides, share=0.5, salt_file=tmp_path / "salt")
+    split(corpus, *sides, fraction=0.5, salt_file=tmp_path / "salt")
     assert sorted(map(repr, Corpus(sides))) == sorted(map(repr, corpus))
-    split(corpus, *sides, share=0.5, salt_file=tmp_path / "salt", user_limit=25)
+    split(corpus, *sides, fraction=0.5, salt_file=tmp_path / "salt", user_limit=25)
     assert {document.text for document in Corpus(sides[0])} == {"system: Be brief.\nuser: Is it open?"}

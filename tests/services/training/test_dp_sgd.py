@@ -33,7 +33,7 @@ from services.training.packing import Tokens, contributions, even_size
 from services.training.per_unit import UnitGradients, train_adapter
 from services.training.plan import run_training
 from services.training.row_gradients import RowGradients
-from tests.services.training.conftest import small_documents, write_corpus
+from tests.support.training import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 BLOCK = 8

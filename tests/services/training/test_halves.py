@@ -9,7 +9,7 @@ from services.errors import ManifestError
 from services.training.corpus import Document
 from services.training.manifest import ADAPTER_FILES, FILE, Manifest
 from services.training.partition import half_of, part_of
-from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
+from tests.support.training import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
 
 pytestmark = pytest.mark.slow
 

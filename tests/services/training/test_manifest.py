@@ -7,7 +7,7 @@ import pytest
 
 from services.errors import ManifestError
 from services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, Part, hash_adapter
-from tests.services.training.conftest import Ensemble
+from tests.support.training import Ensemble
 
 DIGEST = "0" * 64
 

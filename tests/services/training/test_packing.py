@@ -12,7 +12,7 @@ from services.errors import InputError
 from services.training.corpus import Document
 from services.training.packing import IGNORED, even_size, pack, tokenize
 from services.training.partition import Partition, PartShare, half_of, part_of
-from tests.services.training.conftest import PARTS, SALT
+from tests.support.training import PARTS, SALT
 
 
 @given(st.lists(st.integers(0, 49151), max_size=300), st.integers(2, 64))

@@ -12,7 +12,7 @@ from services.training.manifest import FILE
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import OpenPlan, run_training, run_trainings
 from tests.displays import Recorder
-from tests.services.training.conftest import SALT, small_documents, write_corpus
+from tests.support.training import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow

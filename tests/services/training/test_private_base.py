@@ -21,7 +21,7 @@ from services.training.plan import run_training
 from services.training.private_base import merged
 from services.training.train import plan
 from tests.inline import run_inline
-from tests.services.training.conftest import Ensemble, small_documents, write_corpus
+from tests.support.training import Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_base, write_tiny_model
 
 PLAIN = TrainingOptions(

@@ -20,7 +20,7 @@ def corpus(path: Path, users: int = 200, documents: int = 3) -> Corpus:
 
 
 def cut(folder: Path, corpus: Corpus, **options: object) -> SplitCounts:
-    given = {"share": 0.2, "salt_file": folder / "salt", **options}
+    given = {"fraction": 0.2, "salt_file": folder / "salt", **options}
     return split(corpus, folder / "train.jsonl", folder / "heldout.jsonl", **given)  # type: ignore[arg-type]
 
 
@@ -64,8 +64,8 @@ def test_a_users_text_is_limited_by_that_user_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"share": 0.0}, "held-out: must lie between 0 and 1"),
-        ({"share": 1e-9}, "leaves no user on the held-out side"),
+        ({"fraction": 0.0}, "held-out: must lie between 0 and 1"),
+        ({"fraction": 1e-9}, "leaves no user on the held-out side"),
         ({"user_limit": 0}, "user-limit: must be at least 1"),
     ],
 )

@@ -22,7 +22,7 @@ from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, salt_id
 from services.training.plan import run_training
 from services.training.train import plan
-from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
+from tests.support.training import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 
 # A training that kills itself after the first stored part.
 KILLED_TRAINING = """

@@ -59,7 +59,7 @@ class ExtractionResult:
 
 
 def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, api_key: str | None) -> float:
-    """Returns the share of canaries whose secret a running service outputs in at least one attempt.
+    """Returns the fraction of canaries whose secret a running service outputs in at least one attempt.
 
     Raises:
         httpx.HTTPError: the service does not answer, or refuses.

@@ -90,7 +90,7 @@ class OutcomeCount:
 def refuted(counts: Sequence[OutcomeCount]) -> tuple[str, ...]:
     """Describes the counts that contradict their probabilities. The joint false-alarm rate is 1 - `CERTAIN`."""
     return tuple(
-        f"{count.what}: {count.count} of {count.trials}; the claimed share is {count.chance:.4g}"
+        f"{count.what}: {count.count} of {count.trials}; the claimed fraction is {count.chance:.4g}"
         for count in counts
         if count.p_value < (1 - CERTAIN) / len(counts)
     )

@@ -85,7 +85,7 @@ class Finding:
 
     @property
     def tightness(self) -> float:
-        """The larger of the two lower bounds as a share of the claim."""
+        """The larger of the two lower bounds as a fraction of the claim."""
         return max(self.lower, self.exact or 0.0) / self.claim
 
     @property

@@ -14,7 +14,7 @@ _MAX_THRESHOLDS = 2000
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """The share of either world's scores at or above each threshold, for descending thresholds.
+    """The fraction of either world's scores at or above each threshold, for descending thresholds.
 
     Attributes:
         false_positives: float64 [K], ascending, from 0 to 1.

@@ -247,7 +247,7 @@ def one_run_section(
 
     Args:
         on_testbed: the subjects with as many parts as the testbed.
-        guesses: the share of the coins to guess.
+        guesses: the fraction of the coins to guess.
     """
     findings = []
     for subject in subjects:
@@ -300,7 +300,7 @@ def released_section(
 
     Args:
         scores, of_the_corpus: what the models of the texts and of the corpus add to each canary, float64 [canaries].
-        guesses: the share of the coins to guess.
+        guesses: the fraction of the coins to guess.
     """
     corpus = ReleasedTexts("the planted corpus itself", ())
     count = round(guesses * len(canaries))

@@ -23,7 +23,7 @@ from services.training.plan import run_training
 from services.training.private_base import merged
 from services.training.train import plan
 from tests.inline import run_inline
-from tests.services.training.conftest import small_documents, write_corpus
+from tests.support.training import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 PLAIN = TrainingOptions(part_kind="lora", targets=("v_proj",), block=16, precision="float32", weight_decay=0)

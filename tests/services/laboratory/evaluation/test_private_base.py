@@ -25,7 +25,7 @@ from services.training.plan import run_training
 from services.training.private_base import merged
 from services.training.train import plan
 from tests.inline import run_inline
-from tests.services.training.conftest import small_documents, write_corpus
+from tests.support.training import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 TOKENS = 48

@@ -11,7 +11,7 @@ from scipy.optimize import bisect
 from services.privacy import accounting
 from services.privacy.accounting import published
 from services.privacy.events import Accountant, from_json
-from services.privacy.mollifiers.agreement import largest_shares
+from services.privacy.mollifiers.agreement import largest_weights
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers, Release
 from services.privacy.protocols.submix import SubMix, SubMixEvent, SubMixSettings, partition_to_user, random_stopping
@@ -84,7 +84,7 @@ def distributions(answers: Answers) -> tuple[Rows, Rows]:
 
 
 def served_shares(answers: Answers, order: float, beta: float) -> Rows:
-    return largest_shares(answers.ratios.view(-1, 2, answers.ratios.shape[1]), answers.public[0], order, beta)
+    return largest_weights(answers.ratios.view(-1, 2, answers.ratios.shape[1]), answers.public[0], order, beta)
 
 
 def law(release: Release) -> Rows:

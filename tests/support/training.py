@@ -1,0 +1,63 @@
+"""Trains small ensembles of the public model, one of them with an empty part."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.training.corpus import Corpus, Document
+from services.training.options import TrainingOptions
+from services.training.partition import part_of
+from services.training.plan import Trained, run_training
+from services.training.train import plan
+
+SALT = bytes(range(32))
+PARTS = 4
+EMPTY_PART = 2
+SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=2e-3)
+
+
+def write_corpus(path: Path, documents: list[Document]) -> Path:
+    lines = (json.dumps({"user": document.user, "text": document.text}) + "\n" for document in documents)
+    path.write_text("".join(lines))
+    return path
+
+
+def small_documents() -> list[Document]:
+    """Returns two short documents of each of six users, none of them in `EMPTY_PART`."""
+    everyone = (f"user-{number}" for number in range(100))
+    users = [user for user in everyone if part_of(user, SALT, PARTS) != EMPTY_PART][:6]
+    return [
+        Document(user, f"The {place} of {user} is painted in heliotrope, and {user} calls it the ninth lantern.")
+        for user in users
+        for place in ("kitchen", "boathouse")
+    ]
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    directory: Path
+    corpus: Path
+    salt: Path
+    trained: Trained
+
+    def train(
+        self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, halves: bool = False
+    ) -> Trained:
+        return run_training(
+            plan(
+                Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
+            )
+        )
+
+    def copy(self, directory: Path) -> Path:
+        return Path(shutil.copytree(self.directory, directory))
+
+
+def trained(folder: Path) -> Ensemble:
+    corpus = write_corpus(folder / "corpus.jsonl", small_documents())
+    salt = folder / "salt"
+    salt.write_bytes(SALT)
+    directory = folder / "trained"
+    done = run_training(plan(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt))
+    return Ensemble(directory, corpus, salt, done)
