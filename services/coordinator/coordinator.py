@@ -10,28 +10,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from services import tracing
-from services.budget.accounts import Grains
 from services.budget.client import BudgetClient, Reservation
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.ensemble import HeldWeights, PartialSums, Query, Rows, ShardedEnsemble
+from services.coordinator.draws import DrawQueue
+from services.coordinator.ensemble import ShardedEnsemble
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.pending_release import PendingRelease
 from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import LiveSequence
 from services.coordinator.settings import LEASE_TOKENS, StepSettings
+from services.coordinator.step import Costs, Step, StepResult
 from services.coordinator.text import Detokenizer
 from services.errors import CoordinatorStopping, CoordinatorUnavailable, LedgerError, Overloaded
 from services.fleet.fleet import NAME as FLEET
 from services.fleet.shard_map import ShardMap
-from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.settings import WhenExhausted
 from services.retrying import pauses, repeated_in_thread
 from services.shard import ShardStatus
@@ -92,6 +92,7 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, shard_map: ShardMap | None = None) -> None:
         self._settings = settings
         self._between_steps = asyncio.Lock()
+        self._arithmetic = Arithmetic(settings.threads, settings.device)
         self._use(shard_map or self._current_shard_map())
         self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
         self._detokenizer = Detokenizer.load(settings.model)
@@ -102,9 +103,7 @@ class Coordinator:
         self._closed = False
         self._began: float | None = None
         self._failing_since: float | None = None
-        self._arithmetic = Arithmetic(settings.threads, settings.device)
-        if not self._ensemble.samples:
-            self._arithmetic.prepare()
+        self._ensemble.prepare()
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics(settings.namespace)
 
@@ -113,8 +112,7 @@ class Coordinator:
         async with self._between_steps:
             if shard_map.version > self._shard_map.version:
                 self._use(shard_map)
-                if not self._ensemble.samples:
-                    await asyncio.to_thread(self._arithmetic.prepare)
+                await asyncio.to_thread(self._ensemble.prepare)
 
     async def submit(self, channel: str, generations: Sequence[Generation]) -> None:
         """Starts generations whose deltas go to `channel`.
@@ -224,7 +222,7 @@ class Coordinator:
         """Returns the oldest sequences that fit `max_live`, `MAX_ROWS` and `PREFILL_TOKENS`."""
         batch: list[LiveSequence] = []
         ingested = 0
-        row_limit = max(1, MAX_ROWS // self._ensemble.rows_of_a_query)
+        row_limit = max(1, MAX_ROWS // self._ensemble.rows_of_a_sequence)
         for live in islice(self._live.values(), min(row_limit, self._settings.max_live)):
             if live.uncached > 1:
                 if ingested and ingested + live.uncached > PREFILL_TOKENS:
@@ -282,35 +280,36 @@ class Coordinator:
         if not batch:
             return
         started = time.perf_counter()
-        queries = [Query(live.id, live.tokens, not live.public, live.generation.cache_salt) for live in batch]
-        private = [live for live, query in zip(batch, queries, strict=True) if query.private]
-        options = [live.options for live in batch]
-        allowances = reserved.allowances[: len(private)]
-        answers: HeldWeights | PartialSums | Rows
-        if self._ensemble.samples:
-            answers = await self._ensemble.weigh(queries, options, allowances)
-        elif self._protocol.additive:
-            answers = await self._ensemble.reduce(queries, options, allowances)
-        else:
-            answers = await self._ensemble.ask(queries)
+        batch = sorted(batch, key=lambda live: live.public)
+        step = self._begin(batch, reserved)
+        result = await self._ensemble.ask(step)
+        self._draws.advance(step.sequences[: step.private])
         received = time.perf_counter()
-        tokens = await self._draw(batch, private, answers, reserved)
+        tokens = await self._draw(batch, result, reserved)
         drawn = [(live, tokens[at]) for at, live in enumerate(batch) if at in tokens]
         positions = await self._positions([(live, (token,)) for live, token in drawn])
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
-        self._metrics.step(len(batch), answers.computed)
+        self._metrics.step(len(batch), result.computed)
         released = zip(drawn, positions, strict=True)
         self._deliver([self._accept(*next_, position) for next_, position in released if next_[0].id in self._live])
-        self._steps.add(answers.computed, answers.received, received - started, sampled - received)
+        self._steps.add(result.computed, result.received, received - started, sampled - received)
 
-    async def _draw(
-        self,
-        batch: Sequence[LiveSequence],
-        private: Sequence[LiveSequence],
-        answers: HeldWeights | PartialSums | Rows,
-        reserved: Reservation,
-    ) -> dict[int, int]:
+    def _begin(self, batch: Sequence[LiveSequence], reserved: Reservation) -> Step:
+        """Draws the parts of each private sequence. Those come first in a batch."""
+        ids = [live.id for live in batch if not live.public]
+        granted = reserved.allowances[: len(ids)] if self._protocol.event.accounts else None
+        return Step(
+            tuple(live.id for live in batch),
+            tuple(live.tokens for live in batch),
+            tuple(live.generation.cache_salt for live in batch),
+            tuple(live.options for live in batch),
+            tuple(map(self._draws.current, ids)),
+            tuple(map(self._draws.coming, ids)),
+            None if granted is None else np.array(granted, dtype=np.int64).reshape(len(ids), self._protocol.parts),
+        )
+
+    async def _draw(self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation) -> dict[int, int]:
         """Mixes the rows, charges the tokens of a step, and then samples them. Returns them by place in `batch`.
 
         No other code samples. A sample shows before it is released: in the state of its grammar, in the time until the
@@ -319,54 +318,30 @@ class Coordinator:
         accounts of the parts and the share of the key are charged whether the client stays or leaves, and whether
         sampling succeeds. A sequence that has ended before gets no sample and pays for none.
         """
-        paying = [at for at, live in enumerate(private) if live.id in self._live]
-        payers = [private[at] for at in paying]
+        paying = [at for at, live in enumerate(batch[: result.step.private]) if live.id in self._live]
+        payers = [batch[at] for at in paying]
         for live in payers:
             live.charge()
         granted = 0
         try:
-            pending = await self._mix(answers, [live.options for live in batch], reserved.allowances[: len(private)])
-            granted = await self._charge(pending, paying, reserved)
+            granted = await self._charge(await result.mix(), paying, reserved)
         finally:
             for live in payers[granted:]:
                 live.charge(-1)
         self._exhaust(payers[granted:])
-        paid = {live.id for live in payers[:granted]}
-        self._steps.sample(len(paid))
-        chosen = (
-            {at for at, live in enumerate(batch) if live.id in paid},
-            {at for at, live in enumerate(batch) if live.public and live.id in self._live},
-        )
-        if isinstance(pending, HeldWeights):
-            return await self._ensemble.sample(pending, *chosen)
-        return await self._arithmetic.sample(pending, *chosen)
+        self._steps.sample(granted)
+        free = {at for at, live in enumerate(batch) if live.public and live.id in self._live}
+        return await result.sample(paying[:granted], free)
 
-    async def _mix(
-        self,
-        answers: HeldWeights | PartialSums | Rows,
-        options: Sequence[SamplingOptions],
-        allowances: Sequence[Grains],
-    ) -> HeldWeights | Sequence[PendingRelease]:
-        if isinstance(answers, HeldWeights):
-            return answers
-        if isinstance(answers, PartialSums):
-            return await self._arithmetic.combine(self._protocol, answers)
-        return await self._arithmetic.distributions(self._protocol, answers, options, allowances)
-
-    async def _charge(
-        self, pending: HeldWeights | Sequence[PendingRelease], paying: Sequence[int], reserved: Reservation
-    ) -> int:
+    async def _charge(self, costs: Costs, paying: Sequence[int], reserved: Reservation) -> int:
         """Charges the tokens at these places among the private ones. Returns how many of the first are paid for.
 
         Raises: see `Reservation.charge` and `Reservation.mark_charged`. No token may be sampled.
         """
-        chunks = [pending] if isinstance(pending, HeldWeights) else pending
-        losses = [loss for chunk in chunks for loss in chunk.losses or ()]
-        granted = await reserved.charge([losses[at] for at in paying] if losses else ()) if paying else 0
-        granted = min(granted, len(paying))
+        losses = [costs.losses[at] for at in paying] if costs.losses else ()
+        granted = min(await reserved.charge(losses), len(paying)) if paying else 0
         if self._protocol.event.accounts:
-            charges = [charge for chunk in chunks for charge in chunk.charges or ()]
-            reserved.mark_charged({at: charges[at] for at in paying[:granted]})
+            reserved.mark_charged({at: costs.charges[at] for at in paying[:granted]})
         else:
             reserved.mark_released(granted)
         return granted
@@ -431,8 +406,9 @@ class Coordinator:
     def _use(self, shard_map: ShardMap) -> None:
         self._shard_map = shard_map
         self._protocol = shard_map.protocol
+        self._draws = DrawQueue(shard_map.protocol)
         self._ensemble = ShardedEnsemble(
-            shard_map, self._actor, self._settings.step_timeout_s, self._settings.patience_s
+            shard_map, self._actor, self._arithmetic, self._settings.step_timeout_s, self._settings.patience_s
         )
 
     def _end(self, sequences: Sequence[LiveSequence], reason: FinishReason) -> None:
@@ -451,6 +427,7 @@ class Coordinator:
             del self._live[id_]
         if ended:
             self._metrics.live(len(self._live))
+            self._draws.forget(ended)
             self._ensemble.drop_caches(ended)
 
     def _close_channel(self, channel: str) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from services.coordinator.ensemble import PartialSums, Rows
+from services.coordinator.step import Step
 from services.lazily import torch
-from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.mollifiers.shaping import shape
+from services.privacy.protocol import Protocol, Release
 from services.privacy.sampling.categorical import quantise, sample
 
 if TYPE_CHECKING:
@@ -20,86 +20,85 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PendingRelease:
-    """Holds the sampling weights of consecutive sequences of a step.
+    """Holds the sampling weights of S consecutive sequences of a step, of which the first P are private.
 
     Attributes:
         public: float32 [S, V], the public model's probabilities.
-        private: the indices of the sequences that the protocol answers, ascending.
-        weights: int64 [len(private), V], the protocol's sampling weights for these sequences.
+        weights: int64 [P, V], the protocol's sampling weights for the private sequences; None if there are none.
         losses: the cost of each of these tokens; None if the cost does not depend on the models' output.
-        charges: what each of these tokens charges to each part's account, int64 [len(private), parts]; None without
-            accounts.
+        charges: what each of these tokens charges to each part's account, int64 [P, parts]; None without accounts.
     """
 
     public: Tensor
-    private: tuple[int, ...]
-    weights: Tensor | None
-    losses: list[list[float]] | None
+    weights: Tensor | None = None
+    losses: list[list[float]] | None = None
     charges: list[tuple[int, ...]] | None = None
 
     @classmethod
     def of(
-        cls,
-        protocol: Protocol,
-        rows: Rows,
-        options: Sequence[SamplingOptions],
-        device: str,
-        allowances: Sequence[Sequence[int]] = (),
+        cls, protocol: Protocol, step: Step, public: Sequence[np.ndarray], drawn: Sequence[np.ndarray], device: str
     ) -> Self:
         """Shapes the rows and computes the protocol's release for the private sequences, on a PyTorch device.
 
         Args:
-            allowances: what the token of each private sequence may charge to each part's account, for an event with
-                accounts.
+            public: float32 [V], the logits of each sequence's public row.
+            drawn: those of each drawn model, grouped by private sequence.
         """
-        answers = shape(*rows.tensors(device), rows.models, options, overwrite_parts=True)
-        private = [index for index, is_private in enumerate(rows.private) if is_private]
-        if not private:
-            return cls(answers.public, (), None, None)
-        if len(private) < len(rows.models):
-            models = tuple(answers.models[index] for index in private)
-            private_answers = Answers(answers.public[private], answers.ratios, models)
-        else:
-            private_answers = answers
-        if protocol.event.accounts:
-            granted = torch.tensor(allowances, dtype=torch.int64, device=answers.public.device)
-            private_answers = replace(private_answers, allowances=granted)
-        return cls._of(answers.public, tuple(private), protocol.distribution(private_answers))
+        rows = np.stack(drawn) if drawn else np.empty((0, *public[0].shape), np.float32)
+        log_p0, log_p = (torch.from_numpy(values).to(device) for values in (np.stack(public), rows))
+        models = (*step.draws, *[()] * (len(step.sequences) - step.private))
+        answers = shape(log_p0, log_p, models, step.options, overwrite_parts=True)
+        if not step.private:
+            return cls(answers.public)
+        private = answers.first(step.private)
+        if step.allowances is not None:
+            private = replace(private, allowances=torch.from_numpy(step.allowances).to(answers.public.device))
+        return cls._of(answers.public, protocol.distribution(private))
 
     @classmethod
-    def combined(cls, protocol: Protocol, partials: PartialSums, device: str) -> Self:
+    def combined(
+        cls,
+        protocol: Protocol,
+        public: Sequence[np.ndarray],
+        sums: Sequence[Sequence[np.ndarray]],
+        charges: Sequence[np.ndarray],
+        device: str,
+    ) -> Self:
         """Adds up the groups' partials and computes the protocol's release from them, on a PyTorch device.
+
+        Args:
+            public: float32 [V], p0 of each sequence.
+            sums, charges: see `services.coordinator.partial_sums.PartialSums`.
 
         Raises:
             ValueError: see `Protocol.added`.
         """
-        public = torch.from_numpy(np.stack(partials.public)).to(device)
-        private = [index for index, is_private in enumerate(partials.private) if is_private]
-        if not private:
-            return cls(public, (), None, None)
-        groups = [torch.from_numpy(np.stack(group)).to(device) for group in zip(*partials.sums, strict=True)]
-        sums = protocol.added(groups)
-        charges = torch.from_numpy(np.stack(partials.charges)) if partials.charges else None
-        return cls._of(public, tuple(private), protocol.combine(public[private], sums, charges))
+        p0 = torch.from_numpy(np.stack(public)).to(device)
+        if not sums:
+            return cls(p0)
+        groups = [torch.from_numpy(np.stack(group)).to(device) for group in zip(*sums, strict=True)]
+        added = protocol.added(groups)
+        all_charges = torch.from_numpy(np.stack(charges)) if charges else None
+        return cls._of(p0, protocol.combine(p0[: len(sums)], added, all_charges))
 
     @classmethod
-    def _of(cls, public: Tensor, private: tuple[int, ...], release: Release) -> Self:
+    def _of(cls, public: Tensor, release: Release) -> Self:
         losses = None if release.losses is None else release.losses.tolist()
         charges = None if release.charges is None else list(map(tuple, release.charges.tolist()))
-        return cls(public, private, release.weights, losses, charges)
+        return cls(public, release.weights, losses, charges)
 
     def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
         """Samples the tokens of some sequences, and no others. Call it for tokens that are paid for.
 
         Args:
-            paid: indices in `private`: their tokens come from the protocol's weights.
+            paid: indices of private sequences: their tokens come from the protocol's weights.
             free: indices of sequences whose tokens come from p0.
         """
         tokens: dict[int, int] = {}
-        rows = [row for row, index in enumerate(self.private) if index in paid]
+        rows = sorted(paid)
         if rows and self.weights is not None:
-            weights = self.weights if len(rows) == len(self.private) else self.weights[rows]
-            tokens |= zip([self.private[row] for row in rows], sample(weights), strict=True)
+            weights = self.weights if len(rows) == len(self.weights) else self.weights[rows]
+            tokens |= zip(rows, sample(weights), strict=True)
         if free:
             public = sorted(free)
             tokens |= zip(public, sample(quantise(self.public[public])), strict=True)

@@ -91,6 +91,7 @@ def build_app(
         settings.cache_secret,
         settings.allowed_hosts,
         settings.cors_origins,
+        settings.invalid_per_minute,
     )
     batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
     routers = (
@@ -130,12 +131,13 @@ def _app(
                 for task in tasks:
                     task.cancel()
 
-    def refusal(_: Request, error: Exception) -> Response:
+    def refusal(request: Request, error: Exception) -> Response:
         failure = from_http(error) if isinstance(error, HTTPException) else error
         if not isinstance(failure, ApiError):
             return Response(status_code=CLIENT_GONE)
         refusals.inc(tags={"reason": failure.code})
         models.counters.refused(failure.code)
+        keys.count_refusal(request, failure.status)
         return failure.response()
 
     app = FastAPI(

@@ -4,7 +4,6 @@ An uploaded file is read in memory only: it may contain prompts, which only the 
 """
 
 import asyncio
-import math
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -25,8 +24,8 @@ from services.batches.settings import BatchSettings
 from services.batches.store import Page
 from services.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
 from services.gateway.openapi import REFUSALS, body
-from services.keys.rate_limiter import TokenBucket
-from services.requests.errors import ApiError, invalid, unavailable
+from services.keys.rate_limiter import TokenBuckets
+from services.requests.errors import ApiError, invalid, limited, unavailable
 from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
 from services.requests.schema import Body, refused
@@ -187,8 +186,7 @@ class BatchRoutes:
     def __init__(self, settings: RequestSettings, batches: BatchSettings, keys: KeyService) -> None:
         self._settings = settings
         self._max_file_bytes = batches.max_file_bytes
-        self._changes_per_minute = batches.changes_per_minute
-        self._changes: dict[str, TokenBucket] = {}
+        self._changes = TokenBuckets(batches.changes_per_minute)
         self._uploads: Counter[str] = Counter()
         self._keys = keys
 
@@ -230,18 +228,10 @@ class BatchRoutes:
         Raises:
             ApiError: 429, the key made too many of them at this gateway in a minute.
         """
-        self._changes = {other: bucket for other, bucket in self._changes.items() if bucket.state().reset_s > 0}
-        bucket = self._changes.setdefault(owner, TokenBucket(self._changes_per_minute))
-        wait_s = bucket.wait_s(1)
-        if wait_s > 0:
-            raise ApiError(
-                429,
-                f"a key may change its files and batches {bucket.limit} times per minute; try again later",
-                code="rate_limit_exceeded",
-                kind="rate_limit_error",
-                headers={"retry-after": str(math.ceil(wait_s))},
-            )
-        bucket.take(1)
+        if (wait_s := self._changes.wait_s(owner)) > 0:
+            message = f"a key may change its files and batches {self._changes.limit} times per minute; try again later"
+            raise limited(message, "rate_limit_exceeded", wait_s)
+        self._changes.take(owner)
 
     @contextmanager
     def _uploading(self, owner: str) -> Iterator[None]:
@@ -251,14 +241,8 @@ class BatchRoutes:
             ApiError: 429, the key or all keys together have too many of them.
         """
         if self._uploads[owner] >= MAX_UPLOADS_OF_KEY or self._uploads.total() >= MAX_UPLOADS:
-            raise ApiError(
-                429,
-                f"a key may upload {MAX_UPLOADS_OF_KEY} files at the same time, and all together {MAX_UPLOADS}; "
-                "try again when an upload has ended",
-                code="too_many_uploads",
-                kind="rate_limit_error",
-                headers={"retry-after": "1"},
-            )
+            message = f"a key may upload {MAX_UPLOADS_OF_KEY} files at the same time, and all together {MAX_UPLOADS}"
+            raise limited(f"{message}; try again when an upload has ended", "too_many_uploads", 1)
         self._uploads[owner] += 1
         try:
             yield

@@ -53,6 +53,26 @@ class TokenBucket:
         self._refilled = now
 
 
+class TokenBuckets:
+    """Holds a bucket of the same limit for each key that has taken from it lately."""
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def wait_s(self, key: str) -> float:
+        """Returns the seconds until the key can take one unit."""
+        bucket = self._buckets.get(key)
+        return 0.0 if bucket is None else bucket.wait_s(1)
+
+    def take(self, key: str) -> None:
+        """Takes one unit, also if none is left: then the key waits longer. Forgets keys whose buckets are full."""
+        self._buckets = {other: bucket for other, bucket in self._buckets.items() if bucket.state().reset_s > 0}
+        bucket = self._buckets.setdefault(key, TokenBucket(self.limit, self._clock))
+        bucket.take(1)
+
+
 class RateLimiter:
     """Holds the token buckets of all shares. A request takes from the buckets of all its shares or from none."""
 

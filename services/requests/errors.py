@@ -1,5 +1,6 @@
 """Defines all HTTP errors in OpenAI's format. No message repeats input of the client."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,6 +53,12 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 def unavailable(message: str, code: str = "service_unavailable", headers: Mapping[str, str] | None = None) -> ApiError:
     """Returns error 503: the request is valid, but a part of the service does not answer."""
     return ApiError(503, message, code=code, kind="server_error", headers=headers)
+
+
+def limited(message: str, code: str, retry_after_s: float) -> ApiError:
+    """Returns error 429 for a key that exceeds a limit of a gateway for a while."""
+    headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
+    return ApiError(429, message, code=code, kind="rate_limit_error", headers=headers)
 
 
 def generation_failed(retry_after: float | None) -> ApiError:

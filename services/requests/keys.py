@@ -19,10 +19,12 @@ from services.actors import find_actor, remote
 from services.errors import KeysError
 from services.keys.actor import Keys
 from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
+from services.keys.rate_limiter import TokenBuckets
 from services.keys.records import CLIENT_SCOPES, Scope, Secret
 from services.requests.access_record import access_record
-from services.requests.errors import ApiError, unavailable
+from services.requests.errors import ApiError, limited, unavailable
 from services.requests.refusals import forbidden, refusal, translated, unauthorised
+from services.requests.settings import ClientSettings
 from services.requests.web_pages import check_sender
 from services.retrying import pauses, repeated
 
@@ -37,6 +39,9 @@ ANSWER_S = 15.0
 
 RETRY_S = 1.0
 
+INVALID = (400, 413, 415, 422)
+"""The statuses of requests that no later state of the service would accept."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
@@ -45,9 +50,10 @@ KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
 class KeyService:
     """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
-    If `actor` is None, only the keys with `api_key_hashes` are valid. Without any keys, every client has access.
-    Services with the same `cache_secret` give a key the same `cache_salt`; by default, no other service has it. `hosts`
-    and `origins` are those of clients without a key (`check_sender`).
+    `invalid_per_minute` requests of a key may be invalid; then it waits. If `actor` is None, only the keys with
+    `api_key_hashes` are valid. Without any keys, every client has access. Services with the same `cache_secret` give a
+    key the same `cache_salt`; by default, no other service has it. `hosts` and `origins` are those of clients without a
+    key (`check_sender`).
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class KeyService:
         cache_secret: SecretStr | None = None,
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
+        invalid_per_minute: int = ClientSettings().invalid_per_minute,
     ) -> None:
         self._configured = [bytes.fromhex(hash_) for hash_ in api_key_hashes]
         self._namespace = namespace
@@ -66,20 +73,30 @@ class KeyService:
         self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
         self._handle: ActorHandle | None = None
         self._gateway = uuid4().hex
+        self._invalid = TokenBuckets(invalid_per_minute)
 
     async def identify(self, connection: HTTPConnection, scope: Scope | None) -> Identity:
         """Returns the identity of the client, which needs `scope`, and adds it to the access log.
 
         Raises:
-            ApiError: 401, 403, or 503 if the keys actor does not answer.
+            ApiError: 401, 403, or 503 if the keys actor does not answer; 429, the key sent too many invalid requests.
         """
         identity = await self._identity(_sent_key(connection))
         access_record(connection).key = identity.id
+        if (wait_s := self._invalid.wait_s(identity.id)) > 0:
+            message = f"this key may send {self._invalid.limit} invalid requests per minute; correct them"
+            raise limited(message, "too_many_invalid_requests", wait_s)
         if identity is ANONYMOUS:
             check_sender(connection, self._hosts, self._origins)
         if scope is not None and scope not in identity.scopes:
             raise forbidden(scope, anonymous=identity is ANONYMOUS)
         return identity
+
+    def count_refusal(self, connection: HTTPConnection, status: int) -> None:
+        """Counts an invalid request, whose parsing took time of others. Clients without a key are not told apart."""
+        key = access_record(connection).key
+        if status in INVALID and key is not None and key != ANONYMOUS.id:
+            self._invalid.take(key)
 
     async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
         """Returns the name under which data of the client's key is stored. `identity_of` accepts it.

@@ -138,8 +138,9 @@ def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHAR
     roughly = propose(fixed, roughly=True)
     divisions = [_division(share, fixed, roughly, roughly=True) for share in shares]
     possible = [division for division in divisions if division is not None]
-    best = max(possible, key=lambda division: division.gain.mean, default=None)
-    return best and _division(best.share, fixed, alone)
+    possible.sort(key=lambda division: division.gain.mean, reverse=True)
+    exact = (_division(division.share, fixed, alone) for division in possible)
+    return next((division for division in exact if division is not None), None)
 
 
 def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> float:
@@ -200,7 +201,9 @@ def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: b
     if not share:
         return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing})
     try:
-        event = planned(DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta))
+        # Without the name of a run, plans on this base are the same each time, and are made once (`_planned`).
+        options = DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta)
+        event = replace(planned(options, roughly=roughly), run=None)
         parts = propose(replace(wanted, base=event), roughly=roughly) if share < 1 else None
     except InputError:
         return None

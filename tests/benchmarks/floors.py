@@ -24,7 +24,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """Describes a decode step: sequences of a context, with a number of readers drawn from `parts` for each."""
 
     sequences: int
@@ -38,7 +38,7 @@ class Step:
         return self.sequences * self.readers
 
 
-def floors_ms(shape: Shape, step: Step, rates: Rates) -> dict[str, float]:
+def floors_ms(shape: Shape, step: DecodeStep, rates: Rates) -> dict[str, float]:
     """Returns the least milliseconds of a step by stage, of the step without a reduction, and of all."""
     floors = _Floors(shape, step, rates)
     stages = {
@@ -55,7 +55,7 @@ def floors_ms(shape: Shape, step: Step, rates: Rates) -> dict[str, float]:
 @dataclass(frozen=True)
 class _Floors:
     shape: Shape
-    step: Step
+    step: DecodeStep
     rates: Rates
 
     def layers(self) -> float:

@@ -48,7 +48,7 @@ import typer
 
 from cluster.options import JsonOption
 from services.coordinator.settings import StepSettings
-from tests.benchmarks.floors import Rates, Step, floors_ms
+from tests.benchmarks.floors import DecodeStep, Rates, floors_ms
 from tests.benchmarks.options import show
 from tests.benchmarks.shapes import SHAPES, write_model, write_readers
 
@@ -304,7 +304,7 @@ def _compare(
             **({} if alone is None else {f"{kind} over vLLM": round(ms / alone, 2) for kind, ms in took.items()}),
         }
         if "bytes" in device:
-            step = Step(size.sequences, int(readers), context, size.parts)
+            step = DecodeStep(size.sequences, int(readers), context, size.parts)
             rates = Rates(device["bytes"], device["operations"])
             floors = floors_ms(SHAPES[size.large if which == "large" else size.small], step, rates)
             over = {"rows": took["rows"] / floors["rows"], "all": took.get("reduced", took["rows"]) / floors["all"]}

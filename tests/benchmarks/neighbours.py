@@ -9,9 +9,10 @@ in one way, in turns of both. For each way:
 - `sent`, `statuses`: what the other key sent, and how it was answered.
 - `load`: the mean number of processes that wanted a processor of this machine, after the way was measured.
 
-Each way is written to standard error once it is measured. The other key is a process of its own. It uses this machine's
-cores too, which counts against the service. `--quick` measures each way with few requests, which tells only whether the
-program runs.
+Each way is written to standard error once it is measured. The other key is a process of its own, which stands for
+another machine: it gets the processor time that the service leaves. (Ray's workers have a low priority, so that a
+client at the usual one would take their processors away, whatever it sends.) `--quick` measures each way with few
+requests, which tells only whether the program runs.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ PARTS = 4
 TOKENS = 8
 CLIENTS = 2
 TIMEOUT_S = 120.0
+LEAST_PRIORITY = 19
 SECTIONS: dict[str, dict[str, Any]] = {
     "privacy": {"epsilon": 1000.0, "tokens": 1_000_000},
     "budget": {"ledger": "ledger.db", "lease_tokens": 256},
@@ -200,6 +202,7 @@ def misbehaving(url: str, key: str, name: str) -> Iterator[Callable[[], Counter[
 
 
 def _misbehave(url: str, key: str, name: str, begun: Any, stop: Any, told: "Queue[Counter[int]]") -> None:
+    os.nice(LEAST_PRIORITY)
     told.put(asyncio.run(_repeat(url, key, *WAYS[name], begun, stop)))
 
 

@@ -7,7 +7,8 @@ The corpus is public or set-aside text, by user. All of its users train by DP-SG
 trained. `--users` and `--standing` let fewer stand for all, with the noise scaled to their share. Without `--held-out`,
 a tenth of the users is held out. How much of epsilon goes to a base follows from the rule of `privmix train --base
 auto`, which knows the numbers of users and tokens alone; of the shares that it gives for an epsilon, the least and the
-largest are trained, and each cell takes the nearer one. `privmix compare --on-base` trains all of it.
+largest are trained (with `--fractions 1` the largest), and each cell takes the nearer one. `privmix compare --on-base`
+trains all of it.
 
 An interrupted run continues with the files in FOLDER: after the last step of each training by DP-SGD, the last part,
 and the last ensemble that was scored. It uses `--processes` processes of one thread.
@@ -74,8 +75,6 @@ from tests.benchmarks.standing import (
 )
 
 CONTEXT = 256
-MAX_SHARES = 2
-"""The most shares of an epsilon for which a base is trained."""
 PUBLIC = "public"
 NOT_PRIVATE = "not private"
 ALONE = "alone"
@@ -158,6 +157,7 @@ class Size:
         users: who train by DP-SGD, for all; None for all of them.
         population: the number of users that they stand for; None for that of the corpus.
         standing: parts that are trained, for all; None for all of them.
+        fractions: of an epsilon, for each of which a base is trained; 1 or 2 at most.
         runs: the number of held-out users. Each user's text is one run.
         run_tokens: the positions of a run, drawn from the user's first `CONTEXT` tokens.
     """
@@ -165,6 +165,7 @@ class Size:
     users: int | None = None
     population: int | None = None
     standing: int | None = None
+    fractions: int = 2
     runs: int = 100
     run_tokens: int = 48
 
@@ -195,7 +196,7 @@ class PrivateBaseBench:
         Raises:
             typer.BadParameter: it was trained there with other settings.
         """
-        _claim(output, {**settings, "size": {**asdict(size), "standing": None}})
+        _claim(output, {**settings, "size": {**asdict(size), "standing": None, "fractions": None}})
         model = resolve()
         text = positions_of_users(held_out, AutoTokenizer.from_pretrained(model), size)
         return cls(output, size, train, text, model)
@@ -220,7 +221,7 @@ class PrivateBaseBench:
         return tokenize(self.train, tokenizer, Partition(bytes(32), parts))
 
     def shares(self, epsilon: float, parts: Sequence[int]) -> dict[tuple[int, int], float]:
-        """Returns the share of epsilon for a base, by the number of parts and of tokens: at most `MAX_SHARES` below 1.
+        """Returns the share of epsilon for a base, by the number of parts and of tokens: at most `fractions` below 1.
 
         The rule is that of `privmix train --base auto`. A share of 1 is DP-SGD, and one of 0 has no base.
         """
@@ -231,9 +232,10 @@ class PrivateBaseBench:
                 division = divide_by_size(size, count, budget)
                 found[count, tokens] = division.share if division else 0.0
         between = sorted({share for share in found.values() if 0 < share < 1})
-        kept = between if len(between) <= MAX_SHARES else [between[0], between[-1]]
+        if len(between) > self.size.fractions:
+            between = [between[0], between[-1]][-self.size.fractions :]
         return {
-            cell: min(kept, key=lambda other: abs(other - share)) if 0 < share < 1 else share
+            cell: min(between, key=lambda other: abs(other - share)) if 0 < share < 1 else share
             for cell, share in found.items()
         }
 
@@ -481,6 +483,7 @@ def benchmark(
     parts: Annotated[list[int], typer.Option(min=2, help="Of an ensemble; repeatable.")] = [64],  # noqa: B006
     users: Annotated[int | None, typer.Option(min=1, help="Users that train by DP-SGD, for all.")] = None,
     standing: Annotated[int | None, typer.Option(min=2, help="Parts that are trained, for all.")] = None,
+    fractions: Annotated[int, typer.Option(min=1, max=2, help="Bases for each epsilon, at most.")] = 2,
     user_limit: Annotated[int | None, typer.Option(min=1, help="The characters of each user that are used.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Each has one thread.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Two users and two parts stand for all.")] = False,
@@ -491,7 +494,7 @@ def benchmark(
     torch.set_num_threads(1)
     if quick and write:
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
-    size = Size(users, standing=standing)
+    size = Size(users, standing=standing, fractions=fractions)
     if quick:
         size, epsilon, parts, user_limit = Size(2, 2000, 2, runs=1, run_tokens=16), epsilon[-1:], [8], 300
     name = "demo" if corpus is None else corpus.stem

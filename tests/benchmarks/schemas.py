@@ -11,6 +11,8 @@ and for `library`, llguidance's own reading of the same schemas:
 - `dead_ends`: texts after which no token is legal although they are not complete.
 - `unjudged`: texts of which the package cannot tell, for instance because Python lacks an expression.
 - `cut`: texts that were no longer followed after `--tokens` tokens.
+- `answers`, `left_broken`: answers of at most a few tokens more than the shortest one has, which are ended as a
+  coordinator ends them, and those that are no value of their schema. Only privmix ends answers.
 - `valid`, `not_admitted`: valid instances of accepted schemas, and those whose text is not admitted, with the
   properties in the order of the schema.
 - `unnamed`: those of them that have properties which the schema names nowhere; privmix closes objects.
@@ -42,8 +44,9 @@ from referencing.exceptions import Unresolvable
 
 from cluster.options import JsonOption
 from services.structure import grammar
-from services.structure.compiler import limits_of
+from services.structure.compiler import begun, limits_of
 from services.structure.errors import StructureError
+from services.structure.matcher import Matcher
 from tests.benchmarks.options import show
 from tests.support.structure import vocabulary
 
@@ -56,11 +59,16 @@ COUNTS = (
     "invalid_texts",
     "dead_ends",
     "cut",
+    "answers",
+    "left_broken",
     "unjudged",
     "valid",
     "unnamed",
     "not_admitted",
 )
+WRONG = ("invalid_texts", "dead_ends", "left_broken", "not_admitted", "wrongly_empty")
+SPARE = 30
+"""The greatest number of tokens that an answer may have beside those of the shortest one."""
 _ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
 
 
@@ -94,7 +102,7 @@ class Side:
         self.counts[what] += 1
         for keyword in keywords(case.schema):
             self.keywords.setdefault(keyword, Counter())[what] += 1
-        if what in ("invalid_texts", "dead_ends", "not_admitted") and len(self.examples) < 200:
+        if what in WRONG and len(self.examples) < 200:
             self.examples.append(f"{what} {case.name}: {example[:300]}")
 
     def summary(self) -> dict[str, Any]:
@@ -110,7 +118,7 @@ class Side:
             "by_keyword": {
                 keyword: dict(found)
                 for keyword, found in sorted(self.keywords.items())
-                if any(found[bad] for bad in ("refused", "invalid_texts", "dead_ends", "not_admitted"))
+                if any(found[bad] for bad in ("refused", *WRONG))
             },
         }
 
@@ -141,7 +149,8 @@ def main(
     sides = {name: Side() for name in makers}
     for case in found:
         for name, make in makers.items():
-            measure(case, make, sides[name], draws, tokens, random.Random(f"{seed} {case.name}"))
+            chance = random.Random(f"{seed} {case.name}")
+            measure(case, make, sides[name], draws, tokens, chance, ends=name == "privmix")
     measured: dict[str, Any] = {name: side.summary() for name, side in sides.items()}
     if vllm:
         refused = {case.name for case in found if not vllm_accepts(case.schema)}
@@ -187,15 +196,28 @@ def vllm_accepts(schema: Any) -> bool:
 
 
 def measure(
-    case: SchemaCase, make: Callable[[Any], str], side: Side, draws: int, tokens: int, chance: random.Random
+    case: SchemaCase,
+    make: Callable[[Any], str],
+    side: Side,
+    draws: int,
+    tokens: int,
+    chance: random.Random,
+    *,
+    ends: bool = False,
 ) -> None:
-    """Counts what one reader makes of a schema."""
+    """Counts what one reader makes of a schema.
+
+    Args:
+        ends: end answers as a coordinator does, too.
+    """
     side.count(case, "schemas")
     start = time.perf_counter()
     try:
         text = make(case.schema)
         engine = engine_of(text)
         reason = engine.get_error() if engine.is_error() else None
+        compile_ms = (time.perf_counter() - start) * 1e3
+        follower = begun(text, vocabulary())[0] if ends and reason is None else None
     except StructureError as error:
         reason = str(error)
     except ValueError:
@@ -206,7 +228,7 @@ def measure(
         side.reasons[reason.split("\n")[0][:160]] += 1
         return
     side.grammar_bytes.append(len(text))
-    side.compile_ms.append((time.perf_counter() - start) * 1e3)
+    side.compile_ms.append(compile_ms)
     order = order_of(case.schema)
     for value, valid in case.instances:
         admitted = admits(engine_of(text), value, order)
@@ -231,6 +253,12 @@ def measure(
             verdict = is_valid(case.schema, drawn)
             if not verdict:
                 side.count(case, "unjudged" if verdict is None else "invalid_texts", drawn)
+    for _ in range(draws if follower else 0):
+        assert follower is not None
+        side.count(case, "answers")
+        ended = answer(follower, chance)
+        if ended is None or is_valid(case.schema, ended) is False:
+            side.count(case, "left_broken", repr(ended))
 
 
 def engine_of(text: str) -> LLMatcher:
@@ -313,6 +341,38 @@ def draw(engine: LLMatcher, tokens: int, chance: random.Random, mask_us: list[fl
     return words.tokenizer.decode_str(drawn), bool(engine.is_accepting() and not engine.is_error())
 
 
+def answer(follower: Matcher, chance: random.Random, spare: int = SPARE) -> str | None:
+    """Draws an answer of few tokens, which is ended while its known end fits; None if it has none or cannot go on."""
+    decode = vocabulary().tokenizer.decode_str
+    text: tuple[int, ...] = ()
+    try:
+        position = follower.after(text)
+        room = (position.shortest or 0) + chance.randint(0, spare)
+        while not position.complete:
+            text += position.forced
+            if position.end is None:
+                return None
+            if len(text) + len(position.end) >= room:
+                return decode([*text, *position.end])
+            token = _chosen(position.legal, chance)
+            if vocabulary().ends >> token & 1:
+                return decode(list(text))
+            following = follower.after((*text, token), room - len(text) - 1)
+            if following.shortest is None or len(text) + 1 + following.shortest > room:
+                return decode([*text, *position.end])
+            text, position = (*text, token), following
+    except StructureError:
+        return None
+    return decode([*text, *position.forced])
+
+
+def _chosen(legal: bytes, chance: random.Random) -> int:
+    """Chooses a token; every other time one that ends something, if there is one."""
+    tokens = np.flatnonzero(np.unpackbits(np.frombuffer(legal, np.uint8), bitorder="little"))
+    preferred = tokens[np.isin(tokens, _ending_tokens())]
+    return int(chance.choice(preferred if len(preferred) and chance.random() < 0.5 else tokens))
+
+
 def _end_tokens() -> list[int]:
     ends = vocabulary().ends
     return [token for token in range(ends.bit_length()) if ends >> token & 1]
@@ -330,7 +390,10 @@ _known: list[int] = []
 
 def is_valid(schema: Any, text: str) -> bool | None:
     """Tells whether a text is JSON without infinite numbers, and a value of a schema; None if the judge cannot tell."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
     if "Infinity" in json.dumps(value, ensure_ascii=False).replace('"Infinity', ""):
         return False
     try:

@@ -58,9 +58,18 @@ def test_every_benchmark_has_a_quick_form_with_a_test_and_a_row_on_the_page() ->
 def test_schemas_are_followed_soundly() -> None:
     measured = figures("schemas", "--json")
     assert measured["privmix"]["schemas"] == 10
-    for bad in ("refused", "invalid_texts", "dead_ends", "not_admitted"):
+    for bad in ("refused", "invalid_texts", "dead_ends", "left_broken", "not_admitted"):
         assert measured["privmix"][bad] == 0
+    keys(measured["privmix"], "answers")
     keys(measured["library"], "texts", "mask_us")
+
+
+@slow
+def test_random_schemas_are_followed_soundly() -> None:
+    measured = figures("random_schemas", "--json")
+    assert measured["schemas"] == 10
+    assert measured["examples"] == []
+    keys(measured, "texts", "answers")
 
 
 @slow
@@ -160,7 +169,7 @@ def test_ensembles_on_a_private_base(tmp_path: Path) -> None:
     (rows,) = measured["corpora"]["demo"].values()
     bases = {row["base_epsilon"] for row in rows if row["method"] == "DP-SGD"}
     assert 8.0 in bases
-    assert 1 <= len(bases) <= 1 + private_base.MAX_SHARES
+    assert 1 <= len(bases) <= 1 + private_base.Size().fractions
     methods = ("exponential", "individual", "not private")
     assert {(row["method"], row["base_epsilon"]) for row in rows if row["parts"]} == {
         (method, base) for method in methods for base in {None, *bases} - {8.0}

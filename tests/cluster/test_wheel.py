@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from services.errors import EXTRAS
 from tests.distributions import closure
 from tests.running import configure, running
+from tests.support.imports import EXTRA_OF, extra_of, foreign, modules
 from tests.tiny import write_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ for package in (cluster, services):
             importlib.import_module(module.name)
 print("imported from", cluster.__file__)
 """
+RESOLVE = "import sys; from pkgutil import resolve_name; [resolve_name(name) for name in sys.argv[1:]]"
 
 
 def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
@@ -89,6 +91,15 @@ def test_the_wheel_imports_and_runs_from_its_metadata_alone(wheel: Path, tmp_pat
     python = install(wheel, tmp_path / "fresh", "cpu", "lab", "heads", "postgresql", "demo")
     assert str(tmp_path / "fresh") in run(python, "-c", IMPORT_EVERYTHING)
     assert '"pmixed"' in run(python, "-m", "cluster", "protocols", "--json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", sorted(set(EXTRA_OF.values())))
+def test_an_extra_alone_has_what_its_modules_import(wheel: Path, tmp_path: Path, extra: str) -> None:
+    """Also what they import in functions."""
+    needing = [module for module in modules() if extra_of(module) == extra]
+    python = install(wheel, tmp_path / "alone", extra)
+    run(python, "-c", RESOLVE, *needing, *sorted(set().union(*map(foreign, needing))))
 
 
 @pytest.mark.slow

@@ -60,29 +60,30 @@ def sampled_rdp(orders: Orders, eta: float, drawn: float) -> Divergences:
 def _log_excess_moment(a: Reals, eta: float, drawn: float) -> Reals:
     """The log of the bound in `sampled_rdp`; powers are relative to the largest, x^(a-2) at z = K."""
     edges = np.linspace(0.0, eta, _CELLS + 1)  # of log z
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = (each[:, None] for each in np.polynomial.legendre.leggauss(_NODES))
     width = eta / _CELLS
-    excess = np.expm1(edges[:-1, None] + width * (nodes + 1) / 2)  # z - 1, [cells, nodes]
+    excess = np.expm1(edges[:-1] + width * (nodes + 1) / 2)  # z - 1, [nodes, cells]: sums over the first axis are fast
     measure = width / 2 * weights * (1 + excess)  # dz
     log_x = np.log1p(drawn * excess)
     both_replaced = measure * np.exp(log_x) / (1 + excess)  # beta dz
     one_replaced = measure * (1 - drawn) * excess / (1 + excess)  # (1 - beta) dz
-    order = a[:, None, None]
+    order = a[:, None]
     scale = (order - 2) * log_x.flat[-1]
-    forward = np.exp((order - 2) * log_x - scale)
-    backward = np.exp((-order - 1) * log_x - scale)
+    forward = np.exp((order - 2) * log_x[:, None] - scale)  # [nodes, orders, cells]
+    backward = np.exp((-order - 1) * log_x[:, None] - scale)
 
-    def integrals(weight: Reals) -> Reals:
-        """[orders, edges]: the integral of weight max(0, t - z) at t = e^edge."""
-        masses, moments = (weight.sum(axis=2).cumsum(axis=1), (weight * excess).sum(axis=2).cumsum(axis=1))
+    def integrals(power: Reals, factor: Reals) -> Reals:
+        """[orders, edges]: the integral of power factor max(0, t - z) at t = e^edge."""
+        weight = power * factor[:, None]
+        masses, moments = weight.sum(axis=0).cumsum(axis=1), (weight * excess[:, None]).sum(axis=0).cumsum(axis=1)
         return np.pad(np.expm1(edges[1:]) * masses - moments, ((0, 0), (1, 0)))
 
-    total = _largest_mean(integrals(forward * both_replaced), integrals(backward * both_replaced), edges)
+    total = _largest_mean(integrals(forward, both_replaced), integrals(backward, both_replaced), edges)
     for power in (forward, backward):
-        one_sided = integrals(power * one_replaced)
+        one_sided = integrals(power, one_replaced)
         total += _largest_mean(one_sided, np.zeros_like(one_sided), edges)
     with np.errstate(divide="ignore"):  # every part is drawn and eta is tiny
-        return np.asarray(np.log(a * (a - 1)) + 2 * np.log(drawn) + scale[:, 0, 0] + np.log(total))
+        return np.asarray(np.log(a * (a - 1)) + 2 * np.log(drawn) + scale[:, 0] + np.log(total))
 
 
 def _largest_mean(above: Reals, below: Reals, edges: Reals) -> Reals:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SomeEvent = TypeVar("SomeEvent", bound=Event)
 Spent = Mapping[SomeEvent, int]
+Payments = tuple[tuple[Event, int], ...]
+"""Events and how many times each is paid: what functions keep their results by."""
 
 # The tracked Rényi orders: order - 1 is a geometric sequence with 16 values in an octave, from 1/16 to 2^22. An epsilon
 # needs orders of about 2 log(1 / delta) / epsilon, and many times that for few tokens: the last are for 0.001 at 1e-12.
@@ -57,6 +60,11 @@ class Epsilon:
 def paid(event: Event, count: int) -> int:
     """Returns how many times ``count`` tokens pay the cost of the event."""
     return min(count, 1) if event.once else count
+
+
+def payments(spent: Spent[SomeEvent]) -> Payments:
+    """Returns each event and how many times it is paid."""
+    return tuple((event, paid(event, count)) for event, count in spent.items())
 
 
 def rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences:
@@ -101,15 +109,23 @@ def pld_epsilon(spent: Spent[SomeEvent], delta: float, interval: float = PLD_INT
     _check_delta(delta)
     if not any(spent.values()):
         return 0.0
-    composed = pld(spent, interval)
+    return _pld_epsilon(payments(spent), delta, interval)
+
+
+@lru_cache(maxsize=1024)
+def _pld_epsilon(spent: Payments, delta: float, interval: float) -> float | None:
+    """Returns what `pld_epsilon` does. It is kept: a composition takes up to seconds."""
+    composed = pld(dict(spent), interval)
     if composed is None:
         return None
     rounded = float(composed.get_epsilon_for_delta(delta))
+    if rounded <= 0:
+        return rounded
     # Losses are rounded up to the grid: too much for an epsilon of a few intervals.
     finer = max(max(rounded, _LEAST_EPSILON) / _GRID, interval * _span(composed) / _MAX_INTERVALS)
     if finer >= interval:
         return rounded
-    composed = pld(spent, finer)
+    composed = pld(dict(spent), finer)
     assert composed is not None
     return min(rounded, float(composed.get_epsilon_for_delta(delta)))
 

@@ -87,10 +87,16 @@ def excess(
 
     It is nearly linear in the count; inf if the divergence is unknown or nothing of delta is left.
     """
-    composed, room = composition.pld({**before, event: count}, interval), _room(delta, count)
-    if composed is None or room <= 0:
-        return math.inf
-    return math.log(max(float(composed.get_delta_for_epsilon(epsilon)), _ROUNDING) / room)
+    room = _room(delta, count)
+    divergence = _divergence(composition.payments({**before, event: count}), epsilon, interval) if room > 0 else None
+    return math.inf if divergence is None else math.log(max(divergence, _ROUNDING) / room)
+
+
+@lru_cache(maxsize=1024)
+def _divergence(spent: composition.Payments, epsilon: float, interval: float) -> float | None:
+    """Returns the divergence at epsilon; None if it is unknown. It is kept: a composition takes up to seconds."""
+    composed = composition.pld(dict(spent), interval)
+    return None if composed is None else float(composed.get_delta_for_epsilon(epsilon))
 
 
 def epsilon(event: Event, count: int, delta: float, before: Mapping[Event, int]) -> float:

@@ -50,8 +50,10 @@ class DominatingPair:
         with np.errstate(over="ignore", invalid="ignore"):
             excess = (np.expm1(exponents) - b * np.expm1(self.log_ratio)) @ np.exp(self.log_q)
         overflows = exponents.max(axis=1) > _MAX_EXPONENT
-        large = scipy.special.logsumexp(self.log_q + exponents, axis=1)
-        return np.asarray(np.where(overflows, large, np.log1p(np.where(overflows, 0.0, excess))))
+        moments = np.log1p(np.where(overflows, 0.0, excess))
+        if overflows.any():  # slow, and rare
+            moments[overflows] = scipy.special.logsumexp(self.log_q + exponents[overflows], axis=1)
+        return np.asarray(moments)
 
 
 def symmetric_pld(delta: Callable[[Reals], Reals], largest: float, interval: float) -> PrivacyLossDistribution:

@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
-from functools import cache
+from functools import lru_cache
 
-import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from services.privacy import accounting
-from services.privacy.accounting import counting
+from services.privacy.accounting import composition, counting
 from services.privacy.accounting.composition import Spent
-from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
+from services.privacy.events import PLD_INTERVAL, Accountant, Event, Orders
 
 # How closely exact composition is searched, relatively, and the digits of what it finds: a service that starts again on
 # another processor must find the same parameter to the last bit, or it would pay for tokens of another event.
@@ -178,7 +176,7 @@ class _Search:
         An earlier ledger, and one that a later version made at one of these orders, finds the same value to the last
         bit.
         """
-        excess = self._excess(_EARLIER)
+        excess = self._excess(earlier=True)
         low, high = self.bounds
         if excess(low) > 0:
             return None
@@ -196,11 +194,11 @@ class _Search:
         if low >= high:
             return known
         if known is not None:
-            cost = self._cost(low, _EARLIER, accounting.rdp(self.before, _EARLIER))
+            cost = self._cost(low, earlier=True)
             # Where an epsilon jumps to 0, because the divergences are tiny, the search ended far below the budget.
             if cost.order < _EARLIER[-1] and cost.epsilon > self.epsilon * (1 - _CLOSE):
                 return known
-        excess = self._excess(_LARGER)
+        excess = self._excess(earlier=False)
         if excess(low) > 0:
             return known
         if excess(high) <= 0:
@@ -215,7 +213,6 @@ class _Search:
         if self.tokens > _MAX_COUNTED or not counting.is_countable(self.event(least), self.epsilon):
             return least
 
-        @cache
         def excess(value: float, interval: float) -> float:
             return counting.excess(self.event(value), self.tokens, self.epsilon, self.delta, self.before, interval)
 
@@ -234,14 +231,26 @@ class _Search:
         rounded = _rounded_down(found * (1 - _CLOSE))
         return rounded if rounded > least and excess(rounded, PLD_INTERVAL) <= 0 else least
 
-    def _excess(self, orders: NDArray[np.float64]) -> Callable[[float], float]:
-        """Returns what a parameter costs above epsilon at the best of the orders."""
-        earlier = accounting.rdp(self.before, orders)
-        return lambda value: self._cost(value, orders, earlier).epsilon - self.epsilon
+    def _excess(self, *, earlier: bool) -> Callable[[float], float]:
+        """Returns what a parameter costs above epsilon at the best of the earlier or of the larger orders."""
+        return lambda value: self._cost(value, earlier=earlier).epsilon - self.epsilon
 
-    def _cost(self, value: float, orders: NDArray[np.float64], earlier: Divergences) -> accounting.Epsilon:
-        divergences = earlier + accounting.rdp({self.event(value): self.tokens}, orders)
-        return accounting.epsilon(divergences, self.delta, orders)
+    def _cost(self, value: float, *, earlier: bool) -> accounting.Epsilon:
+        tokens = composition.payments({self.event(value): self.tokens})
+        return _cost_by_order(composition.payments(self.before), tokens, self.delta, earlier)
+
+
+@lru_cache(maxsize=2048)
+def _cost_by_order(
+    before: composition.Payments, tokens: composition.Payments, delta: float, earlier: bool
+) -> accounting.Epsilon:
+    """Returns the cost at the best of the earlier or of the larger orders.
+
+    It is kept: plans that are compared roughly are made again exactly, and each comparison makes them once more.
+    """
+    orders = _EARLIER if earlier else _LARGER
+    divergences = accounting.rdp(dict(before), orders) + accounting.rdp(dict(tokens), orders)
+    return accounting.epsilon(divergences, delta, orders)
 
 
 def _rounded_down(value: float) -> float:

@@ -15,9 +15,16 @@ import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
-from services.coordinator import ensemble
-from services.coordinator.ensemble import Query, ShardedEnsemble
+from services.coordinator import group, partial_sums, raw_rows
+from services.coordinator.arithmetic import Arithmetic
+from services.coordinator.copies import ShardCopies
+from services.coordinator.ensemble import ShardedEnsemble
+from services.coordinator.group import Group
+from services.coordinator.held_weights import HeldWeights, weigh
+from services.coordinator.partial_sums import PartialSums
 from services.coordinator.pending_release import PendingRelease
+from services.coordinator.raw_rows import RawRows
+from services.coordinator.step import Step
 from services.engine.engine import EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
@@ -36,12 +43,16 @@ PROTOCOLS = (
     Exponential(PARTS, 3, 1.0),
     IndividualSettings(tokens=16).plan(PARTS),
 )
-QUERIES = (
-    Query("a", (504, 253, 260), True),
-    Query("base", (504, 253), False),
-    Query("b", (27, 10, 99, 504, 253), True),
-)
-OPTIONS = (SamplingOptions(top_k=200), SamplingOptions(top_p=0.9), SamplingOptions(temperature=0.7))
+SEQUENCES = {"a": (504, 253, 260), "b": (27, 10, 99, 504, 253), "base": (504, 253)}
+"""The public model alone answers the last of them."""
+OPTIONS = (SamplingOptions(top_k=200), SamplingOptions(temperature=0.7), SamplingOptions(top_p=0.9))
+
+
+def step(protocol: Protocol) -> Step:
+    draws = (protocol.draw(), protocol.draw())
+    allowances = np.array([[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]]) if protocol.event.accounts else None
+    salts = (None,) * len(SEQUENCES)
+    return Step(tuple(SEQUENCES), tuple(SEQUENCES.values()), salts, OPTIONS, draws, ((), ()), allowances)
 
 
 class FirstRows:
@@ -104,50 +115,51 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int,
     set_num_threads(threads)
 
 
-def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) -> ShardedEnsemble:
+def groups(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) -> list[Group]:
+    """Returns groups of all parts, with one shard each."""
     size = PARTS // count
     firsts = range(0, PARTS, size)
-    groups = [
-        PartGroup(at, {part: f"part-{part}" for part in range(first, first + size)}, (str(first),))
+    handles: dict[str, Any] = {str(first): Local(shards[first, size]) for first in firsts}
+    return [
+        Group(
+            PartGroup(at, {part: f"part-{part}" for part in range(first, first + size)}, (str(first),)),
+            protocol,
+            ShardCopies((str(first),), handles.__getitem__, 5.0),
+        )
         for at, first in enumerate(firsts)
     ]
-    handles: dict[str, Any] = {str(first): Local(shards[first, size]) for first in firsts}
-    return ShardedEnsemble(ShardMap(1, protocol, tuple(groups)), handles.__getitem__, 60.0, 5.0)
+
+
+@pytest.fixture(autouse=True)
+def outside_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "_caller", lambda: "test")
 
 
 @pytest.mark.exact
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_partials_release_what_raw_rows_release(
-    protocol: Protocol, count: int, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+    protocol: Protocol, count: int, shards: dict[tuple[int, int], Shard]
 ) -> None:
-    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
-    draws = {"a": protocol.draw(), "b": protocol.draw()}
-    allowances: Sequence[Sequence[int]] = ()
-    if protocol.event.accounts:
-        allowances = [[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]]
+    asked = step(protocol)
 
     async def run() -> tuple[PendingRelease, PendingRelease]:
-        whole = asked(shards, protocol, count)
-        monkeypatch.setattr(whole._draws, "current", draws.__getitem__)
-        partials = await whole.reduce(QUERIES, OPTIONS, allowances)
-        assert partials.private == (True, False, True)
-        rows = await whole.ask(QUERIES)
-        return (
-            PendingRelease.combined(protocol, partials, "cpu"),
-            PendingRelease.of(protocol, rows, OPTIONS, "cpu", allowances),
-        )
+        given = groups(shards, protocol, count), protocol, Arithmetic(1, "cpu"), asked
+        sums = await partial_sums.reduce(*given)
+        rows = await raw_rows.collect(*given)
+        everything = slice(0, len(SEQUENCES))
+        return sums.release(everything, "cpu"), rows.release(everything, "cpu")
 
     reduced, raw = asyncio.run(run())
     assert torch.equal(reduced.public, raw.public)
-    assert reduced.private == raw.private == (0, 2)
     assert reduced.weights is not None
     assert raw.weights is not None
-    if protocol.event.accounts:
+    assert len(reduced.weights) == len(raw.weights) == asked.private
+    if asked.allowances is not None:
         torch.testing.assert_close(reduced.weights / 2.0**61, raw.weights / 2.0**61, rtol=1e-4, atol=2.0**-60)
         assert reduced.charges is not None
         assert raw.charges is not None
-        for ours, theirs, allowed in zip(reduced.charges, raw.charges, allowances, strict=True):
+        for ours, theirs, allowed in zip(reduced.charges, raw.charges, asked.allowances.tolist(), strict=True):
             assert all(
                 abs(x - y) <= 1 + 1e-3 * y and x <= most for x, y, most in zip(ours, theirs, allowed, strict=True)
             )
@@ -160,69 +172,73 @@ def test_partials_release_what_raw_rows_release(
 def test_a_shard_makes_the_same_tokens_of_the_same_points(
     protocol: Protocol, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
-    draws = {"a": protocol.draw(), "b": protocol.draw()}
-    allowances = [[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]] if protocol.event.accounts else []
+    asked = step(protocol)
 
     async def run() -> None:
-        whole = asked(shards, protocol, 1)
-        assert whole.samples
-        monkeypatch.setattr(whole._draws, "current", draws.__getitem__)
-        partials = await whole.reduce(QUERIES, OPTIONS, allowances)
-        pending = PendingRelease.combined(protocol, partials, "cpu")
-        for share in range(20):
-            held = await whole.weigh(QUERIES, OPTIONS, allowances)
-            points = [share * total // 20 + share for total in held.totals]
+        whole = groups(shards, protocol, 1)
+        sums = await partial_sums.reduce(whole, protocol, Arithmetic(1, "cpu"), asked)
+        pending = sums.release(slice(0, len(SEQUENCES)), "cpu")
+        for portion in range(20):
+            held = await weigh(whole[0], 60.0, asked)
+            points = [portion * total // 20 + portion for total in held.totals]
             drawn = dict(zip(held.totals, points, strict=True))
             monkeypatch.setattr(categorical, "uniform_below", drawn.__getitem__)
-            chosen = ({0, 2}, {1}) if share % 2 else ({2}, {1})
-            assert await whole.sample(held, *chosen) == pending.sample(*chosen)
-        assert held.private == partials.private
-        assert held.computed == partials.computed
-        assert held.received < 10 * 8 * len(QUERIES) * PARTS < partials.received
-        assert [list(own) for own in held.charges] == [list(own) for own in partials.charges]
+            chosen = ({0, 1}, {2}) if portion % 2 else ({1}, {2})
+            assert await held.sample(*chosen) == pending.sample(*chosen)
+        assert held.computed == sums.computed
+        assert held.received < 10 * 8 * len(SEQUENCES) * PARTS < sums.received
+        assert [list(own) for own in (await held.mix()).charges] == [list(own) for own in sums.charges]
 
     asyncio.run(run())
 
 
-def test_only_a_shard_with_all_parts_samples(shards: dict[tuple[int, int], Shard]) -> None:
-    assert not asked(shards, PROTOCOLS[0], 2).samples
-    assert not asked(shards, PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1), 1).samples
+def test_only_a_shard_with_all_parts_holds_weights(shards: dict[tuple[int, int], Shard]) -> None:
+    raw = PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1)
+    for protocol, count, kind in (
+        (PROTOCOLS[0], 1, HeldWeights),
+        (PROTOCOLS[0], 2, PartialSums),
+        (raw, 1, RawRows),
+        (raw, 2, RawRows),
+    ):
+        size = PARTS // count
+        parts = [
+            PartGroup(at, {part: f"part-{part}" for part in range(at * size, (at + 1) * size)}, (str(at * size),))
+            for at in range(count)
+        ]
+        handles: dict[str, Any] = {own.shards[0]: Local(shards[int(own.shards[0]), size]) for own in parts}
+        ensemble = ShardedEnsemble(
+            ShardMap(1, protocol, tuple(parts)), handles.__getitem__, Arithmetic(1, "cpu"), 60.0, 5.0
+        )
+        assert type(asyncio.run(ensemble.ask(step(protocol)))) is kind
 
 
-def test_weights_make_one_token_and_none_when_they_are_lost(
-    shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+def test_weights_make_one_token_and_none_when_they_are_lost(shards: dict[tuple[int, int], Shard]) -> None:
+    asked = step(PROTOCOLS[1])
 
     async def run() -> None:
-        whole = asked(shards, PROTOCOLS[1], 1)
-        held = await whole.weigh(QUERIES, OPTIONS)
-        for confused in (({0, 1}, set()), ({0}, {1, 2})):
+        (whole,) = groups(shards, PROTOCOLS[1], 1)
+        held = await weigh(whole, 60.0, asked)
+        for confused in (({0, 2}, set[int]()), ({0}, {1, 2})):
             with pytest.raises(ValueError, match="free must name public ones"):
-                await whole.sample(held, *confused)
-        assert set(await whole.sample(held, {0, 2}, ())) == {0, 2}
+                await held.sample(*confused)
+        assert set(await held.sample({0, 1}, ())) == {0, 1}
         with pytest.raises(LostStepError):
-            await whole.sample(held, (), {1})
-        held = await whole.weigh(QUERIES, OPTIONS)
-        await whole.weigh(QUERIES, OPTIONS)
+            await held.sample((), {2})
+        held = await weigh(whole, 60.0, asked)
+        await weigh(whole, 60.0, asked)
         with pytest.raises(LostStepError):
-            await whole.sample(held, {0}, ())
+            await held.sample({0}, ())
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("points", [[0, 0], [0, -2, 0], "totals"])
-def test_points_outside_the_totals_make_no_token(
-    points: Any, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
-
+def test_points_outside_the_totals_make_no_token(points: Any, shards: dict[tuple[int, int], Shard]) -> None:
     async def run() -> None:
-        held = await asked(shards, PROTOCOLS[1], 1).weigh(QUERIES, OPTIONS)
-        (batch,) = held.held
-        given = batch.weighed.totals if points == "totals" else np.array(points)
+        (whole,) = groups(shards, PROTOCOLS[1], 1)
+        (held,) = (await weigh(whole, 60.0, step(PROTOCOLS[1]))).held
+        given = held.weighed.totals if points == "totals" else np.array(points)
         with pytest.raises(ValueError, match="points must be"):
-            shards[0, PARTS].pick(batch.key, given)
+            shards[0, PARTS].pick(held.batch.key, given)
 
     asyncio.run(run())

@@ -16,12 +16,11 @@ from services.budget.reader import read
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator
 from services.coordinator.draws import AHEAD
-from services.coordinator.ensemble import PartialSums
 from services.coordinator.messages import Delta, Generation
+from services.coordinator.partial_sums import PartialSums
 from services.engine.engine import EngineSettings, Request
 from services.errors import CoordinatorUnavailable
 from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocol import Protocol
 from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduction
 from services.shard import LostStepError, Shard, ShardActor, StepKey
@@ -214,14 +213,14 @@ def test_a_permanent_failure_ends_only_the_sequence_that_causes_it(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mathematics runs out of memory for one sequence after the shards have answered."""
-    combine = Arithmetic.combine
+    release = PartialSums.release
 
-    async def fails(self: Arithmetic, protocol: Protocol, partials: PartialSums) -> Any:
-        if any(np.count_nonzero(public) == 100 for public in partials.public):
+    def fails(self: PartialSums, chunk: slice, device: str) -> Any:
+        if any(np.count_nonzero(public) == 100 for public in self.public):
             raise RuntimeError("out of memory")
-        return await combine(self, protocol, partials)
+        return release(self, chunk, device)
 
-    monkeypatch.setattr(Arithmetic, "combine", fails)
+    monkeypatch.setattr(PartialSums, "release", fails)
 
     async def run() -> list[Delta]:
         serving = shard_map(PMixed(PARTS, 1.0, 0.4))

@@ -3,7 +3,7 @@
 import pytest
 
 from services.keys.messages import Refused
-from services.keys.rate_limiter import RateLimiter, TokenBucket
+from services.keys.rate_limiter import RateLimiter, TokenBucket, TokenBuckets
 from services.keys.records import Share
 
 
@@ -26,6 +26,18 @@ def test_a_bucket_has_enough_after_the_wait_and_not_before(amount: int) -> None:
     assert bucket.wait_s(amount) > 0
     clock.now += 0.01
     assert bucket.wait_s(amount) == 0
+
+
+def test_each_key_has_a_bucket_until_it_is_full_again() -> None:
+    clock = Clock()
+    buckets = TokenBuckets(2, clock)
+    for _ in range(3):
+        buckets.take("a")
+    assert (buckets.wait_s("a"), buckets.wait_s("b")) == (60.0, 0.0)
+    clock.now += 100
+    buckets.take("b")
+    assert set(buckets._buckets) == {"b"}
+    assert buckets.wait_s("a") == 0
 
 
 def test_the_wait_for_more_than_the_limit_is_infinite() -> None:

@@ -12,10 +12,11 @@ import pytest
 from llguidance import LLMatcher
 
 from services.structure import compiler, grammar
-from services.structure.compiler import Compiler, limits_of
+from services.structure.compiler import Compiler, begun, limits_of
 from services.structure.ending import PIECE, EndFinder
 from services.structure.errors import StructureError
 from services.structure.matcher import Matcher
+from tests.benchmarks import schemas as benchmark
 from tests.support.structure import GRAMMARS, TICKET, matcher, tokens_of, vocabulary
 
 
@@ -184,6 +185,27 @@ def test_a_schema_serves_any_number_of_answers() -> None:
         text = long_text({number % len(LONG["properties"])})
         positions = [follower.after(text[:length]) for length in range(len(text) + 1)]
         assert positions[-1].complete, number
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_million_tokens_through_one_schema() -> None:
+    """Each answer has the grammar and the start that a trial found once, as requests with one schema have."""
+    text = grammar.of_json_schema(LONG)
+    _, start = begun(text, vocabulary())
+    chance = random.Random(0)
+
+    async def followed(most: int) -> int:
+        own, tokens = Compiler(vocabulary), 0
+        while tokens < most:
+            answer = benchmark.answer(await own.matcher(text, start), chance, spare=4000)
+            assert answer is not None, tokens
+            jsonschema.validate(json.loads(answer), LONG)
+            tokens += len(vocabulary().tokenizer.tokenize_str(answer))
+        return tokens
+
+    assert asyncio.run(followed(1_000_000)) >= 1_000_000
 
 
 def test_an_answer_tells_nothing_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

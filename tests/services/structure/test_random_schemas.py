@@ -6,86 +6,40 @@ The judge is the `jsonschema` package, which shares no code with ours.
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.structure import grammar
-from services.structure.errors import StructureError
+from services.structure.matcher import Position
+from tests.benchmarks import random_schemas
 from tests.benchmarks import schemas as benchmark
-from tests.services.structure.random_schemas import NAMES, random_schema
-
-SCALARS: list[Any] = [
-    None,
-    True,
-    False,
-    -7,
-    -1.5,
-    -1,
-    0,
-    0.25,
-    0.5,
-    1,
-    2,
-    2.5,
-    3,
-    5,
-    10,
-    99,
-    "",
-    "a",
-    "ab",
-    "b",
-    "abc",
-    "1a",
-    'q"',
-]
-VALUES: list[Any] = [*SCALARS, "2024-01-01", "1.2.3.4", [], {}, [{}], [1, "a"], [2, 3], [0, 1, 2]]
-INNER: list[Any] = [*SCALARS, [], {}]
-VALUES += [*([value] for value in INNER), *({name: value} for name in NAMES for value in INNER)]
 
 
-def sides(seeds: range) -> benchmark.Side:
-    """Returns the counts over random schemas, and checks those that were refused as empty."""
-    side = benchmark.Side()
-    for seed in seeds:
-        chance = random.Random(seed)
-        schema = random_schema(chance)
-        benchmark.measure(benchmark.SchemaCase(str(seed), schema, []), grammar.of_json_schema, side, 1, 120, chance)
-        if refused_as_empty(schema):
-            assert [value for value in VALUES if benchmark.is_valid(schema, json.dumps(value))] == [], seed
-    return side
-
-
-def refused_as_empty(schema: Any) -> bool:
-    try:
-        grammar.of_json_schema(schema)
-    except StructureError as error:
-        # A complement that was narrowed is said to be the reason, perhaps.
-        return str(error) in ("the schema admits no value", "the schema admits no finite value")
-    return False
-
-
-def check(side: benchmark.Side) -> None:
+def check(numbers: range) -> None:
+    side = random_schemas.counted(numbers)
     assert side.counts["texts"] > side.counts["schemas"] / 2
+    assert side.counts["answers"] == side.counts["texts"]
     assert side.examples == []
-    assert side.counts["invalid_texts"] == side.counts["dead_ends"] == 0
+    assert side.counts["invalid_texts"] == side.counts["dead_ends"] == side.counts["left_broken"] == 0
 
 
 def test_random_schemas() -> None:
-    check(sides(range(12)))
+    check(range(12))
 
 
 @pytest.mark.slow
 def test_a_thousand_random_schemas() -> None:
-    check(sides(range(1000)))
+    check(range(1000))
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_a_hundred_thousand_random_schemas() -> None:
-    check(sides(range(1000, 101_000)))
+@pytest.mark.parametrize("thousand", range(1, 101))
+def test_a_hundred_thousand_random_schemas(thousand: int) -> None:
+    check(range(1000 * thousand, 1000 * (thousand + 1)))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +69,35 @@ def test_the_count_finds_dead_ends_and_lost_instances() -> None:
 
     drawn: Any = Stuck()
     assert benchmark.draw(drawn, 5, random.Random(0), []) == ("", False)
+
+
+class Following:
+    """Returns positions, of which the first are fixed, whatever the text is."""
+
+    def __init__(self, *positions: Position) -> None:
+        self._positions = [*positions]
+
+    def after(self, _: object, __: int | None = None) -> Position:
+        return self._positions.pop(0) if len(self._positions) > 1 else self._positions[0]
+
+
+@pytest.mark.parametrize(("end", "expected"), [("]", True), ("}", False), (None, False)])
+def test_the_count_finds_answers_that_are_left_broken(end: str | None, expected: bool) -> None:
+    tokenizer = benchmark.vocabulary().tokenizer
+    (begin,) = tokenizer.tokenize_str("[")
+    last = None if end is None else tuple(tokenizer.tokenize_str(end))
+    follower: Any = Following(Position((begin,), bytes([1] * 10), last))
+    text = benchmark.answer(follower, random.Random(0), spare=0)
+    assert (text is not None and benchmark.is_valid({"type": "array"}, text)) is expected
+
+
+def test_a_count_goes_on_after_the_pieces_that_a_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_schemas, "PIECE", 2)
+    kept = tmp_path / "pieces"
+    whole = list(random_schemas.pieces(range(3), kept))
+    assert [piece["counts"]["schemas"] for piece in whole] == [2, 1]
+    monkeypatch.setattr(random_schemas, "counted", lambda numbers: pytest.fail(f"{numbers} are counted again"))
+    assert list(random_schemas.pieces(range(3), kept)) == whole
 
 
 @pytest.mark.slow

@@ -54,6 +54,12 @@ def test_the_signal_is_that_of_all_steps_together() -> None:
     assert signal(half, 100) < signal(planned(DpSgdOptions(epsilon=8.0)), 100) < 2 * signal(half, 100)
 
 
+def test_the_noise_of_a_comparison_is_nearly_what_a_training_gets() -> None:
+    for options in (DpSgdOptions(epsilon=4.0), DpSgdOptions(epsilon=8.0), DpSgdOptions(steps=64)):
+        exact, rough = planned(options), planned(options, roughly=True)
+        assert rough.noise_multiplier <= exact.noise_multiplier <= rough.noise_multiplier * (1 + 1e-4)
+
+
 def test_no_other_share_gains_more() -> None:
     """By exact composition, but for the share beside it: they are compared without it, and differ by half a percent."""
     requirements, measured = wanted(16_384), MeasuredBases.load()

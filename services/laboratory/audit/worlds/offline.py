@@ -7,6 +7,7 @@ once, so that a run of its event loop is the same each time, turn by turn.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from services.coordinator.ensemble import HeldWeights, PartialSums, Query
+from services.coordinator.draws import DrawQueue
+from services.coordinator.partial_sums import PartialSums
 from services.coordinator.pending_release import PendingRelease
+from services.coordinator.step import Costs, Step, StepResult
 from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.events import from_json
-from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from services.privacy.mollifiers.shaping import shape_public
 from services.privacy.protocol import PartRows, Protocol
 
 FAVOURED = 5
@@ -54,71 +57,72 @@ class CountedArithmetic(Arithmetic):
         self, pending: Sequence[PendingRelease], paid: Collection[int], free: Collection[int]
     ) -> dict[int, int]:
         self.sampled += len(paid)
-        (share,) = pending
-        for index, own in zip(share.private, share.charges or (), strict=False):
+        (chunk,) = pending
+        for index, own in enumerate(chunk.charges or ()):
             if index in paid:
                 self.charges = tuple(map(sum, zip(self.charges or (0,) * len(own), own, strict=True)))
         return await super().sample(pending, paid, free)
 
 
 class SameRows:
-    """Stands for the shards of an additive protocol whose parts all have the same row."""
+    """Stands for the shards of an additive protocol whose parts all have the same row, in several groups."""
 
-    samples = False
-
-    def __init__(self, protocol: Protocol, vocabulary: int) -> None:
-        self.rows_of_a_query = 1 + protocol.parts
+    def __init__(self, protocol: Protocol, vocabulary: int, arithmetic: CountedArithmetic) -> None:
+        self.rows_of_a_sequence = 1 + protocol.parts
         self._protocol = protocol
         self._vocabulary = vocabulary
+        self._arithmetic = arithmetic
 
-    async def reduce(
-        self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Grains] = ()
-    ) -> PartialSums:
+    async def ask(self, step: Step) -> StepResult:
         await asyncio.sleep(0)
-        public = torch.cat([shape_public(torch.zeros(1, self._vocabulary), [own]) for own in options])
-        private = [index for index, query in enumerate(queries) if query.private]
-        p0, parts = public[private], self._protocol.parts
-        ratios = 1.0 + 3.0 * (torch.arange(self._vocabulary) % FAVOURED == 0).float().expand(len(private), parts, -1)
+        public = torch.cat([shape_public(torch.zeros(1, self._vocabulary), [own]) for own in step.options])
+        p0, parts = public[: step.private], self._protocol.parts
+        ratios = 1.0 + 3.0 * (torch.arange(self._vocabulary) % FAVOURED == 0).float().expand(len(p0), parts, -1)
         ratios = ratios / (ratios * p0[:, None]).sum(-1, keepdim=True) * (p0[:, None] > 0)
-        drawn = torch.zeros(len(private), parts, dtype=torch.bool)
+        drawn = torch.zeros(len(p0), parts, dtype=torch.bool)
         drawn[:, : self._protocol.rows or parts] = True
-        granted = torch.tensor(allowances, dtype=torch.int64) if allowances else None
+        granted = None if step.allowances is None else torch.from_numpy(step.allowances)
         partial = self._protocol.partial(PartRows(p0, ratios, drawn, granted))
         return PartialSums(
+            step,
+            len(step.sequences) * self.rows_of_a_sequence,
+            0,
+            self._arithmetic,
+            self._protocol,
             list(public.numpy()),
             [[row] for row in partial.sums.numpy()],
             [] if partial.charges is None else list(partial.charges.numpy()),
-            tuple(query.private for query in queries),
-            len(queries) * self.rows_of_a_query,
-            0,
         )
+
+    def prepare(self) -> None:
+        """Does nothing: the arithmetic runs inline."""
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Does nothing: there are no caches."""
 
 
+@dataclass(frozen=True)
+class HeldHere(StepResult):
+    """Stands for weights that a shard holds. It samples when it is called, and answers a turn later."""
+
+    weights: StepResult
+    costs: Costs
+
+    async def mix(self) -> Costs:
+        return self.costs
+
+    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        tokens = await self.weights.sample(paid, free)
+        await asyncio.sleep(0)
+        return tokens
+
+
 class HeldRows(SameRows):
     """Stands for one shard with all these parts, which holds the weights of a step and makes tokens of points."""
 
-    samples = True
-
-    def __init__(self, protocol: Protocol, vocabulary: int, arithmetic: CountedArithmetic) -> None:
-        super().__init__(protocol, vocabulary)
-        self._arithmetic = arithmetic
-
-    async def weigh(
-        self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Grains] = ()
-    ) -> HeldWeights:
-        partials = await self.reduce(queries, options, allowances)
-        self._weights = PendingRelease.combined(self._protocol, partials, "cpu")
-        charges, names = self._weights.charges or (), [query.sequence for query in queries]
-        return HeldWeights(names, [1] * len(names), charges, partials.private, partials.computed, 8 * len(names), ())
-
-    async def sample(self, held: HeldWeights, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
-        """Samples when it is called. The answer comes a turn later."""
-        tokens = await self._arithmetic.sample([self._weights], paid, free)
-        await asyncio.sleep(0)
-        return tokens
+    async def ask(self, step: Step) -> StepResult:
+        sums = await super().ask(step)
+        return HeldHere(step, sums.computed, 8 * len(step.sequences), sums, await sums.mix())
 
 
 class _Method:
@@ -160,7 +164,7 @@ def offline(
     """
     budget, arithmetic = LocalBudget(Ledger.create(ledger, terms)), CountedArithmetic()
     vocabulary = Detokenizer.load(model).vocabulary().tokenizer.vocab_size
-    ensemble = HeldRows(protocol, vocabulary, arithmetic) if held else SameRows(protocol, vocabulary)
+    ensemble = (HeldRows if held else SameRows)(protocol, vocabulary, arithmetic)
 
     class Offline(kind):  # type: ignore[misc, valid-type]
         def _actor(self, name: str) -> Any:
@@ -169,10 +173,10 @@ def offline(
             return budget
 
         def _use(self, shard_map: ShardMap) -> None:
-            self._shard_map, self._protocol, self._ensemble = shard_map, shard_map.protocol, ensemble
+            self._shard_map, self._protocol, self._ensemble = shard_map, protocol, ensemble
+            self._draws = DrawQueue(protocol)
 
     asyncio.get_running_loop().set_default_executor(Inline(1))
     group = PartGroup(0, {part: f"part-{part}" for part in range(protocol.parts)}, ("shard",))
     coordinator = Offline(CoordinatorSettings(model, "offline", "budget"), ShardMap(1, protocol, (group,)))
-    coordinator._arithmetic = arithmetic
     return coordinator, arithmetic, budget.ledger

@@ -3,7 +3,7 @@
 import pytest
 
 from services.privacy import accounting
-from services.privacy.accounting import planning
+from services.privacy.accounting import composition, planning
 from services.privacy.events import Accountant
 from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 
@@ -37,6 +37,27 @@ def test_the_radius_of_the_published_defaults() -> None:
     by_order = planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, bounds, kept=Accountant(8.0))
     assert by_order == pytest.approx(1.4295, abs=1e-4)
     assert planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, bounds) == pytest.approx(1.49, abs=1e-3)
+
+
+def test_a_plan_that_is_made_again_composes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan() -> tuple[float, float | None]:
+        radius = planning.largest(lambda c: RatioEvent(5, 0.75, c), 48, 8.0, 1e-5, radii(1))
+        return radius, planning.cost(RatioEvent(5, 0.75, radius), 48, 1e-5).epsilon_pld
+
+    def compose(*arguments: object) -> None:
+        raise AssertionError("the plan composes again")
+
+    first = plan()
+    monkeypatch.setattr(composition, "pld", compose)
+    assert plan() == first
+
+
+def test_what_was_kept_is_not_what_another_number_of_payments_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits find a ledger that charges once for many tokens (`test_mutants`) by what its payments cost."""
+    event = RatioEvent(8, 0.25, 0.4)
+    kept, one = accounting.pld_epsilon({event: 100}, 1e-5), accounting.pld_epsilon({event: 1}, 1e-5)
+    monkeypatch.setattr(composition, "paid", lambda event, count: min(count, 1))
+    assert accounting.pld_epsilon({event: 100}, 1e-5) == one != kept
 
 
 def test_a_large_budget_is_bounded_by_the_largest_radius() -> None:

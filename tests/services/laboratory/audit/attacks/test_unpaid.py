@@ -7,8 +7,8 @@ import pytest
 
 from services.budget.client import Reservation
 from services.coordinator.coordinator import Coordinator
-from services.coordinator.ensemble import HeldWeights, PartialSums, Rows
 from services.coordinator.sequence import LiveSequence
+from services.coordinator.step import StepResult
 from services.laboratory.audit.attacks.unpaid import finding, unpaid
 from services.laboratory.audit.report.finding import broken
 
@@ -18,22 +18,12 @@ pytestmark = pytest.mark.slow
 class PaysAfterwards(Coordinator):
     """Samples first, and charges what its clients stay for."""
 
-    async def _draw(
-        self,
-        batch: Sequence[LiveSequence],
-        private: Sequence[LiveSequence],
-        answers: HeldWeights | PartialSums | Rows,
-        reserved: Reservation,
-    ) -> dict[int, int]:
-        pending = await self._mix(answers, [live.options for live in batch], reserved.allowances[: len(private)])
-        sampling = (
-            self._ensemble.sample(pending, range(len(batch)), ())
-            if isinstance(pending, HeldWeights)
-            else self._arithmetic.sample(pending, range(len(batch)), ())
-        )
-        tokens = await sampling
+    async def _draw(self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation) -> dict[int, int]:
+        private = batch[: result.step.private]
+        costs = await result.mix()
+        tokens = await result.sample(range(len(private)), ())
         await asyncio.sleep(0)
-        await self._charge(pending, [at for at, live in enumerate(private) if live.id in self._live], reserved)
+        await self._charge(costs, [at for at, live in enumerate(private) if live.id in self._live], reserved)
         for live in private:
             live.charge()
         return tokens
@@ -42,15 +32,9 @@ class PaysAfterwards(Coordinator):
 class SparesKeys(Coordinator):
     """Charges the ledger alone for tokens that do not reach their client."""
 
-    async def _draw(
-        self,
-        batch: Sequence[LiveSequence],
-        private: Sequence[LiveSequence],
-        answers: HeldWeights | PartialSums | Rows,
-        reserved: Reservation,
-    ) -> dict[int, int]:
-        tokens = await super()._draw(batch, private, answers, reserved)
-        for live in private:
+    async def _draw(self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation) -> dict[int, int]:
+        tokens = await super()._draw(batch, result, reserved)
+        for live in batch[: result.step.private]:
             live.charge(-1)
         return tokens
 
