@@ -27,8 +27,8 @@ async def allowance(allowance: Allowance) -> AsyncIterator[Allowance]:
 
 
 async def tasks_end() -> None:
-    """Waits for all other tasks."""
-    if late := asyncio.all_tasks() - {asyncio.current_task()}:
+    """Waits for the tasks of all clients."""
+    if late := [task for task in asyncio.all_tasks() if BudgetClient.__name__ in repr(task.get_coro())]:
         await asyncio.wait(late)
 
 
