@@ -112,6 +112,14 @@ def public_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, which no test changes."""
+    from tests.tiny import write_tiny_model  # imports transformers, for which most processes need not wait
+
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ensemble(tmp_path_factory.mktemp("ensemble"), PARTS)
 

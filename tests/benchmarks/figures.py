@@ -404,13 +404,14 @@ def _verdict(corpus: str, epsilon: str) -> str:
 def layers() -> str:
     """Shows what readers of the last layers keep of the gain of all layers, each at its best rate with rank 4."""
     cells = [(tokens, corpus) for tokens in (2000, 12000) for corpus in ("speeches", "commits")]
-    kept = [_kept_by_layers(f"layers-{corpus}-{tokens}") for tokens, corpus in cells]
+    names = [f"layers-{corpus}-{tokens}" for tokens, corpus in cells]
+    kept = list(map(_kept_by_layers, names))
     rows = [
         [number, *(f"{each[number]:.2f}" if number in each else "" for each in kept)]
         for number in sorted(kept[0], reverse=True)
     ]
     columns = [f"{tokens:,} tokens: {corpus}" for tokens, corpus in cells]
-    return table(["last layers", *columns], rows, where("layers-speeches-2000"))
+    return table(["last layers", *columns], rows, where(*names))
 
 
 def _kept_by_layers(name: str) -> dict[int, float]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -34,18 +34,10 @@ FILES = 4
 WARM_UP = 3
 
 
-class RowEngine(Protocol):
-    """What is used of an `Engine`."""
-
-    def next_token(self, requests: Sequence[Request]) -> object: ...
-
-    def drop_caches(self, sequence: str) -> None: ...
-
-
 class PartBatch:
-    """Sequences that an engine advances together."""
+    """Advances sequences together."""
 
-    def __init__(self, engine: RowEngine, names: Sequence[str], prompt_tokens: int) -> None:
+    def __init__(self, engine: VllmEngine, names: Sequence[str], prompt_tokens: int) -> None:
         self._engine, self._names, self._prompt_tokens = engine, names, prompt_tokens
         self._random = random.Random(0)
         self._started = 0

@@ -6,9 +6,6 @@
 - `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
   coordinator's arithmetic, and in the rest.
 - `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
-- `part_row_over_public_row`: for each cell, the time that a part row adds to a shard's step over the time that a public
-  row of another sequence adds (`tests.benchmarks.parts`).
-- `mollify_speedup`: projection and aggregation for one token of 8 parts, against a SciPy bisection per part.
 - `resident_mib`: memory of each actor, including caches, for each number of parts.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally.
@@ -29,10 +26,8 @@ from typing import Annotated, Any
 import numpy as np
 import psutil
 import ray
-import torch
 import typer
 from ray.actor import ActorHandle
-from scipy.optimize import brentq
 
 from cluster.options import JsonOption
 from cluster.topology import cpu_environment
@@ -40,12 +35,10 @@ from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Generation
-from services.engine.engine import PUBLIC, EngineSettings, Request
+from services.engine.engine import EngineSettings
 from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols import PROTOCOLS
-from services.privacy.protocols.pmixed import PMixed
 from services.privacy.settings import Settings
 from services.ray_session import connected
 from services.shard import ShardActor
@@ -53,14 +46,10 @@ from services.training.public_model import resolve
 from tests.benchmarks import options
 from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, LoadPrompts, LoadRequest
 from tests.benchmarks.options import show
-from tests.benchmarks.parts import PartBatch
 from tests.ensembles import usual_layers, write_adapters
 
 NAMESPACE = "benchmark"
 CONTEXT = 1024
-MOLLIFIED = 8
-RADIUS = 0.39
-STAGES = ("seconds", "shards_s", "arithmetic_s")
 
 
 class PlainEngine:
@@ -102,25 +91,8 @@ class PlainEngine:
 
 @dataclass(frozen=True)
 class StepBench:
-    shards: tuple[ActorHandle, ...]
     coordinator: ActorHandle
     plain: ActorHandle
-    names: tuple[str, ...]
-    sample: int
-    """The number of part rows of a token."""
-
-
-class RemoteEngine:
-    """Sends the calls of `PartBatch` to a shard. Only one row comes back, because the transfer is not measured."""
-
-    def __init__(self, shard: ActorHandle) -> None:
-        self._shard = shard
-
-    def next_token(self, requests: Sequence[Request]) -> None:
-        ray.get(self._shard.next_token.remote(requests, returned=[0]))
-
-    def drop_caches(self, sequence: str) -> None:
-        ray.get(self._shard.drop_caches.remote([sequence]))
 
 
 @contextmanager
@@ -190,7 +162,7 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
         ray.get([shard.status.remote() for shard in shards])  # a coordinator waits only seconds for a loading shard
         ray.get(coordinator.health.remote())
         try:
-            yield StepBench(shards, coordinator, plain, names, planned.rows or 1)
+            yield StepBench(coordinator, plain)
         finally:
             ray.get(coordinator.close.remote())
             for actor in (coordinator, ledger, *shards):
@@ -241,7 +213,6 @@ def measured(
         )
         stages.append((plain_s, shards_s, arithmetic_s, step_s - shards_s - arithmetic_s))
         row_bytes.append(ours["row_bytes"] / ours["tokens"])
-    part_rows = PartBatch(RemoteEngine(bench.shards[0]), bench.names[: len(bench.names) // len(bench.shards)], length)
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
@@ -251,44 +222,7 @@ def measured(
             for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
         },
         "row_bytes": round(statistics.median(row_bytes)),
-        "part_row_over_public_row": round(part_rows.part_row_over_public_row(streams, bench.sample, 8, rounds), 2),
     }
-
-
-def mollify_speedup(bench: StepBench, prompt: Sequence[int], rounds: int) -> float:
-    adapters = (PUBLIC, *bench.names[:MOLLIFIED])
-    request = Request("rows", tuple(prompt), adapters)
-    rows = torch.from_numpy(np.array(ray.get(bench.shards[0].next_token.remote([request]))))
-    answers = shape(rows[:1], rows[1:], (tuple(range(len(rows) - 1)),))
-    protocol = PMixed(MOLLIFIED, 1.0, RADIUS)
-    protocol.distribution(answers)
-    ours, scipys = [], []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        protocol.distribution(answers)
-        between = time.perf_counter()
-        by_scipy(answers)
-        scipys.append(time.perf_counter() - between)
-        ours.append(between - started)
-    return statistics.median(scipys) / statistics.median(ours)
-
-
-def by_scipy(answers: Answers) -> np.ndarray:
-    """Computes each part's normalizer with a bracketing root finder of SciPy on the whole row, then the mean."""
-    p0 = answers.public[0].numpy().astype(np.float64)
-    low, high = np.exp(-RADIUS), np.exp(RADIUS)
-    projected = []
-    for row in answers.ratios.numpy().astype(np.float64):
-        nu = brentq(
-            lambda nu, row=row: p0 @ np.clip(row / nu, low, high) - 1,
-            1e-30,
-            1e30,
-            xtol=1e-300,
-            rtol=1e-12,
-            maxiter=1000,
-        )
-        projected.append(p0 * np.clip(row / nu, low, high))
-    return np.mean(projected, axis=0)
 
 
 def resident(bench: StepBench) -> dict[str, float]:
@@ -315,7 +249,7 @@ def main(
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
     model, prompts = resolve(), LoadPrompts()
-    keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
+    keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "resident_mib")
     result: dict[str, Any] = {key: {} for key in keys}
     with started(model) as plain:
         for name, size in product(protocol, parts):
@@ -329,9 +263,6 @@ def main(
                     for key, value in measurement.items():
                         result[key][cell] = value
                 result["resident_mib"][f"{name},{size}"] = resident(bench)
-                if "mollify_speedup" not in result and size >= MOLLIFIED:
-                    prompt = prompts.questions(1, 64, 1)[0].prompt
-                    result["mollify_speedup"] = round(mollify_speedup(bench, prompt, max(rounds, 3)), 1)
     show(result, as_json)
 
 

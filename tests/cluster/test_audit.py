@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cluster.cli import app
 from services.laboratory.audit.attacks import black_box
 from services.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
 from services.laboratory.audit.report import sections
@@ -19,13 +18,14 @@ from services.privacy.mollifiers import projection
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService
+from tests.support.cli import privmix
 
 LIKELIHOOD = ["likelihood", "--parts", "2", "--tokens", "1", "--releases", "6000"]
 PUBLISHED = ["published", "--tokens", "64"]
 
 
 def run(*options: str) -> Result:
-    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["audit", *options])
+    return privmix("audit", *options)
 
 
 def record(result: Result) -> dict[str, Any]:

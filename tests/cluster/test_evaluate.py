@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cluster.cli import app
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
+from tests.support.cli import privmix
 
 # With this salt, one of the three users is held out.
 SALT = bytes(range(32))
@@ -28,12 +28,8 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, arguments)])
-
-
 def evaluate(held_out: Path, ensemble: Path, output: Path, *options: object) -> Result:
-    return run("evaluate", held_out, "--ensemble", ensemble, "--output", output, *SMALL, *options)
+    return privmix("evaluate", held_out, "--ensemble", ensemble, "--output", output, *SMALL, *options)
 
 
 def test_ensembles_of_one_name_are_refused(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
@@ -96,7 +92,7 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
     small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--tokens", 48, "--runs", 1]
     small += ["--epsilon", 2, "--epsilon", 8]
     command = ["compare", held_out, "--output", tmp_path, *small, "--sweep", "none"]
-    done = run(*command, "--json")
+    done = privmix(*command, "--json")
     assert done.exit_code == 0, done.output
     tables = json.loads(done.stdout)["tables"]
     for table in tables:
@@ -108,7 +104,7 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
     assert 2 * [training.epsilon for training in promised if training] == epsilons, (
         "one model for all numbers of tokens"
     )
-    again = run(*command)
+    again = privmix(*command)
     assert again.exit_code == 0, again.output
     assert "training" not in again.stderr, "trained adapters are kept"
     assert (tmp_path / "report.html").exists()
@@ -122,7 +118,7 @@ def test_the_quick_form_trains_nothing(held_out: Path, tmp_path: Path) -> None:
     (tmp_path / "ensembles" / "text-2").mkdir(parents=True)
     (tmp_path / "ensembles" / "text-2" / "partition.salt").write_bytes(SALT)
     small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--runs", 1, "--epsilon", 8, "--run-tokens", 12]
-    done = run("compare", held_out, "--output", tmp_path, "--quick", *small, "--json")
+    done = privmix("compare", held_out, "--output", tmp_path, "--quick", *small, "--json")
     assert done.exit_code == 0, done.output
     assert "writing 6 texts" in done.stderr, "two parts with two halves each"
     found = json.loads(done.stdout)
@@ -142,7 +138,7 @@ def test_the_quick_form_trains_nothing(held_out: Path, tmp_path: Path) -> None:
     ],
 )
 def test_impossible_comparisons_are_named(held_out: Path, tmp_path: Path, options: list[str], problem: str) -> None:
-    failed = run("compare", held_out, "--output", tmp_path / "comparison", *options)
+    failed = privmix("compare", held_out, "--output", tmp_path / "comparison", *options)
     assert failed.exit_code == 2, failed.output
     assert failed.stderr.startswith(f"privmix compare: {problem}")
     assert not (tmp_path / "comparison").exists()
@@ -182,15 +178,15 @@ def test_ensembles_of_another_model_are_refused(held_out: Path, ensemble: Path, 
 def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
     (tmp_path / "split.salt").write_bytes(SALT)
     train, apart = tmp_path / "train.jsonl", tmp_path / "apart.jsonl"
-    done = run("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "0.5")
+    done = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "0.5")
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
-    failed = run("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
+    failed = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
     assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")
 
 
 def test_perplexity_is_the_command_if_none_is_named(tmp_path: Path) -> None:
     missing, options = tmp_path / "missing.jsonl", ["--ensemble", tmp_path, "--output", tmp_path / "report"]
     for words in ([missing, *options], [*options, missing], ["perplexity", missing, *options]):
-        refused = run("evaluate", *words)
+        refused = privmix("evaluate", *words)
         assert (refused.exit_code, "there is no such file" in refused.stderr) == (2, True)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from cluster.checks import check_files, check_keys, keys_database
-from cluster.cli import app
 from cluster.configuration import Configuration
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
@@ -20,6 +19,7 @@ from services.keys.records import Share
 from services.keys.subjects import subjects_of
 from tests.key_store import RequestStore
 from tests.postgresql import Server
+from tests.support.cli import privmix
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def database(tmp_path: Path) -> str:
 
 
 def keys(*arguments: str, database: str) -> Result:
-    return CliRunner().invoke(app, ["keys", *arguments, "--database", database])
+    return privmix("keys", *arguments, "--database", database)
 
 
 def test_keys_are_made_listed_limited_rotated_and_revoked(database: str) -> None:
@@ -130,7 +130,7 @@ def test_a_ledger_remembers_keys_where_the_ensembles_directory_cannot(tmp_path: 
     Ledger.create(tmp_path / "ledger.db", terms)
     with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
         check_keys(configured(tmp_path))
-    moved = CliRunner().invoke(app, ["ledger", "move", str(tmp_path / "ledger.db"), str(tmp_path / "other.db")])
+    moved = privmix("ledger", "move", str(tmp_path / "ledger.db"), str(tmp_path / "other.db"))
     assert moved.exit_code == 0, moved.output
     with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
         check_keys(Configuration.of({"ensemble": "ensemble", "budget": {"ledger": "other.db"}}, tmp_path))
@@ -149,11 +149,11 @@ def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(move, "move_keys", fails)
-        failed = CliRunner().invoke(app, ["ledger", "move", source, target])
+        failed = privmix("ledger", "move", source, target)
     assert failed.exit_code == 1
     assert "Run this command again" in failed.output
     assert read(source).moved is not None
-    repeated = CliRunner().invoke(app, ["ledger", "move", source, target])
+    repeated = privmix("ledger", "move", source, target)
     assert repeated.exit_code == 0, repeated.output
     assert RequestStore(ServiceDatabase(target)).find(secret.hash) == key
 
@@ -168,7 +168,7 @@ def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Serve
     store.reserve("a", subjects_of(key), 4, 1, "gateway")
     store.settle("a", 3)
     for _ in range(2):  # a repeated move has no effect
-        moved = CliRunner().invoke(app, ["ledger", "move", source, target])
+        moved = privmix("ledger", "move", source, target)
         assert moved.exit_code == 0, moved.output
         there = RequestStore(
             ServiceDatabase(keys_database(Configuration.of({"ensemble": "e", "budget": {"ledger": target}})))
@@ -178,11 +178,11 @@ def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Serve
     assert "1 keys" not in moved.output
     other = postgresql.database()
     RequestStore(ServiceDatabase(other)).create("foreign")
-    refused = CliRunner().invoke(app, ["ledger", "move", target, other])
+    refused = privmix("ledger", "move", target, other)
     assert refused.exit_code == 1
     assert "has other keys" in refused.output
     assert read(target).moved is None
-    assert CliRunner().invoke(app, ["ledger", "move", target, other, "--keys-stay"]).exit_code == 0
+    assert privmix("ledger", "move", target, other, "--keys-stay").exit_code == 0
 
 
 def test_the_command_uses_the_database_that_belongs_to_the_ledger(
@@ -191,11 +191,11 @@ def test_the_command_uses_the_database_that_belongs_to_the_ledger(
     """In a pod with only the ledger's URL, it used to make a useless local file."""
     url = postgresql.database()
     monkeypatch.chdir(tmp_path)
-    made = CliRunner().invoke(app, ["keys", "create", "team"], env={"PRIVMIX_BUDGET__LEDGER": url})
+    made = privmix("keys", "create", "team", environment={"PRIVMIX_BUDGET__LEDGER": url})
     assert made.exit_code == 0, made.output
     assert not list(tmp_path.iterdir())
     assert RequestStore(ServiceDatabase(url)).account("team").key.name == "team"
-    assert CliRunner().invoke(app, ["keys", "create", "local"]).exit_code == 0
+    assert privmix("keys", "create", "local").exit_code == 0
     assert [file.name for file in tmp_path.glob("*.db")] == ["keys.db"]
 
 

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from cluster.cli import app
 from cluster.work import train as work
 from services.laboratory.audit.attacks import pipeline
 from services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
 from services.laboratory.audit.report.finding import broken
 from services.training.partition import part_of
 from tests.support.app import app_client
+from tests.support.cli import privmix
 from tests.support.ray_cluster import ray_cluster
 
 
@@ -27,7 +26,7 @@ def one_ray() -> Iterator[None]:
 
 def run(words: Sequence[str]) -> str:
     """Runs a command in this process, so that a test can plant a fault in it."""
-    done = CliRunner().invoke(app, list(words))
+    done = privmix(*words)
     assert done.exit_code == 0, done.output
     return f"{done.stdout}\n\n{done.stderr}"
 
@@ -86,7 +85,7 @@ def test_every_route_that_needs_no_name_is_compared() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_a_user_changes_one_adapter_and_nothing_that_a_client_sees(tmp_path: Path) -> None:
-    audited = CliRunner().invoke(app, ["audit", "pipeline", "--directory", str(tmp_path), "--json"])
+    audited = privmix("audit", "pipeline", "--directory", str(tmp_path), "--json")
     assert audited.exit_code == 0, audited.output
     (section,) = json.loads(audited.stdout)["sections"]
     assert [(finding["subject"], finding["verdict"]) for finding in section["findings"]] == [

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cluster.cli import app
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.protocols import DEFAULT
 from services.privacy.protocols.pmixed import RatioEvent
+from tests.support.cli import privmix
 
 REFERENCE = Path(__file__).parents[1] / "services" / "privacy" / "accounting" / "reference.json"
 PAPER = ["--protocol", "pmixed", "--parts", "80", "--q", "0.03", "--tokens", "1024", "--delta", "1e-5"]
@@ -22,7 +22,7 @@ MANY = "2e6"
 
 
 def run(*options: str) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["plan", *PAPER, *options])
+    return privmix("plan", *PAPER, *options)
 
 
 def record(*options: str) -> dict[str, Any]:
@@ -157,9 +157,8 @@ def test_wrong_options_are_refused_by_name(options: list[str], option: str) -> N
 
 
 def test_a_platform_team_learns_what_it_would_get() -> None:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     words = ["plan", "--users", "50000", "--tokens", MANY, "--epsilon", "8"]
-    answer = json.loads(runner.invoke(app, [*words, "--protocol", "pmixed", "--json"]).stdout)
+    answer = json.loads(privmix(*words, "--protocol", "pmixed", "--json").stdout)
     assert 2 <= answer["parts"] <= 2000
     assert answer["protocol"] == "pmixed"
     assert answer["radius"] > 0
@@ -167,18 +166,17 @@ def test_a_platform_team_learns_what_it_would_get() -> None:
     assert 0 < kept["low"] <= kept["mean"] <= kept["high"]
     assert answer["gain_expected"]["nats_a_token"] is None
     assert answer["gain_expected"]["leaves_out"]
-    shown = runner.invoke(app, [*words, "--protocol", "pmixed", "--corpus-tokens", "2e7"]).stdout
+    shown = privmix(*words, "--protocol", "pmixed", "--corpus-tokens", "2e7").stdout
     assert "2,000,000 tokens at epsilon 8" in shown
     assert "from the public model's" in shown
     assert "privmix train --part-kind" in shown
 
 
 def test_a_platform_team_learns_what_individual_budgets_would_give() -> None:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     words = ["plan", "--users", "50000", "--corpus-tokens", "2e7", "--tokens", MANY, "--epsilon", "2"]
-    answer = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    answer = json.loads(privmix(*words, "--json").stdout)
     own = answer["individual"]
-    named = json.loads(runner.invoke(app, [*words, "--protocol", "individual", "--json"]).stdout)
+    named = json.loads(privmix(*words, "--protocol", "individual", "--json").stdout)
     assert "individual" not in named
     assert (named["parts"], named["horizon"], named["rows_a_token"]) == (own["parts"], 2_000_000, own["parts"] + 1)
     assert 0 < named["parameters"]["lower"] == own["lower"] < 1
@@ -186,23 +184,22 @@ def test_a_platform_team_learns_what_individual_budgets_would_give() -> None:
     assert "any number of released tokens" in named["statement"]
     gains = [each["gain_expected"]["nats_a_token"]["mean"] for each in (own, answer)]
     assert own["better"] is (gains[0] > 1.01 * gains[1]) is True
-    shown = " ".join(runner.invoke(app, words).stdout.split())
+    shown = " ".join(privmix(*words).stdout.split())
     assert f"--protocol individual, with {own['parts']:,} parts, L {own['lower']:.2g}" in shown
-    assert "tokens, no limit" in runner.invoke(app, [*words, "--protocol", "individual"]).stdout
+    assert "tokens, no limit" in privmix(*words, "--protocol", "individual").stdout
 
 
 def test_a_platform_team_learns_what_a_private_base_would_give() -> None:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     words = ["plan", "--users", "2000", "--tokens", MANY, "--epsilon", "8"]
-    assert "private_base" not in json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    assert "private_base" not in json.loads(privmix(*words, "--json").stdout)
     words += ["--corpus-tokens", "2e6"]
-    own = json.loads(runner.invoke(app, [*words, "--json"]).stdout)["private_base"]
+    own = json.loads(privmix(*words, "--json").stdout)["private_base"]
     assert own["epsilon"] == pytest.approx(8 * own["share"])
     expected = own["gain_expected"]
     whole, base, parts = (expected[name]["mean"] for name in ("nats_a_token", "of_the_base", "of_the_parts"))
     assert whole == pytest.approx(base + parts)
     assert "tests.benchmarks.private_base" in expected["source"]
-    shown = " ".join(runner.invoke(app, words).stdout.split())
+    shown = " ".join(privmix(*words).stdout.split())
     assert f"{whole:.2f}" in shown
     assert "private base" in shown
 
@@ -210,14 +207,13 @@ def test_a_platform_team_learns_what_a_private_base_would_give() -> None:
 @pytest.mark.parametrize("cohorts", [2, 9])
 def test_cohorts_leave_a_small_radius_smaller_by_their_root(cohorts: int) -> None:
     """N / k parts for T / k tokens: the cost of a token grows with (radius k / N)^2, so a radius falls by root k."""
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     words = ["plan", "--users", "50000", "--tokens", "90000000", "--protocol", "pmixed", "--parts", "1800"]
-    answer = json.loads(runner.invoke(app, [*words, "--cohorts", str(cohorts), "--json"]).stdout)
+    answer = json.loads(privmix(*words, "--cohorts", str(cohorts), "--json").stdout)
     own = answer["cohorts"]
     assert (own["count"], own["parts"], own["tokens"]) == (cohorts, 1800 // cohorts, 90_000_000 // cohorts)
     assert own["radius"] == pytest.approx(answer["radius"] / cohorts**0.5, rel=0.05)
     assert own["better"] is False
-    shown = runner.invoke(app, [*words, "--cohorts", str(cohorts)]).stdout
+    shown = privmix(*words, "--cohorts", str(cohorts)).stdout
     assert "cohorts are for users who come later" in " ".join(shown.split())
 
 
@@ -236,14 +232,13 @@ def test_cohorts_leave_a_small_radius_smaller_by_their_root(cohorts: int) -> Non
     ],
 )
 def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> None:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
-    refused = runner.invoke(app, ["plan", *words])
+    refused = privmix("plan", *words)
     assert refused.exit_code == 2
     assert problem in refused.output
 
 
 def test_the_help_names_the_default_protocol() -> None:
-    shown = " ".join(CliRunner().invoke(app, ["plan", "--help"]).stdout.replace("│", " ").split())
+    shown = " ".join(privmix("plan", "--help").stdout.replace("│", " ").split())
     assert f"The protocol. Default: {DEFAULT};" in shown
 
 
@@ -251,19 +246,19 @@ def test_the_help_names_the_default_protocol() -> None:
 def test_a_private_base_leaves_most_of_the_radius(protocol: str, kept: float) -> None:
     """A base of half of epsilon costs a fifth of the radius: Rényi costs add, and epsilons grow like their roots."""
     words = ["plan", "--parts", "64", "--protocol", protocol, "--epsilon", "8", "--tokens", "16384", "--json"]
-    done = CliRunner().invoke(app, [*words, "--base-epsilon", "4"])
+    done = privmix(*words, "--base-epsilon", "4")
     assert done.exit_code == 0, done.output
     planned = json.loads(done.stdout)
     base = planned["base"]
     assert base["epsilon_pld"] == pytest.approx(4.0, abs=1e-3)
     assert planned["radius"] / base["tokens_without_it"]["radius"] == pytest.approx(kept, abs=1e-3)
     assert planned["epsilon_rdp"] == pytest.approx(8.0, abs=1e-3), "the sum of both"
-    assert json.loads(CliRunner().invoke(app, words).stdout)["radius"] == base["tokens_without_it"]["radius"]
+    assert json.loads(privmix(*words).stdout)["radius"] == base["tokens_without_it"]["radius"]
 
 
 def test_a_base_must_leave_something() -> None:
     words = ["plan", "--parts", "64", "--protocol", "exponential", "--epsilon", "4", "--base-epsilon", "4"]
-    refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+    refused = privmix(*words)
     assert refused.exit_code == 2
     assert "base-epsilon" in refused.stderr
     assert "must lie between 0 and the --epsilon of all" in refused.stderr
@@ -274,7 +269,7 @@ def test_the_runbook_has_the_planners_figures() -> None:
     rows = [line.split("|") for line in runbook.splitlines() if "`privmix plan" in line and line.startswith("| ")]
     planned = []
     for *_, command, _ in rows:
-        shown = CliRunner().invoke(app, [*command.strip(" `").split()[1:], "--json"])
+        shown = privmix(*command.strip(" `").split()[1:], "--json")
         assert shown.exit_code == 0, shown.output
         planned.append(json.loads(shown.stdout))
     budget, population = planned

@@ -5,30 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from cluster.cli import app
 from cluster.configuration import Configuration
 from services.errors import ConfigurationError
 from services.laboratory.audit.variants import audited
 from services.privacy.protocols import PROTOCOLS
+from tests.support.cli import privmix
 
 README = Path(__file__).parents[2] / "services" / "README.md"
 CERTIFIED = list(dict.fromkeys(name for name, _ in audited(16)))
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(arguments))
-
-
 def planned(protocol: str, *options: str) -> dict[str, Any]:
-    result = run("plan", "--protocol", protocol, *options, "--json")
+    result = privmix("plan", "--protocol", protocol, *options, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
 
 
 def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
-    listed = {record["name"]: record for record in json.loads(run("protocols", "--json").stdout)}
+    listed = {record["name"]: record for record in json.loads(privmix("protocols", "--json").stdout)}
     assert set(listed) == set(PROTOCOLS)
     statuses = {name: record["guarantee"] for name, record in listed.items()}
     assert {*CERTIFIED, "dp-sgd", "public"} == {name for name, status in statuses.items() if status == "certified"}
@@ -37,7 +32,7 @@ def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
         assert record["summary"]
         assert record["choose"]
         assert all(parameter["description"] for parameter in record["parameters"].values())
-    shown = run("protocols").stdout
+    shown = privmix("protocols").stdout
     for name, record in listed.items():
         assert name in shown
         assert all(parameter in shown for parameter in record["parameters"])
@@ -72,7 +67,7 @@ def test_a_protocol_without_a_bound_says_so() -> None:
     assert planned("public", "--parts", "16", "--epsilon", "8")["epsilon_rdp"] == 0
     assert "data-dependent" in planned("adapmixed", "--parts", "16", "--mollifier", "renyi")["statement"]
     for protocol, *options in (("submix", "--plot"), ("ensemble", "--plot")):
-        refused = run("plan", "--protocol", protocol, "--parts", "4", *options, "epsilon.png")
+        refused = privmix("plan", "--protocol", protocol, "--parts", "4", *options, "epsilon.png")
         assert refused.exit_code == 2
         assert "--plot" in refused.stderr
 
@@ -91,7 +86,7 @@ def test_a_protocol_without_a_bound_says_so() -> None:
     ],
 )
 def test_a_parameter_that_is_not_the_protocols_is_refused_by_name(arguments: list[str], named: str) -> None:
-    result = run("plan", "--parts", "4", *arguments)
+    result = privmix("plan", "--parts", "4", *arguments)
     assert result.exit_code == 2
     assert named in result.stderr
 

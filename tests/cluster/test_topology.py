@@ -9,14 +9,10 @@ from transformers import LlamaConfig
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.topology import parts_served, plan_shards, shards_served
 from services.errors import ConfigurationError
-from services.training.manifest import Adapter, Manifest, Part
+from services.training.manifest import Manifest, Part
+from tests.support.manifests import adapter, manifest
 
-DIGEST = "0" * 64
 MODEL = Path("/models/base")
-
-
-def adapter(name: str) -> Adapter:
-    return Adapter(name=name, path=f"parts/{name}", sha256=DIGEST, size_bucket=1)
 
 
 def part(index: int, halves: bool) -> Part:
@@ -25,17 +21,8 @@ def part(index: int, halves: bool) -> Part:
     return Part(index=index, halves=pair, **dict(adapter(name)))
 
 
-def manifest(parts: int, halves: bool, part_kind: Literal["reader", "lora"] = "reader") -> Manifest:
-    return Manifest(
-        ensemble="e",
-        base_model="m",
-        base_revision=DIGEST,
-        tokenizer=DIGEST,
-        salt_id="s",
-        rank=4,
-        part_kind=part_kind,
-        parts=tuple(part(index, halves) for index in range(parts)),
-    )
+def ensemble(parts: int, halves: bool, part_kind: Literal["reader", "lora"] = "reader") -> Manifest:
+    return manifest(*(part(index, halves) for index in range(parts)), part_kind=part_kind)
 
 
 @pytest.fixture
@@ -45,7 +32,7 @@ def configuration(tmp_path: Path) -> EnsembleConfiguration:
 
 @pytest.mark.parametrize("trained_halves", [False, True])
 def test_parts_are_spread_in_blocks(configuration: EnsembleConfiguration, trained_halves: bool) -> None:
-    plans = plan_shards(configuration, manifest(3, trained_halves), MODEL, gpus=0)
+    plans = plan_shards(configuration, ensemble(3, trained_halves), MODEL, gpus=0)
     assert [plan.shards for plan in plans] == [("shard-000",), ("shard-001",)]
     assert [plan.models for plan in plans] == [{0: "part-000", 1: "part-001"}, {2: "part-002"}]
     assert [plan.parts for plan in plans] == [2, 1]
@@ -53,7 +40,7 @@ def test_parts_are_spread_in_blocks(configuration: EnsembleConfiguration, traine
 
 
 def test_halves_of_a_part_are_served_together_in_its_place(configuration: EnsembleConfiguration) -> None:
-    plans = plan_shards(configuration, manifest(3, halves=True), MODEL, gpus=0, halves=True)
+    plans = plan_shards(configuration, ensemble(3, halves=True), MODEL, gpus=0, halves=True)
     assert [plan.models for plan in plans] == [
         {0: "part-000a", 1: "part-000b", 2: "part-001a", 3: "part-001b"},
         {4: "part-002a", 5: "part-002b"},
@@ -65,21 +52,21 @@ def test_halves_of_a_part_are_served_together_in_its_place(configuration: Ensemb
 
 def test_halves_that_were_not_trained_are_asked_for(configuration: EnsembleConfiguration) -> None:
     with pytest.raises(ConfigurationError, match="privmix train --halves"):
-        plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=0, halves=True)
+        plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0, halves=True)
 
 
 @pytest.mark.parametrize(("gpus", "reserved"), [(0.0, 0.0), (4.0, 1.0)])
 def test_a_shard_reserves_a_gpu_where_there_are_any(
     configuration: EnsembleConfiguration, gpus: float, reserved: float
 ) -> None:
-    plans = plan_shards(configuration, manifest(3, halves=True), MODEL, gpus)
+    plans = plan_shards(configuration, ensemble(3, halves=True), MODEL, gpus)
     assert [plan.num_gpus for plan in plans] == [reserved, reserved]
 
 
 @pytest.mark.parametrize(("reserved", "share"), [(0.0, 0.9), (0.5, 0.45), (1.0, 0.9)])
 def test_engines_on_one_gpu_divide_its_memory(tmp_path: Path, reserved: float, share: float) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": reserved}}, tmp_path).choose()
-    (plan,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=2)
+    (plan,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=2)
     assert plan.engine.gpu_memory_utilization == pytest.approx(share)
 
 
@@ -94,7 +81,7 @@ def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, ke
     """vLLM repeats key heads where there are fewer than GPUs. Each GPU gives all of its share of memory."""
     configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
     model = write_config(tmp_path / "model", num_key_value_heads=key_heads)
-    (plan,) = plan_shards(configuration, manifest(3, halves=False), model, gpus=8)
+    (plan,) = plan_shards(configuration, ensemble(3, halves=False), model, gpus=8)
     assert (plan.num_gpus, plan.engine.tensor_parallel_size) == (gpus, gpus)
     assert plan.engine.gpu_memory_utilization == pytest.approx(0.9)
 
@@ -102,7 +89,7 @@ def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, ke
 @pytest.mark.parametrize("gpus", [0.0, 0.5, 1.0])
 def test_a_shard_with_at_most_one_gpu_does_not_split_the_model(tmp_path: Path, gpus: float) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
-    (plan,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=8)
+    (plan,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=8)
     assert plan.engine.tensor_parallel_size == 1
 
 
@@ -121,13 +108,13 @@ def test_gpus_that_cannot_divide_the_model_are_refused(
 ) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
     with pytest.raises(ConfigurationError, match=rf"shards\.num_gpus: {message}"):
-        plan_shards(configuration, manifest(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
+        plan_shards(configuration, ensemble(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
 
 
 def test_several_gpus_for_an_engine_that_does_not_split_are_refused(tmp_path: Path) -> None:
     values = {"ensemble": "e", "engine": {"kind": "transformers"}, "shards": {"num_gpus": 2}}
     with pytest.raises(ConfigurationError, match=r"shards\.num_gpus: must be at most 1 with engine\.kind transformers"):
-        plan_shards(Configuration.of(values, tmp_path).choose(), manifest(3, halves=False), MODEL, gpus=2)
+        plan_shards(Configuration.of(values, tmp_path).choose(), ensemble(3, halves=False), MODEL, gpus=2)
 
 
 @pytest.mark.parametrize("invariant", [True, False])
@@ -135,8 +122,8 @@ def test_kernels_on_a_gpu_are_batch_invariant_only_on_demand(tmp_path: Path, inv
     """The constant shape of a step protects the draw; invariant kernels cost twice the time of a small batch."""
     values = {"ensemble": "e", **({"engine": {"batch_invariant": True}} if invariant else {})}
     configuration = Configuration.of(values, tmp_path).choose()
-    (on_gpu,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=1)
-    (on_cpu,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=0)
+    (on_gpu,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=1)
+    (on_cpu,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0)
     assert on_gpu.environment["VLLM_BATCH_INVARIANT"] == str(int(invariant))
     assert "VLLM_BATCH_INVARIANT" not in on_cpu.environment
 
@@ -144,19 +131,19 @@ def test_kernels_on_a_gpu_are_batch_invariant_only_on_demand(tmp_path: Path, inv
 def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
     shards = {"parts_per_shard": 2, "copies": 2, "count": 1}
     configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path).choose()
-    plans = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=0)
+    plans = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0)
     assert [plan.shards for plan in plans] == [("shard-000", "shard-000-copy-1"), ("shard-001", "shard-001-copy-1")]
-    assert (shards_served(configuration, manifest(3, False)), parts_served(configuration, manifest(3, False))) == (1, 2)
+    assert (shards_served(configuration, ensemble(3, False)), parts_served(configuration, ensemble(3, False))) == (1, 2)
 
 
 def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path).choose()
     with pytest.raises(ConfigurationError, match="must be at most 2, not"):
-        shards_served(configuration, manifest(3, halves=False))
+        shards_served(configuration, ensemble(3, halves=False))
 
 
 def test_several_parts_with_attention_of_their_own_are_refused(configuration: EnsembleConfiguration) -> None:
     with pytest.raises(ConfigurationError, match=r"train the parts again with `privmix train`, as readers"):
-        plan_shards(configuration, manifest(2, halves=False, part_kind="lora"), MODEL, gpus=0)
-    (alone,) = plan_shards(configuration, manifest(1, halves=False, part_kind="lora"), MODEL, gpus=0)
+        plan_shards(configuration, ensemble(2, halves=False, part_kind="lora"), MODEL, gpus=0)
+    (alone,) = plan_shards(configuration, ensemble(1, halves=False, part_kind="lora"), MODEL, gpus=0)
     assert alone.engine.part_kind == "lora"

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cluster.cli import app
 from cluster.configuration import Configuration
 from services.budget.reader import read
 from services.training.corpus import Document
 from services.training.directory import SALT
 from services.training.manifest import Manifest
 from services.training.marks import Marks
+from tests.support.cli import privmix
 from tests.tiny import write_tiny_model
 
 # With this number of users, the probability that none is held out is 1e-6.
@@ -34,12 +34,8 @@ def sample(tmp_path: Path) -> Path:
     return write(tmp_path / "sample.jsonl", DOCUMENTS)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, arguments)])
-
-
 def tune(sample: Path, output: Path, *options: object) -> Result:
-    return run("tune", "--set-aside", sample, "--output", output, "--tokens", 24, "--runs", 2, *options)
+    return privmix("tune", "--set-aside", sample, "--output", output, "--tokens", 24, "--runs", 2, *options)
 
 
 @pytest.mark.parametrize("private", [DOCUMENTS[:1], [{"user": "someone", "text": DOCUMENTS[5]["text"]}]])

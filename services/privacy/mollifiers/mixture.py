@@ -30,7 +30,7 @@ Mollify: TypeAlias = "Callable[[Tensor, Tensor, int, Tensor], Tensor]"
 _SCALE = TOTAL / 2
 # A row whose sum differs from 1 by more than this is replaced by the public model.
 _ACCEPTED = 2.0**-16
-# The largest share of a radius that may be lost to rounding.
+# The largest fraction of a radius that may be lost to rounding.
 _MAX_LOSS = 0.1
 
 

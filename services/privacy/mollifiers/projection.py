@@ -81,8 +81,8 @@ def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = Non
     torch.mul(ratios, scale, out=projected).clamp_(low, high).mul_(public)
     sums = totals(projected)
     bound = torch.where(sums < 1, high, low)
-    share = ((1 - sums) / (bound - sums)).clamp_(0, 1)
-    return torch.addcmul(projected.mul_(1 - share), public, share * bound, out=projected)
+    weight = ((1 - sums) / (bound - sums)).clamp_(0, 1)
+    return torch.addcmul(projected.mul_(1 - weight), public, weight * bound, out=projected)
 
 
 def _bracket(ratios: Tensor, public: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,9 +102,9 @@ def _bracket(ratios: Tensor, public: Tensor, radius: float) -> tuple[Tensor, Ten
     # Scales fall from bucket to bucket, and the sums with them: the root lies between two neighbours.
     first = (sums >= 1).sum(dim=-1, keepdim=True).clamp_(1, sums.shape[-1] - 1) - 1
     larger, smaller = sums.gather(-1, first), sums.gather(-1, first + 1)
-    share = ((larger - 1) / (larger - smaller).clamp_(min=_NOTHING)).clamp_(0, 1)
+    fraction = ((larger - 1) / (larger - smaller).clamp_(min=_NOTHING)).clamp_(0, 1)
     above, below = buckets.scales[first], buckets.scales[first + 1]
-    return above + share * (below - above), below / buckets.width, above * buckets.width
+    return above + fraction * (below - above), below / buckets.width, above * buckets.width
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None
     low, high = math.exp(-radius), math.exp(radius)
     inside = torch.add(ratios, 1 - public.sign(), out=out)  # dropped tokens count as equal in both
     largest, smallest = inside.amax(dim=-1, keepdim=True), inside.amin(dim=-1, keepdim=True)
-    share = torch.minimum((high - 1) / (largest - 1).clamp_min(0), (1 - low) / (1 - smallest).clamp_min(0))
-    share = share.clamp_(max=1)
-    return inside.mul_(share).add_(1 - share).clamp_(low, high).mul_(public)
+    weight = torch.minimum((high - 1) / (largest - 1).clamp_min(0), (1 - low) / (1 - smallest).clamp_min(0))
+    weight = weight.clamp_(max=1)
+    return inside.mul_(weight).add_(1 - weight).clamp_(low, high).mul_(public)
 
 
 def defined(public: Reals, row: Reals, radius: float, by: Projection) -> Reals:

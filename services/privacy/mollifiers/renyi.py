@@ -49,22 +49,22 @@ def mollify(ratios: Tensor, public: Tensor, order: float, bound: float, out: Ten
     inside = torch.add(ratios, 1 - public.sign(), out=scratch("inside", ratios))
     largest, smallest = to_column(inside.amax(dim=1)), to_column(inside.amin(dim=1))
     above = np.full(len(ratios), np.nextafter(1.0, 2.0))
-    share = _first_guess(inside, public, order, bound)
+    weight = _first_guess(inside, public, order, bound)
     with np.errstate(divide="ignore"):
         below = np.minimum(math.expm1(target) / np.maximum(largest - 1, 0), -math.expm1(-target) / (1 - smallest))
     for count in range(_STEPS):
-        mean = np.sqrt((1 + share * (largest - 1)) * np.maximum(1 + share * (smallest - 1), _TINY))
-        torch.mul(inside, column(share / mean, ratios), out=mixed).add_(column((1 - share) / mean, ratios))
+        mean = np.sqrt((1 + weight * (largest - 1)) * np.maximum(1 + weight * (smallest - 1), _TINY))
+        torch.mul(inside, column(weight / mean, ratios), out=mixed).add_(column((1 - weight) / mean, ratios))
         divergence, growth = _divergence(mixed, mean, public, order)
         within = divergence <= target
-        solved = np.where(within, (share == 1) | (divergence >= target * (1 - tolerance)), divergence <= bound)
+        solved = np.where(within, (weight == 1) | (divergence >= target * (1 - tolerance)), divergence <= bound)
         if solved.all():
             break
-        below, above = np.where(within, share, below), np.where(within, above, share)
+        below, above = np.where(within, weight, below), np.where(within, above, weight)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            newton = np.minimum(1.0, share * (target / divergence) ** (divergence / growth))
+            newton = np.minimum(1.0, weight * (target / divergence) ** (divergence / growth))
         usable = (newton > below) & (newton < above) & (count < _NEWTON_STEPS or count % 2 == 0)
-        share = np.where(solved, share, np.where(usable, newton, np.sqrt(below * above)))
+        weight = np.where(solved, weight, np.where(usable, newton, np.sqrt(below * above)))
     return mixed.mul_(column(mean, ratios)).mul_(public)
 
 

@@ -45,7 +45,7 @@ LOSS_UNITS = 2**20
 _CAP = 20.0
 # The relative float64 error of rate d_k and its exponential.
 _FLOAT_ERROR = 2.0**-45
-# The largest share of epsilon that may be lost to rounding.
+# The largest fraction of epsilon that may be lost to rounding.
 _MAX_LOSS = 0.5
 _WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
 
@@ -114,7 +114,7 @@ def loss_units(losses: ArrayLike) -> Integers:
 
 
 def rate(event: SelectionEvent, candidates: int) -> float:
-    """Returns the factor of the losses in the exponent, reduced by the share of epsilon that rounding may use.
+    """Returns the factor of the losses in the exponent, reduced by the fraction of epsilon that rounding may use.
 
     A weight is floor(M e^x) for x in [-20, 0] and M = 2**61 / candidates (a power of two). The error of its logarithm
     is at most 2 e^20 / M plus the error of float64, with either sign, in either table.

@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import ray
@@ -17,19 +16,20 @@ from services.privacy.events import Event
 from tests.services.budget.conftest import ALLOWANCE, Allowance
 from tests.services.budget.events import COARSE, FINE
 
-T = TypeVar("T")
+pytestmark = pytest.mark.anyio
 
 
-def run(spending: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine and all tasks that it leaves, because a late lease would reduce the next test's allowance."""
+@pytest.fixture
+async def allowance(allowance: Allowance) -> AsyncIterator[Allowance]:
+    """Waits for what a test leaves, because a late lease would reduce the next test's allowance."""
+    yield allowance
+    await tasks_end()
 
-    async def run_all() -> T:
-        result = await spending
-        if late := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(late)
-        return result
 
-    return asyncio.run(run_all())
+async def tasks_end() -> None:
+    """Waits for all other tasks."""
+    if late := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(late)
 
 
 async def take(client: BudgetClient, event: Event, count: int) -> int:
@@ -48,113 +48,87 @@ async def drain(client: BudgetClient, size: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 32, 300])
-def test_the_client_spends_the_whole_budget(allowance: Allowance, size: int) -> None:
-    async def spend() -> int:
-        return await drain(BudgetClient(allowance.actor, size), lambda: random.randint(1, 40))
-
-    assert run(spend()) == ALLOWANCE
+async def test_the_client_spends_the_whole_budget(allowance: Allowance, size: int) -> None:
+    taken = await drain(BudgetClient(allowance.actor, size), lambda: random.randint(1, 40))
+    await tasks_end()
+    assert taken == ALLOWANCE
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_reserved_tokens_are_charged_on_disk(allowance: Allowance) -> None:
-    async def spend() -> None:
-        client, taken = BudgetClient(allowance.actor, 20), 0
-        for _ in range(30):
-            taken += await take(client, COARSE, 7)
-            assert allowance.charged()[COARSE] >= taken
-
-    run(spend())
+async def test_reserved_tokens_are_charged_on_disk(allowance: Allowance) -> None:
+    client, taken = BudgetClient(allowance.actor, 20), 0
+    for _ in range(30):
+        taken += await take(client, COARSE, 7)
+        assert allowance.charged()[COARSE] >= taken
 
 
-def test_a_settlement_leaves_only_released_tokens_charged(allowance: Allowance) -> None:
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 20)
-        assert await take(client, COARSE, 15) == 15
-        await client.settle()
-        assert client.available == 0
-        assert allowance.charged() == {COARSE: 15}
-        assert await take(client, COARSE, 15) == 15, "the client leases again after a settlement"
-        await client.settle()
-
-    run(spend())
+async def test_a_settlement_leaves_only_released_tokens_charged(allowance: Allowance) -> None:
+    client = BudgetClient(allowance.actor, 20)
+    assert await take(client, COARSE, 15) == 15
+    await client.settle()
+    assert client.available == 0
+    assert allowance.charged() == {COARSE: 15}
+    assert await take(client, COARSE, 15) == 15, "the client leases again after a settlement"
+    await client.settle()
+    await tasks_end()
     assert allowance.charged() == {COARSE: 30}
 
 
-def test_the_client_closes_exhausted_leases(allowance: Allowance) -> None:
+async def test_the_client_closes_exhausted_leases(allowance: Allowance) -> None:
     held = read(allowance.path).held
-
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 20)
-        for _ in range(10):
-            await take(client, COARSE, 10)
-        await client.settle()
-
-    run(spend())
+    client = BudgetClient(allowance.actor, 20)
+    for _ in range(10):
+        await take(client, COARSE, 10)
+    await client.settle()
+    await tasks_end()
     assert allowance.charged() == {COARSE: 100}
     assert read(allowance.path).held == held
 
 
-def test_the_client_leases_ahead(allowance: Allowance) -> None:
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 20)
-        await take(client, COARSE, 11)
-        while client.available == 11:
-            await asyncio.sleep(0.01)
-        assert client.available == 11 + STEPS_AHEAD * 11
-
-    run(spend())
+async def test_the_client_leases_ahead(allowance: Allowance) -> None:
+    client = BudgetClient(allowance.actor, 20)
+    await take(client, COARSE, 11)
+    while client.available == 11:
+        await asyncio.sleep(0.01)
+    assert client.available == 11 + STEPS_AHEAD * 11
 
 
-def test_a_new_event_returns_the_leases_of_the_previous_event(allowance: Allowance) -> None:
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 20)
-        await take(client, COARSE, 15)
-        assert await take(client, FINE, 5) == 5
-        assert allowance.charged() == {COARSE: 15, FINE: 20}
-        await client.settle()
-
-    run(spend())
+async def test_a_new_event_returns_the_leases_of_the_previous_event(allowance: Allowance) -> None:
+    client = BudgetClient(allowance.actor, 20)
+    await take(client, COARSE, 15)
+    assert await take(client, FINE, 5) == 5
+    assert allowance.charged() == {COARSE: 15, FINE: 20}
+    await client.settle()
+    await tasks_end()
     assert allowance.charged() == {COARSE: 15, FINE: 5}
 
 
-def test_concurrent_sequences_share_a_client(allowance: Allowance) -> None:
-    async def spend() -> int:
-        client = BudgetClient(allowance.actor, 16)
-        return sum(await asyncio.gather(*(take(client, COARSE, 3) for _ in range(100))))
-
-    assert run(spend()) == ALLOWANCE
+async def test_concurrent_sequences_share_a_client(allowance: Allowance) -> None:
+    client = BudgetClient(allowance.actor, 16)
+    taken = sum(await asyncio.gather(*(take(client, COARSE, 3) for _ in range(100))))
+    await tasks_end()
+    assert taken == ALLOWANCE
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_two_clients_spend_one_budget(allowance: Allowance) -> None:
-    async def spend() -> int:
-        first, second = BudgetClient(allowance.actor, 50), BudgetClient(allowance.actor, 70)
-        taken = sum(await asyncio.gather(drain(first, lambda: 2), drain(second, lambda: 3)))
-        assert (first.available, second.available) == (0, 0)
-        return taken
-
-    assert run(spend()) == ALLOWANCE
+async def test_two_clients_spend_one_budget(allowance: Allowance) -> None:
+    first, second = BudgetClient(allowance.actor, 50), BudgetClient(allowance.actor, 70)
+    taken = sum(await asyncio.gather(drain(first, lambda: 2), drain(second, lambda: 3)))
+    assert (first.available, second.available) == (0, 0)
+    await tasks_end()
+    assert taken == ALLOWANCE
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_a_client_can_take_tokens_that_another_client_settled(allowance: Allowance) -> None:
-    async def spend() -> None:
-        rich, poor = BudgetClient(allowance.actor, ALLOWANCE), BudgetClient(allowance.actor, 50)
-        await take(rich, COARSE, 1)
-        assert await take(poor, COARSE, 10) == 0
-        await rich.settle()
-        assert await take(poor, COARSE, 10) == 10
-
-    run(spend())
+async def test_a_client_can_take_tokens_that_another_client_settled(allowance: Allowance) -> None:
+    rich, poor = BudgetClient(allowance.actor, ALLOWANCE), BudgetClient(allowance.actor, 50)
+    await take(rich, COARSE, 1)
+    assert await take(poor, COARSE, 10) == 0
+    await rich.settle()
+    assert await take(poor, COARSE, 10) == 10
 
 
-def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
-    async def spend() -> int:
-        client, choice, taken = BudgetClient(allowance.actor, 10), random.Random(0), 0
-        while granted := await cancelled_sometimes(lambda: take(client, COARSE, 4), choice):
-            taken += granted
-        return taken
-
+async def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
     async def cancelled_sometimes(take: Callable[[], Awaitable[int]], choice: random.Random) -> int:
         while choice.random() < 0.5:
             waiting = asyncio.ensure_future(take())
@@ -165,127 +139,112 @@ def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
             await asyncio.wait([waiting])
         return await take()
 
-    assert run(spend()) == ALLOWANCE
+    client, choice, taken = BudgetClient(allowance.actor, 10), random.Random(0), 0
+    while granted := await cancelled_sometimes(lambda: take(client, COARSE, 4), choice):
+        taken += granted
+    assert taken == ALLOWANCE
 
 
 @pytest.mark.slow
-def test_the_client_survives_a_crash_of_the_actor(allowance: Allowance) -> None:
-    async def spend() -> int:
-        client = BudgetClient(allowance.actor, 20)
-        taken = await take(client, COARSE, 15)
-        ray.kill(allowance.actor, no_restart=False)
-        return taken + await drain(client, lambda: 15)
-
-    assert run(spend()) == ALLOWANCE
+async def test_the_client_survives_a_crash_of_the_actor(allowance: Allowance) -> None:
+    client = BudgetClient(allowance.actor, 20)
+    taken = await take(client, COARSE, 15)
+    ray.kill(allowance.actor, no_restart=False)
+    taken += await drain(client, lambda: 15)
+    await tasks_end()
+    assert taken == ALLOWANCE
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_leases_of_a_lost_client_stay_charged(allowance: Allowance) -> None:
-    async def spend() -> None:
-        await take(BudgetClient(allowance.actor, 100), COARSE, 1)
-
-    run(spend())
+async def test_leases_of_a_lost_client_stay_charged(allowance: Allowance) -> None:
+    await take(BudgetClient(allowance.actor, 100), COARSE, 1)
+    await tasks_end()
     assert allowance.charged() == {COARSE: 100}
-    assert run(drain(BudgetClient(allowance.actor, 100), lambda: 1)) == ALLOWANCE - 100
+    assert await drain(BudgetClient(allowance.actor, 100), lambda: 1) == ALLOWANCE - 100
 
 
-def test_a_lease_is_settled_when_a_lost_database_is_back(allowance: Allowance) -> None:
+async def test_a_lease_is_settled_when_a_lost_database_is_back(allowance: Allowance) -> None:
     """The settlement was given up, so each outage left up to three leases of each coordinator charged."""
-
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 100)
-        assert await take(client, COARSE, 7) == 7
-        away = allowance.path.rename(allowance.path.with_suffix(".away"))
-        settling = asyncio.create_task(client.settle())
-        await asyncio.sleep(1)
-        assert not settling.done()
-        away.rename(allowance.path)
-        await settling
-
-    run(spend())
+    client = BudgetClient(allowance.actor, 100)
+    assert await take(client, COARSE, 7) == 7
+    away = allowance.path.rename(allowance.path.with_suffix(".away"))
+    settling = asyncio.create_task(client.settle())
+    await asyncio.sleep(1)
+    assert not settling.done()
+    away.rename(allowance.path)
+    await settling
+    await tasks_end()
     assert allowance.charged() == {COARSE: 7}
 
 
-def test_a_failed_ledger_raises_in_every_reservation(allowance: Allowance, roomy: PrivacyBudget) -> None:
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 20)
-        assert await take(client, COARSE, 5) == 5
-        successor = Ledger.create(allowance.path, roomy)
-        assert await take(client, COARSE, 15) == 15, "these tokens were charged before"
-        for _ in range(2):
-            with pytest.raises(Fenced):
-                await take(client, COARSE, 1)
-        successor.give_up()
-        assert await take(client, COARSE, 1) == 1
-
-    run(spend())
+async def test_a_failed_ledger_raises_in_every_reservation(allowance: Allowance, roomy: PrivacyBudget) -> None:
+    client = BudgetClient(allowance.actor, 20)
+    assert await take(client, COARSE, 5) == 5
+    successor = Ledger.create(allowance.path, roomy)
+    assert await take(client, COARSE, 15) == 15, "these tokens were charged before"
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            await take(client, COARSE, 1)
+    successor.give_up()
+    assert await take(client, COARSE, 1) == 1
 
 
-def test_unreleased_tokens_are_returned(allowance: Allowance) -> None:
+async def test_unreleased_tokens_are_returned(allowance: Allowance) -> None:
     """A failed step releases nothing, so its tokens can be reserved again at no cost."""
-
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 20)
-        for _ in range(50):
-            with pytest.raises(ZeroDivisionError):
-                async with client.reserve(COARSE, 15):
-                    raise ZeroDivisionError
-        async with client.reserve(COARSE, 15) as reserved:
-            reserved.mark_released(4)
-            with pytest.raises(ValueError, match="cannot release 12 more tokens of 15 with 4 released"):
-                reserved.mark_released(12)
-        await client.settle()
-
-    run(spend())
+    client = BudgetClient(allowance.actor, 20)
+    for _ in range(50):
+        with pytest.raises(ZeroDivisionError):
+            async with client.reserve(COARSE, 15):
+                raise ZeroDivisionError
+    async with client.reserve(COARSE, 15) as reserved:
+        reserved.mark_released(4)
+        with pytest.raises(ValueError, match="cannot release 12 more tokens of 15 with 4 released"):
+            reserved.mark_released(12)
+    await client.settle()
+    await tasks_end()
     assert allowance.charged() == {COARSE: 4}
 
 
-def test_leases_grow_with_the_steps_up_to_the_need(allowance: Allowance) -> None:
-    async def spend() -> None:
-        client = BudgetClient(allowance.actor, 4)
-        async with client.reserve(COARSE, 30):
-            assert allowance.charged()[COARSE] >= STEPS_AHEAD * 30, "the next step finds its tokens charged"
-        await client.settle()
-        async with client.reserve(COARSE, 3, upcoming=3):
-            assert allowance.charged() == {COARSE: 3}, "the client leases only tokens that a sequence can still use"
-        await client.settle()
-
-    run(spend())
+async def test_leases_grow_with_the_steps_up_to_the_need(allowance: Allowance) -> None:
+    client = BudgetClient(allowance.actor, 4)
+    async with client.reserve(COARSE, 30):
+        assert allowance.charged()[COARSE] >= STEPS_AHEAD * 30, "the next step finds its tokens charged"
+    await client.settle()
+    async with client.reserve(COARSE, 3, upcoming=3):
+        assert allowance.charged() == {COARSE: 3}, "the client leases only tokens that a sequence can still use"
+    await client.settle()
+    await tasks_end()
     assert allowance.charged() == {}
 
 
-def test_unused_leases_are_recalled_before_a_refusal(allowance: Allowance) -> None:
-    async def spend() -> None:
-        first = BudgetClient(allowance.actor, ALLOWANCE)
-        second = BudgetClient(allowance.actor, 50, recall=first.return_unused)
-        assert await take(first, COARSE, ALLOWANCE - 30) == ALLOWANCE - 30
-        assert first.available == 30
-        assert await take(second, COARSE, 20) == 20, "20 of the 30 unused tokens of the first client"
-        await second.settle()
-        assert await take(first, COARSE, 11) == 10
-
-    run(spend())
+async def test_unused_leases_are_recalled_before_a_refusal(allowance: Allowance) -> None:
+    first = BudgetClient(allowance.actor, ALLOWANCE)
+    second = BudgetClient(allowance.actor, 50, recall=first.return_unused)
+    assert await take(first, COARSE, ALLOWANCE - 30) == ALLOWANCE - 30
+    assert first.available == 30
+    assert await take(second, COARSE, 20) == 20, "20 of the 30 unused tokens of the first client"
+    await second.settle()
+    assert await take(first, COARSE, 11) == 10
+    await tasks_end()
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_a_recall_waits_for_reserved_tokens_and_returns_the_unused_ones(allowance: Allowance) -> None:
-    async def spend() -> None:
-        first = BudgetClient(allowance.actor, ALLOWANCE)
-        second = BudgetClient(allowance.actor, 1, recall=first.return_unused)
-        async with first.reserve(COARSE, ALLOWANCE) as reserved:
-            waiting = asyncio.create_task(take(second, COARSE, 5))
-            await asyncio.sleep(0.1)
-            assert not waiting.done()
-            reserved.mark_released(ALLOWANCE - 5)
-        assert await waiting == 5
-
-    run(spend())
+async def test_a_recall_waits_for_reserved_tokens_and_returns_the_unused_ones(allowance: Allowance) -> None:
+    first = BudgetClient(allowance.actor, ALLOWANCE)
+    second = BudgetClient(allowance.actor, 1, recall=first.return_unused)
+    async with first.reserve(COARSE, ALLOWANCE) as reserved:
+        waiting = asyncio.create_task(take(second, COARSE, 5))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        reserved.mark_released(ALLOWANCE - 5)
+    assert await waiting == 5
+    await tasks_end()
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_invalid_sizes_and_counts_are_refused(allowance: Allowance) -> None:
+async def test_invalid_sizes_and_counts_are_refused(allowance: Allowance) -> None:
     with pytest.raises(ValueError, match="at least 1 token, not 0"):
         BudgetClient(allowance.actor, 0)
     with pytest.raises(ValueError, match="cannot reserve -1"):
-        run(take(BudgetClient(allowance.actor), COARSE, -1))
-    assert run(take(BudgetClient(allowance.actor), COARSE, 0)) == 0
+        await take(BudgetClient(allowance.actor), COARSE, -1)
+    assert await take(BudgetClient(allowance.actor), COARSE, 0) == 0

@@ -16,9 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from cluster.cli import app
 from services.coordinator.messages import Generation
 from services.database.service import ServiceDatabase
 from services.keys.actor import IDENTITY_AGE_S
@@ -34,6 +32,7 @@ from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.support.app import MakeClient
 from tests.support.bodies import FIELDS, VALUES
+from tests.support.cli import privmix
 
 PROMPT = "The patient called because"
 KEYS, CLIENTS, SHARE = 10, 50, 24
@@ -196,7 +195,7 @@ def test_a_key_can_be_created_used_rotated_limited_and_revoked(guarded: Guarded)
 @pytest.mark.slow
 def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     database = str(guarded.service.ledger.with_name("keys.db"))
-    created = CliRunner().invoke(app, ["keys", "create", "team", "--tokens", "5", "--database", database, "--json"])
+    created = privmix("keys", "create", "team", "--tokens", "5", "--database", database, "--json")
     secret = json.loads(created.stdout)["secret"]
     answer = guarded.ask(secret, max_tokens=9)
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
@@ -204,12 +203,12 @@ def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     with pytest.raises(openai.RateLimitError) as refused:
         guarded.ask(secret)
     assert refused.value.code == "share_exhausted"
-    CliRunner().invoke(app, ["keys", "limit", "team", "--tokens", "8", "--database", database])
+    privmix("keys", "limit", "team", "--tokens", "8", "--database", database)
     assert guarded.ask(secret, n=2).usage.completion_tokens == 3
-    report = CliRunner().invoke(app, ["budget", "--ledger", str(guarded.service.ledger), "--by-key", "--json"])
+    report = privmix("budget", "--ledger", str(guarded.service.ledger), "--by-key", "--json")
     by_name = {key["name"]: key["usage"]["spent"] for key in json.loads(report.stdout)["keys"]}
     assert by_name["team"] == 8
-    CliRunner().invoke(app, ["keys", "revoke", "team", "--database", database])
+    privmix("keys", "revoke", "team", "--database", database)
     time.sleep(IDENTITY_AGE_S)
     with pytest.raises(openai.AuthenticationError):
         guarded.ask(secret)

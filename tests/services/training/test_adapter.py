@@ -17,15 +17,9 @@ from services.training import adapter
 from services.training.adapter import CONFIG_FILE, WEIGHTS_FILE, Files, train_adapter, with_lora
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens
-from tests.tiny import write_tiny_model
 
 BLOCK = 16
 OPTIONS = TrainingOptions(block=BLOCK, batch=2, epochs=3, learning_rate=1e-2, precision="float32")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 def text(seed: int, length: int) -> Tokens:

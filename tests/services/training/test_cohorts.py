@@ -13,7 +13,7 @@ from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training.cohorts import EarlierEnsembles, not_apart
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT
-from services.training.manifest import Adapter, Apart, Manifest, Part, PrivateBase, PrivateTraining
+from services.training.manifest import Apart, Manifest, Part, PrivateBase, PrivateTraining
 from services.training.marks import FILE as MARKS
 from services.training.marks import NEXT, Marks
 from services.training.options import TrainingOptions
@@ -21,27 +21,17 @@ from services.training.partition import read_salt, salt_id
 from services.training.plan import run_training
 from services.training.reading import read
 from services.training.train import plan
+from tests.support.manifests import adapter, manifest
 from tests.support.training import write_corpus
 
 SALTS = {"first": bytes(range(32)), "second": bytes(32)}
 USERS = {"first": ("ada", "bob"), "second": ("cleo",)}
 
 
-def manifest(name: str, salt: bytes = b"", marks: str = "1" * 64, apart_from: Sequence[Manifest] = ()) -> Manifest:
-    digest = "0" * 64
-    adapter = Adapter(name="part-000", path="parts/part-000", sha256=digest, size_bucket=0)
-    return Manifest(
-        ensemble=name,
-        base_model="m",
-        base_revision=digest,
-        tokenizer=digest,
-        salt_id=salt_id(salt),
-        rank=4,
-        part_kind="reader",
-        parts=(Part(index=0, **dict(adapter)),),
-        marks=marks,
-        disjoint_from=tuple(Apart(ensemble=other.ensemble, marks=other.marks or "") for other in apart_from),
-    )
+def ensemble(name: str, salt: bytes = b"", marks: str = "1" * 64, apart_from: Sequence[Manifest] = ()) -> Manifest:
+    part = Part(index=0, **dict(adapter("part-000")))
+    disjoint_from = tuple(Apart(ensemble=other.ensemble, marks=other.marks or "") for other in apart_from)
+    return manifest(part, ensemble=name, salt_id=salt_id(salt), marks=marks, disjoint_from=disjoint_from)
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ def earlier(tmp_path: Path) -> list[Path]:
         marks = Marks(salt)
         list(marks.of(Document(user, f"A text of {user}.") for user in USERS[name]))
         with marks.saving(directory):
-            manifest(name, salt, marks.digest).save(directory)
+            ensemble(name, salt, marks.digest).save(directory)
     return [tmp_path / name for name in SALTS]
 
 
@@ -80,13 +70,13 @@ def test_users_that_cannot_be_recognised_stop_the_training(earlier: list[Path]) 
 
 
 def test_each_pair_of_a_cohort_must_be_recorded_in_one_of_the_two() -> None:
-    first = manifest("a")
-    second = manifest("b", apart_from=[first])
+    first = ensemble("a")
+    second = ensemble("b", apart_from=[first])
     assert not_apart({"first": first, "second": second}) is None
     assert not_apart({"second": second, "first": first}) is None
-    third = manifest("c", apart_from=[second])
+    third = ensemble("c", apart_from=[second])
     assert not_apart({"first": first, "second": second, "third": third}) == ("first", "third")
-    assert not_apart({"first": first, "second": second, "third": manifest("c", apart_from=[first, second])}) is None
+    assert not_apart({"first": first, "second": second, "third": ensemble("c", apart_from=[first, second])}) is None
 
 
 def test_a_user_of_the_base_of_one_cohort_is_in_no_other() -> None:
@@ -102,8 +92,8 @@ def test_a_user_of_the_base_of_one_cohort_is_in_no_other() -> None:
         records = (*ensemble.disjoint_from, *more)
         return ensemble.model_copy(update={"private_base": of, "disjoint_from": records})
 
-    a = manifest("a")
-    c = manifest("c", apart_from=[a])
+    a = ensemble("a")
+    c = ensemble("c", apart_from=[a])
     for first, second, are_apart in (
         (on(base, a), c, False),
         (on(base, a), on(None, c, of_base), True),

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from cluster.cli import app, load
+from cluster.cli import load
 from services.budget.receipt import Receipt
 from services.training.corpus import Document
 from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
@@ -20,10 +19,9 @@ from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, TrainingOptions
 from tests.inline import run_inline
 from tests.services.training.perplexity import perplexities
+from tests.support.cli import privmix
 from tests.support.training import PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
-
-runner = CliRunner()
 
 
 def flags(ensemble: Ensemble, output: Path) -> list[str]:
@@ -36,7 +34,7 @@ def test_the_command_trains_and_prints_one_json_object(ensemble: Ensemble, tmp_p
     directory = ensemble.copy(tmp_path / "copy")
     bad = tmp_path / "corpus.jsonl"
     bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
-    done = runner.invoke(app, ["train", str(bad), *flags(ensemble, directory), "--skip-bad", "--json"])
+    done = privmix("train", str(bad), *flags(ensemble, directory), "--skip-bad", "--json")
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
     assert summary.pop("seconds") >= 0
@@ -65,12 +63,12 @@ def test_users_of_an_earlier_ensemble_are_left_out(ensemble: Ensemble, tmp_path:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_bytes(ensemble.corpus.read_bytes() + b'{"user": "dora", "text": "A text of this year."}\n')
     words = ["train", str(corpus), *flags(ensemble, directory), "--earlier", str(earlier), "--json"]
-    summary = json.loads(runner.invoke(app, words).stdout)
+    summary = json.loads(privmix(*words).stdout)
     assert (summary["left_out"], summary["kept"]) == (1, PARTS), "no adapter learns from it"
     assert Manifest.load(directory).disjoint_from == (last_year,)
     assert not Marks.of_ensemble(directory, SALT).has_user(Document("dora", ""))
     (earlier / DIRECTORY_SALT).unlink()
-    refused = runner.invoke(app, words)
+    refused = privmix(*words)
     assert refused.exit_code == 2
     assert f"earlier {earlier}: has no {DIRECTORY_SALT}" in refused.stderr
 
@@ -79,7 +77,7 @@ def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble,
     directory = ensemble.copy(tmp_path / "copy")
     words = flags(ensemble, directory)
     del words[words.index("--parts") : words.index("--parts") + 2]
-    done = runner.invoke(app, ["train", str(ensemble.corpus), *words, "--json"])
+    done = privmix("train", str(ensemble.corpus), *words, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["kept"] == PARTS
 
@@ -90,11 +88,11 @@ def test_the_number_of_parts_is_never_taken_from_the_corpus(users: int, tmp_path
     corpus = write_corpus(tmp_path / "corpus.jsonl", [Document(f"user-{n}", "Hello.") for n in range(users)])
     (tmp_path / "salt").write_bytes(b"short")  # ends the command before the training
     words = ["train", str(corpus), "--output", str(tmp_path / "new"), "--salt-file", str(tmp_path / "salt")]
-    refused = runner.invoke(app, words)
+    refused = privmix(*words)
     assert refused.exit_code == 2
     assert "--parts: is missing; set it, or state about how many users" in refused.stderr.replace("\n", " ")
     stated = ["--users", "95", "--tokens-per-user", "250"]
-    assert "parts: 12, proposed for about 100 users of 200 tokens" in runner.invoke(app, [*words, *stated]).stderr
+    assert "parts: 12, proposed for about 100 users of 200 tokens" in privmix(*words, *stated).stderr
 
 
 def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path:
         (["--parts", "4"], "--users: is for the proposal"),
         (["--tokens-per-user", "0"], "whole number above 0"),
     ):
-        refused = runner.invoke(app, [*words, *more])
+        refused = privmix(*words, *more)
         assert refused.exit_code == 2
         assert message in " ".join(refused.stderr.split())
 
@@ -116,11 +114,11 @@ def test_another_number_of_parts_is_told_if_there_is_a_ledger(ensemble: Ensemble
     directory = ensemble.copy(tmp_path / "copy")
     words = ["train", str(ensemble.corpus), "--output", str(directory), "--salt-file", str(ensemble.salt)]
     changed, same = (["--part-kind", "text", "--parts", str(number)] for number in (PARTS + 1, PARTS))
-    assert "and a ledger" not in runner.invoke(app, [*words, *changed]).stderr
+    assert "and a ledger" not in privmix(*words, *changed).stderr
     ensemble.trained.manifest.save(directory)
     Receipt(ledger="of this ensemble").save(directory)
-    assert "and a ledger" not in runner.invoke(app, [*words, *same]).stderr
-    told = runner.invoke(app, [*words, *changed])
+    assert "and a ledger" not in privmix(*words, *same).stderr
+    told = privmix(*words, *changed)
     assert f"has {PARTS} parts and a ledger" in told.stderr
     assert len(Manifest.load(directory).parts) == PARTS + 1
 
@@ -130,11 +128,11 @@ def test_trains_halves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     corpus, model = write_corpus(tmp_path / "corpus.jsonl", small_documents()), write_tiny_model(tmp_path / "tiny")
     arguments = ["train", str(corpus), "--output", str(tmp_path / "new"), "--parts", "2", "--halves"]
     arguments += ["--model", str(model), "--block", "32", "--epochs", "1", "--precision", "float32"]
-    summary = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
+    summary = json.loads(privmix(*arguments, "--json").stdout)
     assert (summary["parts"], summary["adapters"], summary["trained"], summary["kept"]) == (2, 6, 6, 0)
     manifest = Manifest.load(tmp_path / "new")
     assert len(manifest.adapters) == 6
-    done = runner.invoke(app, arguments)
+    done = privmix(*arguments)
     assert "2 parts, 6 adapters, 0 of them trained and 6 kept" in done.stdout
     assert Manifest.load(tmp_path / "new") == manifest
 
@@ -142,7 +140,7 @@ def test_trains_halves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: Path) -> None:
     bad = tmp_path / "corpus.jsonl"
     bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
-    failed = runner.invoke(app, ["train", str(bad), *flags(ensemble, tmp_path / "none")])
+    failed = privmix("train", str(bad), *flags(ensemble, tmp_path / "none"))
     assert failed.exit_code == 2
     assert "line 13: is not JSON" in failed.stderr
     assert "Traceback" not in failed.output
@@ -169,7 +167,7 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
     ],
 )
 def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, arguments: list[str], problem: str) -> None:
-    failed = runner.invoke(app, ["train", str(ensemble.corpus), "--output", str(tmp_path / "none"), *arguments])
+    failed = privmix("train", str(ensemble.corpus), "--output", str(tmp_path / "none"), *arguments)
     assert failed.exit_code == 2
     assert problem in " ".join(failed.stderr.replace("│", " ").split())
 
@@ -200,7 +198,7 @@ def test_options_in_a_file_are_those_of_the_command_line(ensemble: Ensemble, tmp
     bad, file = tmp_path / "corpus.jsonl", tmp_path / "train.yaml"
     bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
     file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
-    done = runner.invoke(app, ["train", str(bad), "--config", str(file), "--parts", str(PARTS), "--json"])
+    done = privmix("train", str(bad), "--config", str(file), "--parts", str(PARTS), "--json")
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
     assert (summary["output"], summary["skipped"]) == (str(tmp_path / "copy"), 1)
@@ -226,7 +224,7 @@ def test_options_in_a_file_are_those_of_the_command_line(ensemble: Ensemble, tmp
 def test_a_wrong_line_in_a_file_of_options_is_named(tmp_path: Path, line: str, problem: str) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(f"output: none\n{line}\n" if ":" in line else line)
-    failed = runner.invoke(app, ["train", "corpus.jsonl", "--config", str(file)])
+    failed = privmix("train", "corpus.jsonl", "--config", str(file))
     assert failed.exit_code == 2
     assert problem in " ".join(failed.stderr.split())
 
@@ -245,11 +243,11 @@ def test_paths_in_a_file_of_options_are_relative_to_the_file(tmp_path: Path) -> 
 
 
 def test_demo_corpus_is_written(tmp_path: Path) -> None:
-    assert runner.invoke(app, ["demo-corpus", str(tmp_path / "demo")]).exit_code == 0
+    assert privmix("demo-corpus", str(tmp_path / "demo")).exit_code == 0
     written = {path.name for path in (tmp_path / "demo").iterdir()}
     assert written == {"train.jsonl", "heldout.jsonl", "canaries.jsonl", "schema.json"}
     (tmp_path / "file").touch()
-    failed = runner.invoke(app, ["demo-corpus", str(tmp_path / "file" / "demo")])
+    failed = privmix("demo-corpus", str(tmp_path / "file" / "demo"))
     assert failed.exit_code == 2
     assert "cannot be written" in failed.stderr
 
@@ -283,7 +281,7 @@ def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Pat
     chosen = TRAINING.model_dump(exclude_unset=True)
     words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     corpus = str(tmp_path / "demo" / TRAIN)
-    done = runner.invoke(app, ["train", corpus, "--output", str(tmp_path / "ensemble"), "--users", "400", *words])
+    done = privmix("train", corpus, "--output", str(tmp_path / "ensemble"), "--users", "400", *words)
     assert done.exit_code == 0, done.output
     lines = (tmp_path / "demo" / HELD_OUT).read_text().splitlines()[:40]
     measured = perplexities(tmp_path / "ensemble", base, [json.loads(line)["text"] for line in lines])

@@ -16,9 +16,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
-from cluster.cli import app
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import promise
 from services.errors import ConfigurationError, InputError
@@ -33,8 +31,8 @@ from services.training.packing import Tokens, contributions, even_size
 from services.training.per_unit import UnitGradients, train_adapter
 from services.training.plan import run_training
 from services.training.row_gradients import RowGradients
+from tests.support.cli import privmix
 from tests.support.training import small_documents, write_corpus
-from tests.tiny import write_tiny_model
 
 BLOCK = 8
 OPTIONS = TrainingOptions(
@@ -43,11 +41,6 @@ OPTIONS = TrainingOptions(
 PRIVATE = DpSgdOptions(unit="user", blocks=3, steps=3, epsilon=2, delta=1e-5)
 CLIP = 5.0
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture
@@ -439,13 +432,13 @@ def test_an_ensemble_without_dp_sgd_is_not_served_as_dp_sgd(ensemble: Any, tmp_p
 def test_the_command_prints_the_guarantee(tiny: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
     arguments = ["train-base", str(corpus), "--output", str(tmp_path / "new"), "--model", str(tiny), "--block", "16"]
-    done = CliRunner().invoke(app, [*arguments, "--steps", "2"])
+    done = privmix(*arguments, "--steps", "2")
     assert done.exit_code == 0, done.output
     assert "(8, 1e-05)-differential privacy for any one user" in done.stdout
     for wrong, field in (("--unit", "part"), ("--epochs", "2"), ("--batch", "2"), ("--expected-batch", "2")):
-        refused = CliRunner().invoke(app, [*arguments, wrong, field])
+        refused = privmix(*arguments, wrong, field)
         assert refused.exit_code == 2
         assert ("population" if wrong == "--expected-batch" else wrong[2:]) in refused.stderr
-    kept = CliRunner().invoke(app, [*arguments, "--steps", "2", "--json"])
+    kept = privmix(*arguments, "--steps", "2", "--json")
     summary = json.loads(kept.stdout)
     assert (summary["kept"], summary["dp_sgd"]["event"]["unit"]) == (1, "user")

@@ -7,22 +7,8 @@ import pytest
 
 from services.errors import ManifestError
 from services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, Part, hash_adapter
+from tests.support.manifests import DIGEST, manifest
 from tests.support.training import Ensemble
-
-DIGEST = "0" * 64
-
-
-def manifest(*parts: Part) -> Manifest:
-    return Manifest(
-        ensemble="e",
-        base_model="m",
-        base_revision=DIGEST,
-        tokenizer=DIGEST,
-        salt_id="s",
-        rank=4,
-        part_kind="reader",
-        parts=parts,
-    )
 
 
 def part(index: int, **changes: object) -> Part:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from cluster.cli import app
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import promise
 from services.errors import ConfigurationError, InputError, ManifestError
@@ -21,6 +19,7 @@ from services.training.plan import run_training
 from services.training.private_base import merged
 from services.training.train import plan
 from tests.inline import run_inline
+from tests.support.cli import privmix
 from tests.support.training import Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_base, write_tiny_model
 
@@ -111,7 +110,7 @@ def test_with_earlier_the_users_of_the_base_are_in_no_part(trained_base: Path, c
     more.write_text(corpus.read_text() + other + "\n")
     arguments = ["train", str(more), "--output", str(tmp_path / "apart"), "--parts", "2", "--base", str(trained_base)]
     arguments += ["--block", "16", "--epochs", "1", "--precision", "float32", "--earlier", str(trained_base)]
-    done = CliRunner().invoke(app, arguments)
+    done = privmix(*arguments)
     assert done.exit_code == 0, done.output
     assert "the parts are on a private base of other users, which cost epsilon 2" in done.output
     manifest = Manifest.load(tmp_path / "apart")
@@ -134,7 +133,7 @@ def test_one_command_trains_the_base_and_the_parts(
     arguments = ["train", str(corpus), "--output", str(output), "--parts", "2", "--base", "auto", "--model", str(tiny)]
     arguments += ["--block", "16", "--epochs", "1", "--precision", "float32", "--epsilon", "6"]
     for share in (["--base-share", "0.5"], []):
-        done = CliRunner().invoke(app, [*arguments, *share])
+        done = privmix(*arguments, *share)
         assert done.exit_code == 0, done.output
         assert "the parts are on a private base of the same users, which cost epsilon 3" in done.output
         trained, manifest = Manifest.load(output / "base"), Manifest.load(output)
@@ -147,10 +146,10 @@ def test_one_command_trains_the_base_and_the_parts(
     promised = promise(configured(output, **CONFIGURED), manifest)
     assert manifest.private_base is not None
     assert promised.terms.base_event == manifest.private_base.training.event
-    less = CliRunner().invoke(app, [*arguments, "--epsilon", "2"])
+    less = privmix(*arguments, "--epsilon", "2")
     assert less.exit_code == 2
     assert "must be above the 3 that the base in" in " ".join(less.output.replace("│", " ").split())
-    refused = CliRunner().invoke(app, [*arguments, "--earlier", str(output)])
+    refused = privmix(*arguments, "--earlier", str(output))
     assert refused.exit_code == 2
     assert "auto trains the base on the users of the parts" in " ".join(refused.output.replace("│", " ").split())
 
@@ -178,7 +177,7 @@ def test_only_dp_sgd_by_user_makes_a_base(ensemble: Ensemble, corpus: Path, tmp_
     with pytest.raises(InputError, match="was trained on private text without a guarantee"):
         find_base(str(ensemble.directory), 16)
     arguments = ["train", str(corpus), "--output", str(tmp_path / "new"), "--base", str(ensemble.directory)]
-    refused = CliRunner().invoke(app, [*arguments, "--parts", "2"])
+    refused = privmix(*arguments, "--parts", "2")
     assert refused.exit_code == 2
     assert "was not trained with DP-SGD" in " ".join(refused.output.replace("│", " ").split())
     with pytest.raises(ConfigurationError, match="when_exhausted: base answers with the private base"):

@@ -70,7 +70,7 @@ def audit_accounts(protocol: Protocol, subject: str | None = None) -> Finding | 
     if _forgets(protocol):
         refuted.append("a restart of the ledger changes what the accounts were charged")
     return Finding.of_description(
-        ATTACK, protocol, subject, 1.0, tuple(refuted), {"inputs": len(cases), "largest share of a charge": told}
+        ATTACK, protocol, subject, 1.0, tuple(refuted), {"inputs": len(cases), "largest fraction of a charge": told}
     )
 
 
@@ -114,11 +114,11 @@ def _released(protocol: Individual, public: Reals, rows: Reals, own: int) -> tup
 
 
 def _told(protocol: Individual, case: _Case, spent_before: bool, spent_after: bool) -> float:
-    """Returns the divergence between two worlds as a share of what both worlds charge; inf beyond an allowance."""
-    share, norms = WHOLE // protocol.tokens, 0.0
+    """Returns the divergence between two worlds as a fraction of what both worlds charge; inf beyond an allowance."""
+    allowance, norms = WHOLE // protocol.tokens, 0.0
     laws: list[Reals] = []
     for rows, spent in ((case.before, spent_before), (case.after, spent_after)):
-        allowed = 0 if spent else share
+        allowed = 0 if spent else allowance
         law, charges = _released(protocol, case.public, rows, allowed)
         if not 0 <= int(charges[-1]) <= allowed:
             return math.inf
@@ -127,8 +127,8 @@ def _told(protocol: Individual, case: _Case, spent_before: bool, spent_after: bo
     bounds = moment_factor(_ORDERS, protocol.ratio) * norms**2
     p, q = laws
     told = [max(renyi_divergence(p, q, order), renyi_divergence(q, p, order)) for order in _ORDERS]
-    shares = [own / bound if bound else math.inf for own, bound in zip(told, bounds, strict=True) if own > _LEAST]
-    return max(shares, default=0.0)
+    fractions = [own / bound if bound else math.inf for own, bound in zip(told, bounds, strict=True) if own > _LEAST]
+    return max(fractions, default=0.0)
 
 
 def _speaks_when_spent(protocol: Individual, case: _Case) -> bool:

@@ -6,9 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from cluster.cli import app
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.laboratory.audit.private_base import faults
@@ -23,6 +21,7 @@ from services.training.plan import run_training
 from services.training.private_base import merged
 from services.training.train import plan
 from tests.inline import run_inline
+from tests.support.cli import privmix
 from tests.support.training import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
@@ -87,7 +86,7 @@ def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> N
     assert f"passes as public, and has the weights that {made.base} made of private text" in fault
 
     arguments = ["audit", "base", str(tmp_path / "forged"), "--ledger", unpaid, "--json"]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    done = CliRunner().invoke(app, [*arguments, "--trained", str(made.base)])
+    assert privmix(*arguments).exit_code == 0
+    done = privmix(*arguments, "--trained", str(made.base))
     assert done.exit_code == 1
     assert json.loads(done.output) == {"faults": [fault]}

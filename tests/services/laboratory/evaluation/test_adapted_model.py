@@ -12,14 +12,8 @@ from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.reader_attention import TARGETS, record
 from services.engine.switching import using
 from services.laboratory.evaluation.adapted_model import AdaptedModel
-from tests.tiny import write_tiny_model
 
 TOKENS = torch.randint(1000, (3, 12), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="module")

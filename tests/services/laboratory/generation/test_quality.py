@@ -9,12 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.laboratory.generation import quality
-from tests.tiny import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 def test_distinct_n_compares_equal_numbers_of_words() -> None:

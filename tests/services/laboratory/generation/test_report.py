@@ -6,9 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cluster.cli import app
 from services.errors import InputError
 from services.generation.baseline import FILE, load_baseline, write_baseline
 from services.generation.client import Sampling
@@ -16,16 +14,10 @@ from services.generation.job import JobRequest
 from services.generation.template import Fields, items
 from tests.ensembles import write_ensemble
 from tests.services.generation.small_service import SmallService, serving
+from tests.support.cli import privmix
 from tests.support.jobs import run
-from tests.tiny import write_tiny_model
 
-runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 SECRET = "heliotrope"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +68,7 @@ def test_the_baseline_is_generated_once_with_the_same_items(job: Path, tiny: Pat
 
 
 def test_the_public_report_is_self_contained(job: Path, tiny: Path) -> None:
-    done = runner.invoke(app, ["generate", "report", str(job), "--public-model", str(tiny)])
+    done = privmix("generate", "report", str(job), "--public-model", str(tiny))
     assert done.exit_code == 0, done.output
     page = (job / "report.html").read_text()
     assert all(source.startswith("data:image/png;base64,") for source in Sources(page).addresses)
@@ -94,10 +86,10 @@ def test_the_public_report_is_self_contained(job: Path, tiny: Path) -> None:
 
 def test_the_operators_report_marks_its_private_columns(job: Path, tiny: Path, real: Path) -> None:
     words = ["generate", "report", str(job), "--public-model", str(tiny), "--real", str(real), "--label-field", "label"]
-    refused = runner.invoke(app, words)
+    refused = privmix(*words)
     assert refused.exit_code == 2
     assert "--operator" in refused.output
-    done = runner.invoke(app, [*words, "--operator", "--json"])
+    done = privmix(*words, "--operator", "--json")
     assert done.exit_code == 0, done.output
     rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
     assert rows["real text"]["utility"]["accuracy"] == 1.0
@@ -116,9 +108,9 @@ def test_the_operators_report_marks_its_private_columns(job: Path, tiny: Path, r
 def test_a_fine_tuned_model_gives_a_second_perplexity(job: Path, tmp_path: Path) -> None:
     one, two = write_ensemble(tmp_path / "one", 1), write_ensemble(tmp_path / "two", 2)
     words = ["generate", "report", str(job), "--operator", "--json", "--finetuned"]
-    refused = runner.invoke(app, [*words, str(two)])
+    refused = privmix(*words, str(two))
     assert "has 2 parts" in refused.output
-    done = runner.invoke(app, [*words, str(one)])
+    done = privmix(*words, str(one))
     assert done.exit_code == 0, done.output
     for row in json.loads(done.stdout)["rows"]:
         assert row["finetuned_perplexity"] > 1
@@ -133,13 +125,13 @@ def test_a_fine_tuned_model_gives_a_second_perplexity(job: Path, tmp_path: Path)
     ],
 )
 def test_an_impossible_report_names_the_option(job: Path, words: list[str], problem: str) -> None:
-    refused = runner.invoke(app, ["generate", "report", str(job), *words])
+    refused = privmix("generate", "report", str(job), *words)
     assert refused.exit_code == 2
     assert problem in refused.output.replace("Invalid value for ", "")
 
 
 def test_a_directory_without_a_job_is_refused(tmp_path: Path) -> None:
-    refused = runner.invoke(app, ["generate", "report", str(tmp_path)])
+    refused = privmix("generate", "report", str(tmp_path))
     assert refused.exit_code == 2
     assert "is not a job of `privmix generate`" in refused.output
 

@@ -8,14 +8,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from services.laboratory.utility.embedding import Embedder
-from tests.tiny import write_tiny_model
 
 TEXTS = ["Thank you for your call.", "", "The ferry to the island leaves at nine, and waits for nobody at all.", "a"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 def test_an_embedding_is_the_mean_over_the_tokens(tiny: Path) -> None:

@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cluster.cli import app
 from services.errors import InputError
 from services.laboratory.utility.labelled import Labelled, TextOrigin, read
 from services.laboratory.utility.reference_texts import METHODS, ReferenceBatch, _Rows, _Writer, batches
 from services.laboratory.utility.references import Amin
-from tests.tiny import write_tiny_base, write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+from tests.support.cli import privmix
+from tests.tiny import write_tiny_base
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +33,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write(real: Path, tiny: Path, output: Path, *options: object) -> Result:
     words = ["evaluate", "reference", "--real", real, "--output", output, "--public-model", tiny]
     words += ["--label-field", "reason", "--tokens", "6", *options]
-    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, words)])
+    return privmix(*words)
 
 
 @pytest.mark.parametrize("method", METHODS)

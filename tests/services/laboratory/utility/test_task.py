@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from cluster.cli import app
+from tests.support.cli import privmix
 from tests.tiny import write_tiny_model
 
 WORDS = {
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(folder: Path, *options: str) -> Result:
     words = ["evaluate", "task", "--real", folder / "real.jsonl", "--held-out", folder / "held.jsonl"]
     words += ["--public-model", folder / "model", "--output", folder / "report", "--seeds", "4", *options]
-    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, words)])
+    return privmix(*words)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """Claim: the likelihood-ratio audit approaches a sound claim, never exceeds it, and detects a broken mechanism."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from services.laboratory.audit.attacks import likelihood
 from services.laboratory.audit.variants import audited
@@ -24,10 +22,6 @@ CERTIFIED = list(audited(3))
 
 def planned(name: str, parts: int, tokens: int, epsilon: float = 2.0, **parameters: Any) -> Protocol:
     return PROTOCOLS[name].model_validate({"epsilon": epsilon, "tokens": tokens, **parameters}).plan(parts)
-
-
-def to_twice_the_radius(project: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda ratios, public, radius, out: project(ratios, public, 2 * radius, out)
 
 
 @pytest.mark.parametrize(("name", "parameters"), CERTIFIED)

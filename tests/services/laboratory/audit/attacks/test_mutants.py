@@ -61,7 +61,6 @@ def cases(of: Callable[[type[Settings]], bool]) -> list[Any]:
 EVERY = cases(lambda settings: True)
 WITH_FORMULA = cases(lambda settings: settings.mechanism.formula is not Protocol.formula)
 """Of other protocols, the tokens show the noise, and half the noise is detected (`test_likelihood`)."""
-PAID_BY_TOKEN = [case for case in EVERY if not str(case.id).startswith(("gnmax", "individual"))]
 WITH_RADIUS = [case for case in WITH_FORMULA if case in cases(lambda settings: "radius" in settings.model_fields)]
 
 

@@ -1,0 +1,16 @@
+"""Builds manifests of ensembles without files."""
+
+from typing import Any
+
+from services.training.manifest import Adapter, Manifest, Part
+
+DIGEST = "0" * 64
+
+
+def adapter(name: str) -> Adapter:
+    return Adapter(name=name, path=f"parts/{name}", sha256=DIGEST, size_bucket=1)
+
+
+def manifest(*parts: Part, **changes: Any) -> Manifest:
+    names = {"ensemble": "e", "base_model": "m", "base_revision": DIGEST, "tokenizer": DIGEST, "salt_id": "s"}
+    return Manifest(parts=parts, **{**names, "rank": 4, "part_kind": "reader", **changes})
