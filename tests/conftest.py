@@ -25,16 +25,39 @@ PARTS = 4
 SERVED_CONTEXT = 2048
 """The number of tokens of a prompt and its answer in the fixture `service`."""
 
-USERS_OF_SERVICE = ("tests/services/gateway/test_service.py", "tests/services/gateway/test_structure.py")
-"""The files whose default tests use the fixture `service`. One process runs them, so that it is started once."""
+SHARED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("tests/services/training", "one_ray"): tuple(
+        f"tests/services/training/test_{name}.py"
+        for name in ("command", "dp_sgd", "halves", "manifest", "plan", "private_base", "train")
+    ),
+    ("tests", "service"): ("tests/services/gateway/test_service.py", "tests/services/gateway/test_structure.py"),
+    ("tests/services/coordinator", "cluster"): tuple(
+        f"tests/services/coordinator/test_{name}.py" for name in ("dp_sgd", "protocols", "steps", "structure")
+    ),
+    ("tests/services/budget", "cluster"): tuple(
+        f"tests/services/budget/test_{name}.py"
+        for name in ("accounts", "actor", "charges", "client", "health", "postgresql")
+    ),
+}
+"""The files of each fixture that takes long to set up: its folder and name. One process runs all of them, so that it is
+set up once. Of the users of `service`, those that are in the default run."""
 
 
-class SharedService(LoadFileScheduling):  # type: ignore[misc]
-    """Runs each file in one process, and all of `USERS_OF_SERVICE` in one."""
+class SharedFixtures(LoadFileScheduling):  # type: ignore[misc]
+    """Runs each file in one process, and all files of a shared fixture in one, before the others.
+
+    They take longest: what begins last has nothing beside it at its end.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return USERS_OF_SERVICE[0] if file in USERS_OF_SERVICE else file
+        return next((files[0] for files in SHARED.values() if file in files), file)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        longest = (files[0] for files in SHARED.values() if files[0] in self.workqueue)
+        if (scope := next(longest, None)) is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
 
 CHUNK = 4
@@ -74,7 +97,7 @@ def shard(items: Sequence[pytest.Item], wanted: str) -> list[pytest.Item]:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return SharedService(config, log) if config.getoption("dist") == "loadfile" else None
+    return SharedFixtures(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

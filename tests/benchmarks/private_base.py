@@ -7,8 +7,8 @@ The corpus is public or set-aside text, by user. All of its users train by DP-SG
 trained. `--users` and `--standing` let fewer stand for all, with the noise scaled to their share. Without `--held-out`,
 a tenth of the users is held out. How much of epsilon goes to a base follows from the rule of `privmix train --base
 auto`, which knows the numbers of users and tokens alone; of the shares that it gives for an epsilon, the least and the
-largest are trained (with `--fractions 1` the largest), and each cell takes the nearer one. `privmix compare --on-base`
-trains all of it.
+largest are trained (with `--fractions 1` the middle one), and each cell takes the nearer one. `privmix compare
+--on-base` trains all of it.
 
 An interrupted run continues with the files in FOLDER: after the last step of each training by DP-SGD, the last part,
 and the last ensemble that was scored. It uses `--processes` processes of one thread.
@@ -232,10 +232,10 @@ class PrivateBaseBench:
                 division = divide_by_size(size, count, budget)
                 found[count, tokens] = division.share if division else 0.0
         between = sorted({share for share in found.values() if 0 < share < 1})
-        if len(between) > self.size.fractions:
-            between = [between[0], between[-1]][-self.size.fractions :]
+        few = [between[len(between) // 2]] if self.size.fractions == 1 else [between[0], between[-1]]
+        kept = few if len(between) > self.size.fractions else between
         return {
-            cell: min(between, key=lambda other: abs(other - share)) if 0 < share < 1 else share
+            cell: min(kept, key=lambda other: abs(other - share)) if 0 < share < 1 else share
             for cell, share in found.items()
         }
 

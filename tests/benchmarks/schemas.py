@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -316,7 +317,8 @@ def ordered(value: Any, orders: PropertyOrders) -> Any:
 
 def draw(engine: LLMatcher, tokens: int, chance: random.Random, mask_us: list[float]) -> tuple[str, bool | None]:
     """Draws a text. Returns it and whether it is complete; None if it has more tokens than this."""
-    words, ends = vocabulary(), _ending_tokens()
+    words = vocabulary()
+    last, ending = _token_kinds()
     drawn: list[int] = []
     while len(drawn) < tokens:
         if engine.is_stopped():
@@ -324,15 +326,14 @@ def draw(engine: LLMatcher, tokens: int, chance: random.Random, mask_us: list[fl
         start = time.perf_counter()
         mask = engine.compute_bitmask()
         mask_us.append((time.perf_counter() - start) * 1e6)
-        legal = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
-        legal = legal[~np.isin(legal, _end_tokens())]
-        if engine.is_accepting() and (not len(legal) or chance.random() < 0.3):
+        legal = _unpacked(mask) & ~last
+        if engine.is_accepting() and (not legal.any() or chance.random() < 0.3):
             break
-        if engine.is_error() or not len(legal):
+        if engine.is_error() or not legal.any():
             return words.tokenizer.decode_str(drawn), False
-        preferred = legal[np.isin(legal, ends)]
-        likely = preferred if len(preferred) and chance.random() < min(0.9, 0.3 + len(drawn) / 100) else legal
-        token = int(chance.choice(likely))
+        preferred = legal & ending
+        likely = preferred if preferred.any() and chance.random() < min(0.9, 0.3 + len(drawn) / 100) else legal
+        token = int(chance.choice(np.flatnonzero(likely)))
         if not engine.consume_token(token):
             return words.tokenizer.decode_str(drawn), False
         drawn.append(token)
@@ -368,24 +369,24 @@ def answer(follower: Matcher, chance: random.Random, spare: int = SPARE) -> str 
 
 def _chosen(legal: bytes, chance: random.Random) -> int:
     """Chooses a token; every other time one that ends something, if there is one."""
-    tokens = np.flatnonzero(np.unpackbits(np.frombuffer(legal, np.uint8), bitorder="little"))
-    preferred = tokens[np.isin(tokens, _ending_tokens())]
-    return int(chance.choice(preferred if len(preferred) and chance.random() < 0.5 else tokens))
+    tokens = _unpacked(legal)
+    preferred = tokens & _token_kinds()[1]
+    return int(chance.choice(np.flatnonzero(preferred if preferred.any() and chance.random() < 0.5 else tokens)))
 
 
-def _end_tokens() -> list[int]:
-    ends = vocabulary().ends
-    return [token for token in range(ends.bit_length()) if ends >> token & 1]
+def _unpacked(mask: bytes) -> np.ndarray[Any, Any]:
+    """Returns whether each token of the vocabulary is legal."""
+    size = vocabulary().tokenizer.vocab_size
+    return np.unpackbits(np.frombuffer(mask, np.uint8), count=size, bitorder="little").astype(bool)
 
 
-def _ending_tokens() -> np.ndarray[Any, Any]:
-    if not _known:
-        words = vocabulary().tokenizer
-        _known.extend(token for token in range(words.vocab_size) if words.decode_str([token]).strip() in _ENDING)
-    return np.array(_known)
-
-
-_known: list[int] = []
+@cache
+def _token_kinds() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns whether each token ends a completion, and whether it ends something within one."""
+    words = vocabulary()
+    tokens = range(words.tokenizer.vocab_size)
+    last = np.array([bool(words.ends >> token & 1) for token in tokens])
+    return last, np.array([words.tokenizer.decode_str([token]).strip() in _ENDING for token in tokens])
 
 
 def is_valid(schema: Any, text: str) -> bool | None:
@@ -403,9 +404,14 @@ def is_valid(schema: Any, text: str) -> bool | None:
 
 
 def validator(schema: Any) -> Any:
+    return _validator(json.dumps(schema))
+
+
+@lru_cache(maxsize=4)  # it takes longer to make one than to judge a text
+def _validator(text: str) -> Any:
+    schema = json.loads(text)
     base = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    strict = jsonschema.validators.extend(base, {"multipleOf": _multiple_of})
-    return strict(schema, format_checker=FORMATS)
+    return jsonschema.validators.extend(base, {"multipleOf": _multiple_of})(schema, format_checker=FORMATS)
 
 
 def _multiple_of(_: Any, step: Any, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:

@@ -358,7 +358,8 @@ def test_a_key_that_sends_invalid_requests_waits_and_others_do_not(make_client: 
     client = make_client(api_keys=("hers", "his"), invalid_per_minute=3)
     hers, his = ({"authorization": f"Bearer {key}"} for key in ("hers", "his"))
     assert [client.post(COMPLETIONS, json=COMPLETION, headers=hers).status_code for _ in range(5)] == [503] * 5
-    for body in ({**COMPLETION, "n": 0}, {**COMPLETION, "prompt": "a" * 70_000}, []):
+    invalid: tuple[Any, ...] = ({**COMPLETION, "n": 0}, {**COMPLETION, "prompt": "a" * 70_000}, [])
+    for body in invalid:
         assert client.post(COMPLETIONS, json=body, headers=hers).status_code in (400, 413)
     refused = client.post(COMPLETIONS, json=COMPLETION, headers=hers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_invalid_requests")

@@ -192,10 +192,10 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
     await admitted(keys, "before", identity.subjects, 4)
-    for module in (deadline, open_requests):
-        monkeypatch.setattr(module, "DATABASE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(open_requests, "RETRY_S", 0.05)
-    with closing(sqlite3.connect(place, isolation_level=None)) as hanging:
+    with monkeypatch.context() as impatient, closing(sqlite3.connect(place, isolation_level=None)) as hanging:
+        for module in (deadline, open_requests):  # a busy machine may need as long while the database works
+            impatient.setattr(module, "DATABASE_TIMEOUT_S", 0.3)
         hanging.execute("BEGIN EXCLUSIVE")
         with pytest.raises(KeysUnavailable, match="does not answer"):
             await keys.health()
@@ -223,7 +223,7 @@ async def test_an_established_connection_that_falls_silent_is_given_up(
         monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 0.5)
         wire.silent = True
         for call in (keys.health, lambda: keys.request("silent", identity.subjects, 2, 1, GATEWAY)):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 with pytest.raises(KeysUnavailable, match="does not answer"):
                     await call()
         wire.silent = False

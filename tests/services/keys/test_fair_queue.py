@@ -57,7 +57,7 @@ async def test_a_cancelled_request_leaks_no_capacity() -> None:
     for task in cancelled:
         with suppress(asyncio.CancelledError):
             await task
-    await asyncio.wait_for(remaining, 1)
+    await asyncio.wait_for(remaining, 60)
     assert (queue.live, queue.waiting) == (2, 0)
 
 
@@ -133,7 +133,7 @@ async def test_a_key_cannot_fill_the_waiting_places() -> None:
     other = asyncio.create_task(queue.acquire("other", 1))
     await asyncio.sleep(0)
     queue.free("busy", 1)
-    await asyncio.wait_for(other, 1)
+    await asyncio.wait_for(other, 60)
     assert not any(task.done() for task in waiting)
     for task in waiting:
         task.cancel()
