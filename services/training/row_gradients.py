@@ -141,14 +141,14 @@ class RowGradients:
         inputs = torch.stack([_padded(row.inputs, width, 0) for row in rows])
         targets = torch.stack([_padded(row.targets, width - 1, IGNORED) for row in rows])
         inputs, targets = pad(inputs, (0, 0, 0, missing)), pad(targets, (0, 0, 0, missing), value=IGNORED)
-        row_weights = torch.tensor([[row.weight] for row in rows] + [[0.0]] * missing)
+        token_weights = torch.tensor([[row.weight] for row in rows] + [[0.0]] * missing)
         copies = [weight.detach().expand(places, -1, -1).clone().requires_grad_() for weight in weights]
         for layer, own in zip(self._layers, copies, strict=True):
             layer.copies = own
         self._choose_attention(width)
         with _without_atomics() if self._on_gpu else nullcontext():
             logits = self._model(input_ids=inputs.to(device), use_cache=False).logits[:, :-1]
-            gradient = loss_gradient(logits.detach(), targets.to(device), row_weights.to(device))
+            gradient = loss_gradient(logits.detach(), targets.to(device), token_weights.to(device))
             logits.backward(gradient)
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad for own in copies]
         return torch.cat([each.flatten(1) for each in gradients], dim=1)
