@@ -207,15 +207,19 @@ class EndFinder:
     def _ahead(self, goal: Path) -> Path | None:
         """Returns the end to which the most promising bytes lead."""
         path: Path = ()
-        inside = 0
+        inside = before = 0
         for _ in range(MAX_STEPS):
             end, moves = self._visit(path, goal)
             if end is not None:
                 return path + end
             if not moves.paths or len(path) > MAX_PATH:
                 return None
-            step = self._filling(moves.paths[0], inside) if moves.inside else self._promising(path, moves)
+            if moves.inside:
+                step = self._filling(moves.paths[0], inside)
+            else:  # where the same may follow as before, what was promising led nowhere: digits may go on and on
+                step = moves.paths[0] if moves.state == before else self._promising(path, moves)
             inside = inside + len(step) if moves.inside else 0
+            before = moves.state
             path += step
         return None
 

@@ -1,9 +1,9 @@
 """Writes the grammar of the JSON texts of a schema, in the Lark format of llguidance.
 
 Each text is the one that `json.dumps(value, ensure_ascii=False)` writes, but for the forms of numbers: one line, with
-one space after `:` and `,`. Properties come in the order of the schema. An object that names properties has no others,
-unless the schema says so: clients name the properties that they want, and a model that may add some seldom ends an
-object. xgrammar, vLLM's default engine, reads schemas in the same way.
+one space after `:` and `,`. Properties come in the order of the schema. An object that names properties, also by
+patterns, has no others, unless the schema says so: clients name the properties that they want, and a model that may add
+some seldom ends an object. xgrammar, vLLM's default engine, reads schemas in the same way.
 
 The engine reads a text as terminals, and never takes a character back. So all alternatives share the terminals of JSON:
 a bracket, a comma, a string, a number.
@@ -302,9 +302,13 @@ class _Writer:
         matched = list(dict.fromkeys(pattern for layer in object_.layers for pattern, _ in layer.patterns))
         if len(matched) > MAX_PATTERNS:
             raise StructureError(f"patternProperties: give at most {MAX_PATTERNS} patterns for one object")
+        layers = [layer for layer in object_.layers if not layer.negative]
+        closed = any(layer.patterns for layer in layers) and not any(layer.evaluates for layer in layers)
         found: list[tuple[Symbol, ...]] = []
         for text, chosen in product(texts, product([False, True], repeat=len(matched))):
             matching = {pattern for pattern, does in zip(matched, chosen, strict=True) if does}
+            if closed and not matching:
+                continue
             name = text.both(
                 Text(
                     patterns=tuple(pattern for pattern in matched if pattern in matching),

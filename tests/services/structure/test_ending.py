@@ -26,6 +26,10 @@ VALUES: dict[str, tuple[Any, str]] = {
     ),
     "no optional property": ({"type": "object", "properties": {"a": {"type": "string"}}}, "{}"),
     "a pattern": ({"type": "string", "pattern": r"^[A-Z]{2}-\d{3}$"}, '"AA-000"'),
+    "digits that may go on": (
+        {"type": "object", "properties": {"a": {"pattern": r"^\d+(\.\d{1,2})?$"}}, "required": ["a", "b"]},
+        "",
+    ),
     "an address": ({"type": "string", "format": "email"}, ""),
 }
 OTHERS = {

@@ -76,7 +76,14 @@ def test_numbers(schema: Any, admitted: str, refused: str) -> None:
         ),
         ("uuid", '"123e4567-e89b-12d3-a456-426614174000"', '"123e4567"'),
         ("uri", '"https://a.b/c?d=e#f"  "urn:isbn:1"  "file:///a/b"', '"a b"  "//a"  "a"'),
-        ("duration", '"P1DT2H"  "P3W"', '"P"  "PT"  "P1H"'),
+        ("duration", '"P1DT2H"  "P3W"  "PT86400S"', '"P"  "PT"  "P1H"  "P999999999Y"  "PT999999999H"'),
+        ("uuid4", '"123e4567-e89b-42d3-a456-426614174000"', '"123e4567-e89b-12d3-a456-426614174000"  "a"'),
+        ("ipvanyaddress", '"127.0.0.1"  "::1"', '"127"'),
+        ("ipv4interface", '"127.0.0.1/8"  "127.0.0.1"', '"127.0.0.1/33"'),
+        ("ipv6interface", '"::1/128"  "::1"', '"::1/129"'),
+        ("ipv4network", '"10.0.0.0/8"  "10.1.2.3/32"  "10.1.0.0/16"', '"10.1.2.3/8"  "10.1.0.0/33"'),
+        ("ipv6network", '"2001:db8::/32"  "::1/128"  "::/0"', '"2001:db8::1/32"'),
+        ("base64", '"YWI="  ""  "YWJj"', '"YWI"  "a b"'),
         ("colour of the sea", '"anything"', "1"),
     ],
 )
@@ -112,6 +119,17 @@ OBJECTS: list[tuple[Any, str, str]] = [
     ({"allOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', '{"a": 1}  {"b": 2}  {"a": 1, "b": 2, "c": 3}'),
     (NAMED | {"additionalProperties": True}, '{"a": 1}  {"a": 1, "c": [2]}', "{}"),
     (NAMED | {"patternProperties": {"^b": {"type": "null"}}}, '{"a": 1, "b": null}', '{"a": 1, "b": 2}'),
+    (
+        {"type": "object", "patternProperties": {"^x": {"type": "null"}, "y$": {"const": 1}}},
+        '{}  {"x": null}  {"by": 1}',
+        '{"b": null}  {"xy": 1}  {"x": 1}',
+    ),
+    (
+        {"type": "object", "patternProperties": {"^x": {"type": "null"}}, "additionalProperties": True},
+        '{"x": null, "b": 2}',
+        '{"x": 1}',
+    ),
+    ({"type": "object", "patternProperties": {"^x": {}}, "required": ["b"]}, '{"b": 2, "x": 1}', '{"b": 1, "c": 1}'),
     (
         {"type": "object", "required": ["x"], "properties": {"y": {"const": 1}}},
         '{"y": 1, "x": true}  {"x": 0}',
