@@ -35,7 +35,7 @@ for package in (cluster, services):
             importlib.import_module(module.name)
 print("imported from", cluster.__file__)
 """
-RESOLVE = "import sys; from pkgutil import resolve_name; [resolve_name(name) for name in sys.argv[1:]]"
+RUN_LINES = "import sys; from pkgutil import resolve_name; [exec(line) for line in sys.argv[1:]]"
 
 
 def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
@@ -98,8 +98,10 @@ def test_the_wheel_imports_and_runs_from_its_metadata_alone(wheel: Path, tmp_pat
 def test_an_extra_alone_has_what_its_modules_import(wheel: Path, tmp_path: Path, extra: str) -> None:
     """Also what they import in functions."""
     needing = [module for module in modules() if extra_of(module) == extra]
+    names = sorted(set().union(*map(foreign, needing)))
     python = install(wheel, tmp_path / "alone", extra)
-    run(python, "-c", RESOLVE, *needing, *sorted(set().union(*map(foreign, needing))))
+    lines = [*(f"import {module}" for module in needing), *(f"resolve_name({name!r})" for name in names)]
+    run(python, "-c", RUN_LINES, *lines)
 
 
 @pytest.mark.slow
