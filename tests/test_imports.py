@@ -183,7 +183,7 @@ def test_an_import_that_is_no_requirement_is_found() -> None:
         "services.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
         "services.database.limited_connection": ["psycopg", "matplotlib"],
         "services.tracing": ["opentelemetry.sdk.trace", "opentelemetry.proto.trace.v1.trace_pb2.Span"],
-        "services.laboratory.heads.data": ["pandas", "faker"],
+        "services.laboratory.heads.data": ["pandas", "psycopg"],
         "services.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
     }
     wrong = [names[-1] for names in planted.values()]
