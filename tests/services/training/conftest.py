@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,14 +48,10 @@ class Ensemble:
     salt: Path
     trained: Trained
 
-    def train(
-        self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, halves: bool = False
-    ) -> Trained:
-        return run_training(
-            plan(
-                Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
-            )
-        )
+    def train(self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, **more: Any) -> Trained:
+        """Trains into `output`. `more` are further arguments of `train.plan`."""
+        read = Corpus(corpus or self.corpus)
+        return run_training(plan(read, output, parts=PARTS, options=options, salt_file=self.salt, **more))
 
     def copy(self, directory: Path) -> Path:
         return Path(shutil.copytree(self.directory, directory))
@@ -69,7 +66,7 @@ def base() -> Path:
 @pytest.fixture(scope="package")
 def one_ray() -> Iterator[str]:
     """The address of the only Ray cluster that these tests start."""
-    with ray_cluster(2) as address:
+    with ray_cluster(1) as address:  # one worker, which loads a model once for all adapters
         yield address
 
 
