@@ -308,6 +308,19 @@ def test_a_refusal_names_the_keyword_and_its_place(schema: Any, words: str) -> N
     assert "Xyzzy" not in str(refusal.value)
 
 
+def test_schemas_that_say_the_same_share_their_rules() -> None:
+    """Most properties of a schema are of few kinds, and each rule takes time to write and to compile."""
+    one = {"type": "array", "items": {"type": "integer", "title": "first"}, "description": "one"}
+    other = {"type": "array", "items": {"type": "integer", "default": 1}, "title": "other"}
+    for same, lists in ((other, 1), (other | {"items": {"type": "number"}}, 2)):
+        text = grammar.of_json_schema({"type": "object", "properties": {"a": one, "title": same}})
+        assert json.loads(text)["grammars"][0]["lark_grammar"].count('"["') == lists
+    base = {
+        "$defs": {"x": {"const": 1}, "y": {"$id": "y", "$defs": {"x": {"const": 2}}, "items": {"$ref": "#/$defs/x"}}}
+    }
+    check(base | {"prefixItems": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]}, "[1, [2]]", "[1, [1]]  [2, [2]]")
+
+
 def test_the_arguments_of_a_tool_are_an_object() -> None:
     def called(arguments: str) -> str:
         return f'{{"name": "f", "arguments": {arguments}}}'
