@@ -408,8 +408,7 @@ class Schemas:
                 present = self._product(
                     [replace(ANYTHING, object_=Object(required=(name,)))], self._of(self._atom(needs))
                 )
-                present = [JsonShape(object_=shape.object_) for shape in present if shape.object_]
-            either = [absent, *(JsonShape(object_=one.object_) for one in present)]
+            either = [absent, *filter(None, map(_objects_of, present))]
             yield partial(list, either)
 
     def _absent(self, name: str) -> Object:
@@ -721,6 +720,12 @@ class Schemas:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(schema, keyword, "is no number")
         return Decimal(str(value))
+
+
+def _objects_of(shape: JsonShape) -> JsonShape | None:
+    """Returns the objects of a shape; None if it has none."""
+    values = None if shape.values is None else tuple(value for value in shape.values if value.startswith("{"))
+    return None if shape.object_ is None or values == () else JsonShape(object_=shape.object_, values=values)
 
 
 def _rest_of_object(shape: JsonShape, object_: Object, rest: Node) -> JsonShape:
