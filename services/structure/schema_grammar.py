@@ -190,6 +190,8 @@ class _Writer:
 
     def _numbers(self, numbers: Numbers) -> Iterator[Symbol]:
         step = common_step(numbers.steps | ({1} if numbers.integer else set()))  # type: ignore[arg-type]
+        if numbers.integer is False and step is not None and step.denominator == 1:
+            return
         if step is None or step == 1 or fraction_step(step):
             if step == 1:
                 numbers = replace(numbers, integer=True, steps=frozenset())
@@ -198,8 +200,6 @@ class _Writer:
                 expressions = [expression for expression in expressions if _possible(expression)]
             if expressions:
                 yield self._terminal(" | ".join(expressions))
-            return
-        if numbers.integer is False and step.denominator == 1:
             return
         if numbers.integer is False or max(step.numerator, step.denominator) >= 10**MAX_STEP_DIGITS:
             raise StructureError("multipleOf: this step is not supported")
