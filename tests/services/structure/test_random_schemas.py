@@ -15,6 +15,7 @@ from services.structure import grammar
 from services.structure.matcher import Position
 from tests.benchmarks import random_schemas
 from tests.benchmarks import schemas as benchmark
+from tests.support.structure import vocabulary
 
 
 def check(numbers: range) -> None:
@@ -83,7 +84,7 @@ class Following:
 
 @pytest.mark.parametrize(("end", "expected"), [("]", True), ("}", False), (None, False)])
 def test_the_count_finds_answers_that_are_left_broken(end: str | None, expected: bool) -> None:
-    tokenizer = benchmark.vocabulary().tokenizer
+    tokenizer = vocabulary().tokenizer
     (begin,) = tokenizer.tokenize_str("[")
     last = None if end is None else tuple(tokenizer.tokenize_str(end))
     follower: Any = Following(Position((begin,), bytes([1] * 10), last))
