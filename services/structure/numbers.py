@@ -115,6 +115,11 @@ def common_step(steps: frozenset[Fraction]) -> Fraction | None:
     return Fraction(math.lcm(*(int(step * 10**scale) for step in steps)), 10**scale)
 
 
+def places(step: Fraction) -> int:
+    """Returns the number of decimal places of a step."""
+    return _parts(step)[1]
+
+
 def _parts(step: Fraction) -> tuple[int, int]:
     """Returns integers d and s: the step is d / 10**s, and s is the least one."""
     scale = 0
