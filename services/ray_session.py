@@ -44,7 +44,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     secure(address)
     local = {} if address else {"include_dashboard": False}
     try:
-        with _without_settings(), _with_few_processes():
+        with _without_settings(), with_few_processes():
             ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise WorkError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
@@ -79,7 +79,7 @@ def _without_settings() -> Iterator[None]:
 
 
 @contextmanager
-def _with_few_processes() -> Iterator[None]:
+def with_few_processes() -> Iterator[None]:
     """Lets a cluster that the block starts have no process that sends its log to drivers, and none that adds nodes.
 
     Each takes part of a start, and such a cluster sends nothing (`log_to_driver`) and has one node.

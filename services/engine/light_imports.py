@@ -1,7 +1,8 @@
-"""Starts vLLM for an engine on a CPU in some half of the time, by what it imports.
+"""Starts an engine on a CPU, by vLLM or transformers, in less of the time, by what it imports: vLLM in some half of it.
 
 vLLM and transformers import what any of their servers may need. An engine never resamples audio, renders prompts,
-parses answers or measures predictions, and compiles nothing on a CPU. So while vLLM is imported and starts
+parses answers or measures predictions, and compiles nothing on a CPU. So while an engine is imported, and while vLLM
+starts,
 
 - `torch.compile` leaves functions as they are, and modules are missing of which vLLM expects that they may be;
 - transformers finds neither scikit-learn, which brings pandas, nor SciPy;

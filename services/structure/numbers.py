@@ -1,7 +1,8 @@
 """Writes the terminals of JSON numbers within bounds, in short forms that every reader takes for the same number.
 
-Integers have no fraction. Other numbers have at most 17 significant digits, which tell any two of float64 apart, or
-those of their bounds if that is more. A number without a bound may have an exponent from -307 to 307, so that it is
+Integers have no fraction. Other numbers have at most 17 significant digits, which tell any two of float64 apart; 15 if
+they must be multiples or no integers, because a reader may lose a fraction after more; or those of their bounds if that
+is more. A number without a bound may have an exponent from -307 to 307, so that it is
 never infinite. No number is `-0`, which some readers keep apart from 0.
 """
 
@@ -12,6 +13,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 DIGITS = 17
+SAFE_DIGITS = 15
+"""The significant digits that float64 keeps: a fraction after more of them may be lost, or become another one."""
 MAX_FRACTIONS = 1000
 """The maximum number of different fractions of a step, such as 100 for 0.01, that a terminal enumerates."""
 
@@ -112,6 +115,11 @@ def common_step(steps: frozenset[Fraction]) -> Fraction | None:
     return Fraction(math.lcm(*(int(step * 10**scale) for step in steps)), 10**scale)
 
 
+def places(step: Fraction) -> int:
+    """Returns the number of decimal places of a step."""
+    return _parts(step)[1]
+
+
 def _parts(step: Fraction) -> tuple[int, int]:
     """Returns integers d and s: the step is d / 10**s, and s is the least one."""
     scale = 0
@@ -127,12 +135,13 @@ def _magnitudes(numbers: Numbers) -> Iterator[str]:
     low = low.copy_abs()  # mirrored, 0 is -0
     if numbers.integer is None and high is None and low == 0 and not numbers.steps:
         yield f"/{_EXPONENT}/"
-    shape = _WHOLE + ("" if numbers.integer else _fraction(numbers))
-    if numbers.integer is False:
-        shape = rf"{_WHOLE}\.[0-9]*[1-9][0-9]*"
-    most = max([DIGITS, *(len(f"{bound:f}".replace(".", "")) for bound in (low, high) if bound is not None)])
+    fractions = numbers.integer is False or (numbers.steps and not numbers.integer)
+    digits = SAFE_DIGITS if fractions else DIGITS
+    most = max([digits, *(len(f"{bound:f}".replace(".", "")) for bound in (low, high) if bound is not None)])
     # The zero before a point is no significant digit.
-    terms = [shape, rf"(?:0\.)?(?:[0-9]\.?){{1,{most}}}"]
+    terms = [_WHOLE + ("" if numbers.integer else _fraction(numbers)), rf"(?:0\.)?(?:[0-9]\.?){{1,{most}}}"]
+    if numbers.integer is False:
+        terms.append(rf"{_WHOLE}\.[0-9]*[1-9][0-9]*")
     if low or numbers.low_open:
         terms.append(_at_least(low, numbers.low_open))
     if high is not None:

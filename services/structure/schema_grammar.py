@@ -22,7 +22,7 @@ from llguidance import LLMatcher
 
 from services.structure import patterns
 from services.structure.errors import StructureError
-from services.structure.numbers import DIGITS, Numbers, common_step, fraction_step, terminals
+from services.structure.numbers import DIGITS, SAFE_DIGITS, Numbers, common_step, fraction_step, places, terminals
 from services.structure.schemas import Schemas
 from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
 from services.structure.vocabulary import BYTES
@@ -190,6 +190,8 @@ class _Writer:
 
     def _numbers(self, numbers: Numbers) -> Iterator[Symbol]:
         step = common_step(numbers.steps | ({1} if numbers.integer else set()))  # type: ignore[arg-type]
+        if numbers.integer is False and step is not None and step.denominator == 1:
+            return
         if step is None or step == 1 or fraction_step(step):
             if step == 1:
                 numbers = replace(numbers, integer=True, steps=frozenset())
@@ -199,8 +201,6 @@ class _Writer:
             if expressions:
                 yield self._terminal(" | ".join(expressions))
             return
-        if numbers.integer is False and step.denominator == 1:
-            return
         if numbers.integer is False or max(step.numerator, step.denominator) >= 10**MAX_STEP_DIGITS:
             raise StructureError("multipleOf: this step is not supported")
         yield from self._multiples(numbers)
@@ -209,6 +209,8 @@ class _Writer:
         """Yields the multiples of a step. The engine's rules have no negative ones."""
         step = common_step(numbers.steps | ({1} if numbers.integer else set()))  # type: ignore[arg-type]
         assert step is not None
+        # A reader loses the fraction of a number with more digits.
+        most = Fraction(10**DIGITS) if step.denominator == 1 else Fraction(10**SAFE_DIGITS, 10 ** places(step))
         if numbers.both(Numbers(low=_ZERO, high=_ZERO)):
             yield self._terminal('"0"')
         for sign, side in (([], numbers), (['"-"'], numbers.mirrored())):
@@ -219,7 +221,7 @@ class _Writer:
                 last = math.floor(Fraction(high) / step)
                 last -= bool(side.high_open and last * step == Fraction(high))
             first = max(first, 1)
-            last = min(last if last is not None else 10**DIGITS, math.floor(Fraction(10**DIGITS - 1) / step))
+            last = min(last if last is not None else most // step, math.floor(Fraction(most - 1) / step))
             if first > last:
                 continue
             leaf = {

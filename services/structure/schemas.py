@@ -6,7 +6,7 @@ alternatives of `oneOf`): what is admitted always follows the schema, and what f
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -66,6 +66,8 @@ _PLACES = {
     "else": "a condition",
 }
 _DATA = ("const", "enum", "default", "examples", "example")
+_ANNOTATIONS = frozenset(("title", "description", "default", "examples", "example", "deprecated", "$comment"))
+_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions")
 _NO_SHAPE = (
     "format",
     "multipleOf",
@@ -105,6 +107,8 @@ class Schemas:
     def __init__(self, root: Mapping[str, Any] | bool) -> None:
         self._schemas: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._meanings: dict[int, int] = {}
+        self._said: dict[Hashable, int] = {}
         self._places: dict[int, str] = {}
         self._bases: dict[int, str] = {}
         self._resources: dict[str, Any] = {"": root}
@@ -163,13 +167,33 @@ class Schemas:
         if isinstance(schema, bool):
             key = -1 if schema else -2
         elif isinstance(schema, Mapping):
-            key = id(schema)
+            key = self._meaning(schema)
         else:
             raise StructureError("a subschema is neither an object nor a boolean")
         if key not in self._numbers:
             self._numbers[key] = len(self._schemas)
             self._schemas.append(schema)
         return Atom(self._numbers[key], holds)
+
+    def _meaning(self, schema: Mapping[str, Any]) -> int:
+        """Returns a number that schemas share which say the same, such as those of many properties of one kind.
+
+        They share their shapes and rules, too.
+        """
+        if id(schema) not in self._meanings:
+            says = [(key, self._part(key, value)) for key, value in schema.items() if key not in _ANNOTATIONS]
+            said = (self._bases.get(id(schema), ""), *says)  # what references in it mean
+            self._meanings[id(schema)] = self._said.setdefault(said, len(self._said))
+        return self._meanings[id(schema)]
+
+    def _part(self, keyword: str, value: Any) -> Hashable:
+        if keyword in _DATA or not isinstance(value, Mapping | list):
+            return json.dumps(value)
+        if isinstance(value, list):
+            return tuple(self._part("", inner) for inner in value)
+        if keyword in _MAPS:
+            return tuple((name, self._part("", inner)) for name, inner in value.items())
+        return self._meaning(value)
 
     def _node(self, schema: Any, holds: bool = True) -> Node:
         if isinstance(schema, bool | dict) and schema in (True, {}) and schema is not False and holds:
@@ -384,8 +408,7 @@ class Schemas:
                 present = self._product(
                     [replace(ANYTHING, object_=Object(required=(name,)))], self._of(self._atom(needs))
                 )
-                present = [JsonShape(object_=shape.object_) for shape in present if shape.object_]
-            either = [absent, *(JsonShape(object_=one.object_) for one in present)]
+            either = [absent, *filter(None, map(_objects_of, present))]
             yield partial(list, either)
 
     def _absent(self, name: str) -> Object:
@@ -697,6 +720,12 @@ class Schemas:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(schema, keyword, "is no number")
         return Decimal(str(value))
+
+
+def _objects_of(shape: JsonShape) -> JsonShape | None:
+    """Returns the objects of a shape; None if it has none."""
+    values = None if shape.values is None else tuple(value for value in shape.values if value.startswith("{"))
+    return None if shape.object_ is None or values == () else JsonShape(object_=shape.object_, values=values)
 
 
 def _rest_of_object(shape: JsonShape, object_: Object, rest: Node) -> JsonShape:

@@ -6,6 +6,8 @@ from typing import Any
 
 import ray
 
+from services.ray_session import with_few_processes
+
 
 @contextmanager
 def ray_cluster(cpus: int, **options: Any) -> Iterator[str]:
@@ -14,7 +16,8 @@ def ray_cluster(cpus: int, **options: Any) -> Iterator[str]:
     Args:
         options: further options of `ray.init`, such as `namespace`.
     """
-    context = ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **options)
+    with with_few_processes():
+        context = ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **options)
     try:
         yield context.address_info["gcs_address"]
     finally:

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.training.corpus import Corpus, Document
 from services.training.options import TrainingOptions
@@ -41,14 +42,10 @@ class Ensemble:
     salt: Path
     trained: Trained
 
-    def train(
-        self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, halves: bool = False
-    ) -> Trained:
-        return run_training(
-            plan(
-                Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
-            )
-        )
+    def train(self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, **more: Any) -> Trained:
+        """Trains into `output`. `more` are further arguments of `train.plan`."""
+        read = Corpus(corpus or self.corpus)
+        return run_training(plan(read, output, parts=PARTS, options=options, salt_file=self.salt, **more))
 
     def copy(self, directory: Path) -> Path:
         return Path(shutil.copytree(self.directory, directory))

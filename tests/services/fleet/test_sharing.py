@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
@@ -35,24 +36,22 @@ class RecordingFleet(Fleet):
         return self._events
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardPlan]:
-    """One part group of two copies, on a cluster that says that it has a GPU."""
-    folder = tmp_path_factory.mktemp("sharing")
-    model = write_tiny_model(folder / "model")
-    with ray_cluster(2, num_gpus=1):
-        (plan,) = plans(model, write_adapters(folder / "parts", ["part-000"], model), copies=2)
-        yield plan
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """A cluster that says that it has a GPU."""
+    with ray_cluster(1, num_gpus=1):
+        yield
 
 
-@pytest.mark.parametrize("num_gpus", [0.5, 0.0])
-def test_engines_on_one_gpu_start_one_after_another(planned: ShardPlan, num_gpus: float) -> None:
-    plan = replace(planned, num_gpus=num_gpus)
-    first, second = plan.shards
-    settings = FleetSettings(f"sharing-{num_gpus}", (plan,), SETTINGS, None, ())
-    fleet = ray.remote(num_cpus=0)(RecordingFleet).remote(settings, 1)
+@pytest.mark.usefixtures("cluster")
+def test_engines_on_one_gpu_start_one_after_another(tmp_path: Path) -> None:
+    """And nothing waits for an engine that has no part of a GPU."""
+    model = write_tiny_model(tmp_path / "model")
+    apart, sharing = plans(model, write_adapters(tmp_path / "parts", ["part-000", "part-001"], model))
+    sharing = replace(sharing, num_gpus=0.5, copies=2)
+    settings = FleetSettings("sharing", (apart, sharing), SETTINGS, None, ())
+    fleet = ray.remote(num_cpus=0)(RecordingFleet).remote(settings, 2)
     ray.get(fleet.start.remote())
-    one_by_one = [f"{first} starts", "1 answer", f"{second} starts", "1 answer", "2 answer"]
-    together = [f"{first} starts", f"{second} starts", "2 answer"]
-    assert ray.get(fleet.events.remote()) == (one_by_one if num_gpus else together)
+    alone, first, second = (f"{name} starts" for plan in settings.plans for name in plan.shards)
+    assert ray.get(fleet.events.remote()) == [alone, first, "1 answer", second, "1 answer", "3 answer"]
     ray.get(fleet.close.remote())

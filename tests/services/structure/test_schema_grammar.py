@@ -50,9 +50,16 @@ def check(schema: Any, admitted: str, refused: str) -> None:
         ({"type": "integer", "multipleOf": 7, "minimum": -20, "maximum": 20}, "-14  14  0", "21  -21"),
         ({"type": "number", "multipleOf": 0.01}, "1.25  -1.5  3  2.50", "1.251  0.001"),
         ({"type": "number", "multipleOf": 0.5, "minimum": 0}, "1.5  2  2.0", "1.25  -1.5"),
-        ({"type": "number", "multipleOf": 2.5}, "5  -7.5  0", "4  2"),
+        ({"type": "number", "multipleOf": 2.5}, "5  -7.5  0  12345678901232.5", "4  2  18194097106111917.5"),
         ({"allOf": [{"multipleOf": 4}, {"multipleOf": 6}], "type": "integer"}, "12  -24", "4  6"),
-        ({"type": "number", "not": {"type": "integer"}}, "1.5  -0.25", "1  2.0"),
+        (
+            {"type": "number", "not": {"type": "integer"}},
+            "1.5  -0.25",
+            "1  2.0  3311765911089704.1  18194097106111917.5",
+        ),
+        ({"type": "number", "multipleOf": 0.5, "not": {"type": "integer"}}, "1.5  -0.50", "1  2.0  0.25  -0.0101"),
+        ({"type": ["number", "null"], "multipleOf": 1, "not": {"type": "integer"}}, "null", "1  1.5"),
+        ({"type": "number", "multipleOf": 0.5}, "1.5  12345678901234.5", "3311765911089704.5  18194097106111917.5"),
         ({"type": ["integer", "string"], "not": {"enum": [3, "x"]}}, '2  4  "y"  "xx"', '3  "x"'),
     ],
 )
@@ -146,6 +153,16 @@ OBJECTS: list[tuple[Any, str, str]] = [
         {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "type": "object"},
         '{"b": 1}  {"a": 1, "b": 2}  {}',
         '{"a": 1}',
+    ),
+    (
+        {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"enum": [1, [2]]}}, "type": "object"},
+        '{"b": 1}',
+        '{"a": 1}  {"a": 1, "b": 1}',
+    ),
+    (
+        {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"enum": [1, {"a": 1}]}}, "type": "object"},
+        '{"b": 1}  {"a": 1}',
+        '{"a": 2}  {"a": 1, "b": 1}',
     ),
     ({"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}, "type": "object"}, '{"b": 1}  {}', '{"a": 1}'),
     ({"type": "object", "properties": {"a": {}}, "dependentRequired": {}}, '{"a": 1}', '{"b": 1}'),
@@ -306,6 +323,19 @@ def test_a_refusal_names_the_keyword_and_its_place(schema: Any, words: str) -> N
     with pytest.raises(StructureError, match=words) as refusal:
         grammar.of_json_schema(schema)
     assert "Xyzzy" not in str(refusal.value)
+
+
+def test_schemas_that_say_the_same_share_their_rules() -> None:
+    """Most properties of a schema are of few kinds, and each rule takes time to write and to compile."""
+    one = {"type": "array", "items": {"type": "integer", "title": "first"}, "description": "one"}
+    other = {"type": "array", "items": {"type": "integer", "default": 1}, "title": "other"}
+    for same, lists in ((other, 1), (other | {"items": {"type": "number"}}, 2)):
+        text = grammar.of_json_schema({"type": "object", "properties": {"a": one, "title": same}})
+        assert json.loads(text)["grammars"][0]["lark_grammar"].count('"["') == lists
+    base = {
+        "$defs": {"x": {"const": 1}, "y": {"$id": "y", "$defs": {"x": {"const": 2}}, "items": {"$ref": "#/$defs/x"}}}
+    }
+    check(base | {"prefixItems": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]}, "[1, [2]]", "[1, [1]]  [2, [2]]")
 
 
 def test_the_arguments_of_a_tool_are_an_object() -> None:

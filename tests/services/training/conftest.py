@@ -21,7 +21,7 @@ def base() -> Path:
 @pytest.fixture(scope="package")
 def one_ray() -> Iterator[str]:
     """The address of the only Ray cluster that these tests start."""
-    with ray_cluster(2) as address:
+    with ray_cluster(1) as address:  # one worker, which loads a model once for all adapters
         yield address
 
 

@@ -23,6 +23,7 @@ from services.training.partition import part_of, salt_id
 from services.training.plan import run_training
 from services.training.train import plan
 from tests.support.training import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
+from tests.tiny import write_tiny_model
 
 # A training that kills itself after the first stored part.
 KILLED_TRAINING = """
@@ -232,14 +233,15 @@ def test_a_killed_training_continues(ensemble: Ensemble, one_ray: str, tmp_path:
             {"targets": ("q_proj", "no_such_module")},
             "part-00.: targets: the model has no modules named no_such_module$",
         ),
-        ({"block": 8193}, "block: 8193 tokens are more than the model's context of 8192"),
+        ({"block": 129}, "block: 129 tokens are more than the model's context of 128"),
     ],
 )
 def test_options_that_do_not_fit_the_model(
     ensemble: Ensemble, tmp_path: Path, changes: dict[str, object], problem: str
 ) -> None:
+    tiny = write_tiny_model(tmp_path / "tiny", context=128)
     with pytest.raises(InputError, match=problem):
-        ensemble.train(tmp_path / "none", options=SMALL.model_copy(update=changes))
+        ensemble.train(tmp_path / "none", options=SMALL.model_copy(update=changes), model=str(tiny))
     assert not (tmp_path / "none" / FILE).exists()
 
 
@@ -252,7 +254,7 @@ def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) 
 
 
 def test_more_resources_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 2"):
+    with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 1"):
         run_training(plan(Corpus(ensemble.corpus), tmp_path / "none", parts=1), resources=Resources(cpus=100))
 
 
