@@ -1,4 +1,4 @@
-"""Builds the application for Ray Serve's configuration file: `import_path: cluster.application:build`.
+"""Builds the application for Ray Serve's configuration file: `import_path: privmix.cluster.application:build`.
 
 Ray Serve calls `build` in a task on any node, once for each deployment of the configuration file. The configuration is
 read on the head node, which alone needs the secrets, and the actors that get them run there. Running actors
@@ -14,13 +14,13 @@ import ray
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
-from cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
-from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.ensemble_actors import EnsembleActors
-from cluster.launch import gateway, start_actors
-from services.actors import HEAD
-from services.fleet import fleet
-from services.fleet.replicas import DEPLOYMENT, ShardReplica
+from privmix.cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
+from privmix.cluster.configuration import Configuration, EnsembleConfiguration
+from privmix.cluster.ensemble_actors import EnsembleActors
+from privmix.cluster.launch import gateway, start_actors
+from privmix.services.fleet import fleet
+from privmix.services.fleet.replicas import DEPLOYMENT, ShardReplica
+from privmix.services.foundation.actors import HEAD
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,8 +39,8 @@ def build(arguments: Arguments) -> Application:
     The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.checks`. Serve shows the message
-            as the application's status.
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `privmix.cluster.checks`. Serve shows the
+            message as the application's status.
     """
     on_head = ray.remote(num_cpus=0, resources=HEAD, max_calls=1)(_build)
     application: Application = ray.get(on_head.remote(arguments.config))

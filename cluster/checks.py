@@ -5,22 +5,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.promise import Promise, promise
-from services.batches.contents import default_place
-from services.budget import actor as budget
-from services.budget.anchor import is_writable
-from services.budget.reader import read
-from services.budget.receipt import begin, is_fresh, verified_ledger_id
-from services.database.service import ServiceDatabase, default_database
-from services.ensembles.records import ServedEnsemble
-from services.errors import ConfigurationError, LedgerMissing, LedgerUnknown
-from services.files import write_atomically
-from services.fleet import fleet
-from services.keys.store import KeyStore
-from services.training.cohorts import not_apart
-from services.training.manifest import Manifest
-from services.training.public_model import resolve
+from privmix.cluster.configuration import Configuration, EnsembleConfiguration
+from privmix.cluster.promise import Promise, promise
+from privmix.services.batches.contents import default_place
+from privmix.services.budget import actor as budget
+from privmix.services.budget.anchor import is_writable
+from privmix.services.budget.reader import read
+from privmix.services.budget.receipt import begin, is_fresh, verified_ledger_id
+from privmix.services.database.service import ServiceDatabase, default_database
+from privmix.services.ensembles.records import ServedEnsemble
+from privmix.services.fleet import fleet
+from privmix.services.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnknown
+from privmix.services.foundation.files import write_atomically
+from privmix.services.keys.store import KeyStore
+from privmix.services.training.cohorts import not_apart
+from privmix.services.training.manifest import Manifest
+from privmix.services.training.public_model import resolve
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

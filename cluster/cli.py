@@ -1,4 +1,4 @@
-"""Defines the command `privmix`. Each of its verbs is in a file of the same name in `cluster.commands`."""
+"""Defines the command `privmix`. Each of its verbs is in a file of the same name in `privmix.cluster.commands`."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,8 +8,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cluster.option_file import INSTEAD
-from services.errors import ExtraMissing, InputError, WorkError
+from privmix.cluster.option_file import INSTEAD
+from privmix.services.foundation.errors import ExtraMissing, InputError, WorkError
 
 VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
@@ -86,7 +86,7 @@ class Verbs(Commands):
 def load(name: str) -> Any:
     """Imports a verb and returns its command."""
     module = name.replace("-", "_")
-    verb = getattr(import_module(f"cluster.commands.{module}"), module)
+    verb = getattr(import_module(f"privmix.cluster.commands.{module}"), module)
     if not isinstance(verb, typer.Typer):
         function, verb = verb, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         verb.command(name)(function)

@@ -1,7 +1,7 @@
 """Reads and validates the configuration of a deployment from a YAML file and the environment.
 
 A variable such as `PRIVMIX_PRIVACY__EPSILON` overrides the key `privacy.epsilon` of the file. Secrets can be in files
-of their own (`cluster.secret_files`). Relative paths in the file are relative to the file.
+of their own (`privmix.cluster.secret_files`). Relative paths in the file are relative to the file.
 """
 
 from collections.abc import Mapping
@@ -31,19 +31,19 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from cluster.options import NAMESPACE
-from cluster.secret_files import is_secret, read_files
-from services.alerts.settings import AlertSettings
-from services.batches.settings import BatchSettings
-from services.budget.signing import SigningKey
-from services.coordinator.settings import LEASE_TOKENS, StepSettings
-from services.engine import known_engine
-from services.engine.engine import EngineSettings
-from services.errors import ConfigurationError
-from services.fleet.plan import START_TIMEOUT_S
-from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
-from services.privacy.settings import Settings, WhenExhausted
-from services.requests.settings import ClientSettings
+from privmix.cluster.options import NAMESPACE
+from privmix.cluster.secret_files import is_secret, read_files
+from privmix.services.alerts.settings import AlertSettings
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.budget.signing import SigningKey
+from privmix.services.coordinator.settings import LEASE_TOKENS, StepSettings
+from privmix.services.engine import known_engine
+from privmix.services.engine.engine import EngineSettings
+from privmix.services.fleet.plan import START_TIMEOUT_S
+from privmix.services.foundation.errors import ConfigurationError
+from privmix.services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
+from privmix.services.privacy.settings import Settings, WhenExhausted
+from privmix.services.requests.settings import ClientSettings
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""

@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from services.progress import BarDisplay, Display, LineDisplay
+from privmix.services.foundation.progress import BarDisplay, Display, LineDisplay
 
 # Without a terminal, Rich uses 80 columns, which cuts the words of a wide table.
 _COLUMNS = 160

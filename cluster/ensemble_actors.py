@@ -7,25 +7,25 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
-from cluster.checks import CheckedEnsemble, Report, coordinator_names
-from cluster.configuration import EnsembleConfiguration
-from cluster.named_actors import all_or_none, call, kill
-from cluster.promise import Promise
-from cluster.topology import plan_shards, shards_served
-from services.budget import actor as budget
-from services.budget.receipt import anchors_of
-from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
-from services.cpus import available_cpus
-from services.database.service import ServiceDatabase
-from services.ensembles.records import ServedEnsemble
-from services.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
-from services.fleet import fleet
-from services.fleet.fleet import Fleet, FleetActor, FleetSettings
-from services.fleet.plan import ShardPlan
-from services.fleet.shard_map import ShardMap
-from services.fleet.size import FleetSize
-from services.keys.store import KeyStore
-from services.retrying import pauses, repeated_in_thread
+from privmix.cluster.checks import CheckedEnsemble, Report, coordinator_names
+from privmix.cluster.configuration import EnsembleConfiguration
+from privmix.cluster.named_actors import all_or_none, call, kill
+from privmix.cluster.promise import Promise
+from privmix.cluster.topology import plan_shards, shards_served
+from privmix.services.budget import actor as budget
+from privmix.services.budget.receipt import anchors_of
+from privmix.services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.ensembles.records import ServedEnsemble
+from privmix.services.fleet import fleet
+from privmix.services.fleet.fleet import Fleet, FleetActor, FleetSettings
+from privmix.services.fleet.plan import ShardPlan
+from privmix.services.fleet.shard_map import ShardMap
+from privmix.services.fleet.size import FleetSize
+from privmix.services.foundation.cpus import available_cpus
+from privmix.services.foundation.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
+from privmix.services.foundation.retrying import pauses, repeated_in_thread
+from privmix.services.keys.store import KeyStore
 
 PATIENCE_S = 60.0
 """How long a start waits for shards that run but are too busy to answer."""

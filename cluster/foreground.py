@@ -7,13 +7,13 @@ from threading import Event, Thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster.steps import Steps
-from services.lazily import quick_imports
+from privmix.cluster.steps import Steps
+from privmix.services.foundation.lazily import quick_imports
 
 if TYPE_CHECKING:
-    from cluster.checks import Report
-    from cluster.configuration import Configuration
-    from cluster.launch import Service
+    from privmix.cluster.checks import Report
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.launch import Service
 
 
 def import_meanwhile() -> None:
@@ -26,9 +26,9 @@ def import_meanwhile() -> None:
 
 
 def import_launch() -> "Callable[[Configuration, Report], Service]":
-    """Returns `cluster.launch.launch`. Ray Serve imports pandas for answers of its types, which no service here has."""
+    """Returns `launch.launch`. Ray Serve imports pandas for answers of its types, which no service here has."""
     with quick_imports({"pandas": None}):
-        from cluster.launch import launch
+        from privmix.cluster.launch import launch
     return launch
 
 

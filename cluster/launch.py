@@ -17,7 +17,7 @@ from ray.serve import Application, RunTarget
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
-from cluster.checks import (
+from privmix.cluster.checks import (
     CheckedEnsemble,
     Report,
     check_cohorts,
@@ -26,20 +26,20 @@ from cluster.checks import (
     check_keys,
     keys_database,
 )
-from cluster.configuration import Configuration
-from cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
-from cluster.named_actors import CLOSING_S, all_or_none, call, kill
-from services.alerts import actor as alerts
-from services.alerts.actor import ServiceActors
-from services.batches import actor as batches
-from services.coordinator.coordinator import Coordinator
-from services.ensembles import actor as ensembles
-from services.ensembles.records import EnsembleList, ServedEnsemble
-from services.errors import ConfigurationError, WorkError
-from services.gateway.deployment import Gateway
-from services.keys import actor as keys
-from services.keys.records import Secret
-from services.requests.settings import ClientSettings, RequestSettings
+from privmix.cluster.configuration import Configuration
+from privmix.cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
+from privmix.cluster.named_actors import CLOSING_S, all_or_none, call, kill
+from privmix.services.alerts import actor as alerts
+from privmix.services.alerts.actor import ServiceActors
+from privmix.services.batches import actor as batches
+from privmix.services.coordinator.coordinator import Coordinator
+from privmix.services.ensembles import actor as ensembles
+from privmix.services.ensembles.records import EnsembleList, ServedEnsemble
+from privmix.services.foundation.errors import ConfigurationError, WorkError
+from privmix.services.gateway.deployment import Gateway
+from privmix.services.keys import actor as keys
+from privmix.services.keys.records import Secret
+from privmix.services.requests.settings import ClientSettings, RequestSettings
 
 APPLICATION = "privmix"
 

@@ -8,9 +8,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from services.actors import remote
-from services.errors import LedgerError
-from services.fleet import fleet
+from privmix.services.fleet import fleet
+from privmix.services.foundation.actors import remote
+from privmix.services.foundation.errors import LedgerError
 
 CLOSING_S = 10.0
 """How long an actor that is asked to close may take to answer."""

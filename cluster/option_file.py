@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from services.errors import ConfigurationError
+from privmix.services.foundation.errors import ConfigurationError
 
 INSTEAD: Mapping[tuple[str | None, str], str] = {
     ("train", "dp-sgd"): "is no option; `privmix train-base` trains with DP-SGD and has the same options for it"
@@ -27,7 +27,7 @@ def use_options(context: typer.Context, file: Path | None) -> Path | None:
             form than the option's.
     """
     if file is not None:
-        from cluster.configuration import read_yaml  # slow to import
+        from privmix.cluster.configuration import read_yaml  # slow to import
 
         context.default_map = dict(_values(context, read_yaml(file), file))
     return file

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from services.training.corpus import Corpus
+    from privmix.services.training.corpus import Corpus
 
 NAMESPACE = "privmix"
 """The default `namespace` of a service."""
@@ -59,7 +59,7 @@ class CorpusOptions:
 
     def corpus(self, paths: Path | Sequence[Path]) -> "Corpus":
         """Returns the corpus in files. Raises `CorpusError` if one does not exist."""
-        from services.training.corpus import Corpus  # slow to import
+        from privmix.services.training.corpus import Corpus  # slow to import
 
         return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.split)
 

@@ -7,7 +7,7 @@ import typer
 from pydantic import ValidationError
 
 if TYPE_CHECKING:
-    from services.privacy.settings import Settings
+    from privmix.services.privacy.settings import Settings
 
 ACCEPTED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that accepts the options of protocols (see `settings_from`)."""
@@ -39,7 +39,7 @@ def settings_from(protocol: str, given: Mapping[str, object]) -> "Settings":
     Raises:
         typer.BadParameter: the protocol or a parameter does not exist, or a value is invalid.
     """
-    from services.privacy.protocols import PROTOCOLS  # slow to import
+    from privmix.services.privacy.protocols import PROTOCOLS  # slow to import
 
     if protocol not in PROTOCOLS:
         raise bad("protocol", f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")

@@ -3,17 +3,17 @@
 import math
 from dataclasses import dataclass
 
-from cluster.configuration import EnsembleConfiguration
-from cluster.topology import parts_served
-from services.budget.filter import UNLIMITED, Filter, cost, counted
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.sentence import promise_sentence
-from services.errors import ConfigurationError, LedgerMissing
-from services.privacy import accounting
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings, WhenExhausted
-from services.training.manifest import Manifest
+from privmix.cluster.configuration import EnsembleConfiguration
+from privmix.cluster.topology import parts_served
+from privmix.services.budget.filter import UNLIMITED, Filter, cost, counted
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.sentence import promise_sentence
+from privmix.services.foundation.errors import ConfigurationError, LedgerMissing
+from privmix.services.privacy import accounting
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Settings, WhenExhausted
+from privmix.services.training.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import ray
 from ray.actor import ActorHandle
 
-from services.ensembles import actor as ensembles
-from services.errors import ConfigurationError
-from services.fleet import fleet
+from privmix.services.ensembles import actor as ensembles
+from privmix.services.fleet import fleet
+from privmix.services.foundation.errors import ConfigurationError
 
 
 def fleet_of(namespace: str) -> ActorHandle:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import ConfigurationError
+from privmix.services.foundation.errors import ConfigurationError
 
 SECRETS = (
     "alerts.secret",

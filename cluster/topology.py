@@ -4,12 +4,12 @@ import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from cluster.configuration import EnsembleConfiguration
-from services.cpus import available_cpus
-from services.engine.engine import EngineSettings
-from services.errors import ConfigurationError
-from services.fleet.plan import ShardPlan
-from services.training.manifest import Adapter, Manifest
+from privmix.cluster.configuration import EnsembleConfiguration
+from privmix.services.engine.engine import EngineSettings
+from privmix.services.fleet.plan import ShardPlan
+from privmix.services.foundation.cpus import available_cpus
+from privmix.services.foundation.errors import ConfigurationError
+from privmix.services.training.manifest import Adapter, Manifest
 
 
 def plan_shards(

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from cluster.option_file import use_options
-from cluster.options import ProgressJsonOption
-from services.training.options import DP_SGD_TRAINING, Resources, TrainingOptions
+from privmix.cluster.option_file import use_options
+from privmix.cluster.options import ProgressJsonOption
+from privmix.services.training.options import DP_SGD_TRAINING, Resources, TrainingOptions
 
 MODEL = "Model"
 LORA = "LoRA"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from services.training.public_model import resolve
+import privmix
+from privmix.services.training.public_model import resolve
 from tests import postgresql as postgresql_server
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
@@ -62,6 +63,13 @@ class SharedFixtures(LoadFileScheduling):  # type: ignore[misc]
 
 CHUNK = 4
 """How many tests of a file are in one shard, one after another, because they share what is started for them."""
+
+
+def pytest_configure() -> None:
+    """Refuses to test the packages of another checkout, whose environment this one may share."""
+    root, found = Path(__file__).parents[1], Path(privmix.__file__).resolve()
+    if not found.is_relative_to(root):
+        raise pytest.UsageError(f"privmix is imported from {found}; set PYTHONPATH={root / '.packages'}:{root}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.progress import Display
+from privmix.services.foundation.progress import Display
 
 
 class Recorder(Display):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services import ray_session
-from services.laboratory.evaluation import private_choice, workbench
-from services.training import public_model, tasks
+from privmix.services.foundation import ray_session
+from privmix.services.laboratory.evaluation import private_choice, workbench
+from privmix.services.training import public_model, tasks
 
 
 def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:

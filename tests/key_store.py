@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.keys.records import Key
-from services.keys.store import KeyStore
-from services.keys.transactions import Exhausted, Find, OpenReservation, Operation, Reserve, Reserved, Settle, Wait
+from privmix.services.keys.records import Key
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.transactions import (
+    Exhausted,
+    Find,
+    OpenReservation,
+    Operation,
+    Reserve,
+    Reserved,
+    Settle,
+    Wait,
+)
 
 
 class RequestStore(KeyStore):

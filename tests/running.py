@@ -34,7 +34,7 @@ class RunningService:
     ledger: Path
     config: Path
     process: subprocess.Popen[bytes]
-    privmix: Sequence[str] = (sys.executable, "-m", "cluster")
+    privmix: Sequence[str] = (sys.executable, "-m", "privmix")
 
     def tree(self) -> list[psutil.Process]:
         try:
@@ -159,7 +159,7 @@ def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def running(config: Path, privmix: Sequence[str] = (sys.executable, "-m", "cluster")) -> Iterator[RunningService]:
+def running(config: Path, privmix: Sequence[str] = (sys.executable, "-m", "privmix")) -> Iterator[RunningService]:
     """Starts a service from its configuration with the command `privmix`; ends its processes with the context."""
     values = yaml.safe_load(config.read_text())
     service = RunningService(

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from services.budget import actor as budget
-from services.coordinator.settings import StepSettings
-from services.ensembles.records import ServedEnsemble
-from services.fleet import fleet
+from privmix.services.budget import actor as budget
+from privmix.services.coordinator.settings import StepSettings
+from privmix.services.ensembles.records import ServedEnsemble
+from privmix.services.fleet import fleet
 
 
 def served(*names: str, model: Path, **changes: Any) -> ServedEnsemble:

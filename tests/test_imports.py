@@ -5,6 +5,7 @@ Counts every import: also those in functions, those for types alone, and those o
 """
 
 import importlib.metadata as metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,15 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from services.errors import EXTRAS
+from privmix.services.foundation.errors import EXTRAS
 from tests.support.imports import ROOT, extra_of, foreign, imported, is_own, modules
 
 LAYERS: tuple[set[str], ...] = (
-    {"actors", "compiled", "cpus", "errors", "files", "lazily", "metrics", "people_text", "progress", "tokenizer"}
-    | {"retrying", "tracing", "turns", "units"},
-    {"json_lines", "privacy", "engine", "structure"},
-    {"database", "fan_out", "options", "ray_session", "reduction"},
-    {"budget", "keys", "shard", "training"},
+    {"foundation"},
+    {"privacy", "engine", "structure", "tokenization"},
+    {"database"},
+    {"budget", "keys", "shards", "training"},
     {"ensembles", "fleet", "generation"},
     {"coordinator"},
     {"requests"},
@@ -33,9 +33,12 @@ LAYERS: tuple[set[str], ...] = (
 )
 """The packages of the server, from the lowest. A package imports only lower ones."""
 
-INDEPENDENT = {"files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
-"""The packages that import none but those of `NO_IMPORTS`. `privacy` is mathematics only."""
-NO_IMPORTS = {"compiled", "errors", "lazily", "retrying", "turns", "units"}
+INDEPENDENT = {"privacy", "engine", "structure", "tokenization"}
+"""The packages that import of others only `NO_IMPORTS`. `privacy` is mathematics only."""
+NO_IMPORTS = {
+    f"privmix.services.foundation.{name}" for name in ("compiled", "errors", "lazily", "retrying", "turns", "units")
+}
+"""Modules that import none of this project."""
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
 """The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""
@@ -48,15 +51,15 @@ def arrows() -> Mapping[str, frozenset[str]]:
 
 
 def package(module: str) -> str:
-    """Returns the package of a module: two names, three in the laboratory, and one for `cluster`."""
+    """Returns the package of a module: three names, four in the laboratory, and two for `privmix.cluster`."""
     names = module.split(".")
-    if names[0] == "cluster":
-        return "cluster"
-    return ".".join(names[: 3 if names[1:2] == ["laboratory"] else 2])
+    if names[1:2] == ["cluster"]:
+        return "privmix.cluster"
+    return ".".join(names[: 4 if names[2:3] == ["laboratory"] else 3])
 
 
 def is_laboratory(module: str) -> bool:
-    names = module.split(".")
+    names = module.split(".")[1:]
     verbs = names[:2] in (["cluster", "commands"], ["cluster", "work"]) and len(names) > 2
     return (verbs and names[2] in LABORATORY_COMMANDS) or names[:2] == ["services", "laboratory"]
 
@@ -92,11 +95,11 @@ def test_the_server_imports_neither_the_laboratory_nor_the_tests() -> None:
 
 
 def test_every_package_of_the_server_imports_only_lower_ones() -> None:
-    layer_of = {f"services.{name}": number for number, layer in enumerate(LAYERS) for name in layer}
+    layer_of = {f"privmix.services.{name}": number for number, layer in enumerate(LAYERS) for name in layer}
     servers = {
         module
         for module in modules()
-        if module.startswith("services.") and not module.startswith("services.laboratory")
+        if module.startswith("privmix.services.") and not module.startswith("privmix.services.laboratory")
     }
     assert {package(module) for module in servers} == set(layer_of), "LAYERS names every package of the server"
     wrong = [
@@ -108,33 +111,55 @@ def test_every_package_of_the_server_imports_only_lower_ones() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("name", sorted(INDEPENDENT | NO_IMPORTS))
+@pytest.mark.parametrize("name", sorted(INDEPENDENT))
 def test_independent_packages_import_no_other_package(name: str) -> None:
-    own = f"services.{name}"
+    own = f"privmix.services.{name}"
     names = {name for module in modules() if package(module) == own for name in arrows()[module]}
-    allowed = set() if name in NO_IMPORTS else {f"services.{each}" for each in NO_IMPORTS}
-    assert {package(each) for each in names} <= {own} | allowed
+    assert {each for each in names if package(each) != own} <= NO_IMPORTS
+
+
+def test_what_independent_packages_import_imports_nothing_here() -> None:
+    assert not [module for module in NO_IMPORTS if arrows()[module]]
+
+
+SECOND_NAME = re.compile(r"\bfrom (?:services|cluster)(?:\.\w+)* import\b|(?<!privmix )\bimport (?:services|cluster)\b")
+"""An import by the name of a folder. In the root of a checkout it would find the modules a second time."""
+
+
+def test_nothing_imports_a_module_by_a_second_name() -> None:
+    files = [file for folder in ("services", "cluster", "tests") for file in (ROOT / folder).rglob("*.py")]
+    assert not [file for file in files if SECOND_NAME.search(file.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("source", ["from {}.errors import WorkError", "from {} import errors", "import {}.errors"])
+def test_a_second_name_is_found(source: str) -> None:
+    assert SECOND_NAME.search(source.format("services"))
+    assert not SECOND_NAME.search(source.format("privmix.services"))
 
 
 def test_services_do_not_import_the_command_line() -> None:
     assert not [
         module
         for module, names in arrows().items()
-        if module.startswith("services")
+        if module.startswith("privmix.services")
         for name in names
-        if name.startswith("cluster")
+        if name.startswith("privmix.cluster")
     ]
 
 
 def test_what_every_process_of_a_service_imports_computes_nothing() -> None:
     """The driver imports the modules of all actors, and each actor many of the others' for types and settings."""
     code = (
-        "import sys, cluster.launch; from services.coordinator.arithmetic import Arithmetic; Arithmetic(2, 'cpu'); "
-        "print(*sys.modules)"
+        "import sys, privmix.cluster.launch; from privmix.services.coordinator.arithmetic import Arithmetic; "
+        "Arithmetic(2, 'cpu'); print(*sys.modules)"
     )
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     imported = set(listed.stdout.split())
-    assert {"cluster.launch", "services.privacy.protocols.pmixed", "services.shard"} <= imported
+    assert {
+        "privmix.cluster.launch",
+        "privmix.services.privacy.protocols.pmixed",
+        "privmix.services.shards.shard",
+    } <= imported
     assert not {"torch", "scipy.stats", "scipy.optimize", "dp_accounting", "transformers", "vllm"} & imported
 
 
@@ -180,11 +205,14 @@ def test_every_import_is_a_requirement_of_the_project_or_of_the_extra_that_needs
 
 def test_an_import_that_is_no_requirement_is_found() -> None:
     planted = {
-        "services.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
-        "services.database.limited_connection": ["psycopg", "matplotlib"],
-        "services.tracing": ["opentelemetry.sdk.trace", "opentelemetry.proto.trace.v1.trace_pb2.Span"],
-        "services.laboratory.heads.data": ["pandas", "psycopg"],
-        "services.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
+        "privmix.services.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
+        "privmix.services.database.limited_connection": ["psycopg", "matplotlib"],
+        "privmix.services.foundation.tracing": [
+            "opentelemetry.sdk.trace",
+            "opentelemetry.proto.trace.v1.trace_pb2.Span",
+        ],
+        "privmix.services.laboratory.heads.data": ["pandas", "psycopg"],
+        "privmix.services.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
     }
     wrong = [names[-1] for names in planted.values()]
     assert [name for _, name in undeclared(planted)] == ["mako.template", *wrong]

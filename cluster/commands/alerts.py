@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.options import JsonOption
+from privmix.cluster.options import JsonOption
 
 if TYPE_CHECKING:
-    from cluster.configuration import Configuration
+    from privmix.cluster.configuration import Configuration
 
 alerts = typer.Typer(
     name="alerts", help="Webhooks that receive alerts about the budget and about failures.", no_args_is_help=True
@@ -30,7 +30,7 @@ def send_test(
     """Send a test alert to every webhook of the configuration; exit with 1 if one does not accept it."""
     import httpx
 
-    from cluster.configuration import Configuration
+    from privmix.cluster.configuration import Configuration
 
     configuration = Configuration.load(config)
     failures = asyncio.run(_send(configuration))
@@ -51,8 +51,8 @@ async def _send(configuration: "Configuration") -> list[str | None]:
     """Sends the alert. Returns for each webhook None, or the reason why it did not accept the alert."""
     import httpx
 
-    from services.alerts.alert import Alert
-    from services.alerts.webhook import post
+    from privmix.services.alerts.alert import Alert
+    from privmix.services.alerts.webhook import post
 
     ensemble = configuration.served[0].name
     text = f"A test: {ensemble} can reach this webhook."

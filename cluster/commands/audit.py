@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from cluster.console import console, display
-from cluster.options import JsonOption, TextFieldOption
-from cluster.parameters import ACCEPTED, bad, options
-from cluster.steps import Steps
-from services.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind, ShadowSize
+from privmix.cluster.console import console, display
+from privmix.cluster.options import JsonOption, TextFieldOption
+from privmix.cluster.parameters import ACCEPTED, bad, options
+from privmix.cluster.steps import Steps
+from privmix.services.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind, ShadowSize
 
 audit = typer.Typer(
     name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
@@ -78,10 +78,10 @@ def likelihood(
     Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without, the test
     requests `releases` tokens from each of two running services, with top_k 2; every token is charged.
     """
-    from cluster.work.audit import finish, planned_subjects, section_over_http
-    from services.laboratory.audit.attacks import black_box
-    from services.laboratory.audit.report import sections
-    from services.laboratory.audit.worlds.distributions import NoPairError
+    from privmix.cluster.work.audit import finish, planned_subjects, section_over_http
+    from privmix.services.laboratory.audit.attacks import black_box
+    from privmix.services.laboratory.audit.report import sections
+    from privmix.services.laboratory.audit.worlds.distributions import NoPairError
 
     steps = Steps()
     if url_with and url_without:
@@ -115,8 +115,8 @@ def published(
 
     The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
     """
-    from cluster.work.audit import finish
-    from services.laboratory.audit.report import sections
+    from privmix.cluster.work.audit import finish
+    from privmix.services.laboratory.audit.report import sections
 
     try:
         section = sections.published_section(
@@ -141,7 +141,7 @@ def base(
 
     It reads the weights, and composes the events with dp-accounting. The exit status is 1 if it finds a fault.
     """
-    from services.laboratory.audit import private_base
+    from privmix.services.laboratory.audit import private_base
 
     found = private_base.faults(ensemble, ledger, trained or ())
     if as_json:
@@ -179,10 +179,10 @@ def extraction_(
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
     service of DIRECTORY/ensemble over HTTP; every token is charged.
     """
-    from cluster.work.audit import API_KEY, compared_subjects, finish, planned_subjects, train_planted
-    from services.laboratory.audit.attacks import extraction
-    from services.laboratory.audit.report import sections
-    from services.laboratory.audit.worlds import testbed
+    from privmix.cluster.work.audit import API_KEY, compared_subjects, finish, planned_subjects, train_planted
+    from privmix.services.laboratory.audit.attacks import extraction
+    from privmix.services.laboratory.audit.report import sections
+    from privmix.services.laboratory.audit.worlds import testbed
 
     steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
     if protocol is None and not context.args:
@@ -218,10 +218,10 @@ def one_run(
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
-    from cluster.work.audit import finish, planned_subjects
-    from services.laboratory.audit.report import sections
-    from services.laboratory.audit.report.sections import Subject
-    from services.laboratory.audit.worlds import testbed
+    from privmix.cluster.work.audit import finish, planned_subjects
+    from privmix.services.laboratory.audit.report import sections
+    from privmix.services.laboratory.audit.report.sections import Subject
+    from privmix.services.laboratory.audit.worlds import testbed
 
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
     subjects = planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
@@ -253,10 +253,10 @@ def released(
 
     Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing.
     """
-    from cluster.work.audit import finish
-    from services.laboratory.audit.attacks import released_text
-    from services.laboratory.audit.report import sections
-    from services.laboratory.audit.worlds import testbed
+    from privmix.cluster.work.audit import finish
+    from privmix.services.laboratory.audit.attacks import released_text
+    from privmix.services.laboratory.audit.report import sections
+    from privmix.services.laboratory.audit.worlds import testbed
 
     steps, read = Steps(), released_text.read_released(texts, text_field)
     canaries, corpus = testbed.planted(directory)
@@ -280,8 +280,8 @@ def plant(
     Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers, and compare them with
     `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
     """
-    from cluster.work.audit import titled_table
-    from services.laboratory.audit.worlds import adjacent
+    from privmix.cluster.work.audit import titled_table
+    from privmix.services.laboratory.audit.worlds import adjacent
 
     steps = Steps()
     steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
@@ -323,8 +323,8 @@ def membership_(
     as_json: JsonOption = False,
 ) -> None:
     """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
-    from cluster.work.audit import finish, planned_subjects, train_and_query_shadows
-    from services.laboratory.audit.report import sections
+    from privmix.cluster.work.audit import finish, planned_subjects, train_and_query_shadows
+    from privmix.services.laboratory.audit.report import sections
 
     steps, size = Steps(), ShadowSize(users, shadows, parts)
     given, epsilons = options(context.args), epsilon or _MEMBERSHIP_EPSILONS
@@ -345,7 +345,7 @@ def pipeline_(
 
     Further options go to `privmix train`: --part-kind text --halves.
     """
-    from cluster.work.audit import finish, pipeline_section
+    from privmix.cluster.work.audit import finish, pipeline_section
 
     finish([pipeline_section(directory, context.args, serve, Steps())], output, as_json)
 
@@ -360,7 +360,7 @@ def all_(
     as_json: JsonOption = False,
 ) -> None:
     """Run every attack with its defaults and write one report."""
-    from cluster.work.audit import (
+    from privmix.cluster.work.audit import (
         compared_subjects,
         finish,
         pipeline_section,
@@ -368,8 +368,8 @@ def all_(
         train_and_query_shadows,
         train_planted,
     )
-    from services.laboratory.audit.report import sections
-    from services.laboratory.audit.worlds import testbed
+    from privmix.services.laboratory.audit.report import sections
+    from privmix.services.laboratory.audit.worlds import testbed
 
     steps = Steps()
     certified = planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)

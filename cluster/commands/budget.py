@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.options import JsonOption
+from privmix.cluster.options import JsonOption
 
 if TYPE_CHECKING:
-    from services.budget.recomputation import Recomputed
-    from services.budget.statement import LedgerStatement
-    from services.keys.usage import KeyUsage
+    from privmix.services.budget.recomputation import Recomputed
+    from privmix.services.budget.statement import LedgerStatement
+    from privmix.services.keys.usage import KeyUsage
 
 
 def budget(
@@ -52,13 +52,13 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
-    from cluster.secret_files import variable
-    from services.budget.reader import read
-    from services.budget.recomputation import recompute
-    from services.budget.statement import statement
-    from services.database.service import default_database
-    from services.errors import LedgerError
-    from services.keys.usage import usage_by_key
+    from privmix.cluster.secret_files import variable
+    from privmix.services.budget.reader import read
+    from privmix.services.budget.recomputation import recompute
+    from privmix.services.budget.statement import statement
+    from privmix.services.database.service import default_database
+    from privmix.services.foundation.errors import LedgerError
+    from privmix.services.keys.usage import usage_by_key
 
     if delta is not None and not (again and 0 < delta < 1):
         raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
@@ -101,8 +101,8 @@ def _show(stated: "LedgerStatement", recomputed: "Recomputed | None") -> None:
 
 
 def _totals(stated: "LedgerStatement") -> Table:
-    from services.budget.statement import OperatorStatement
-    from services.privacy import accounting
+    from privmix.services.budget.statement import OperatorStatement
+    from privmix.services.privacy import accounting
 
     table = Table(
         title=f"Privacy budget of ensemble {escape(stated.ensemble)}", show_header=False, title_justify="left"
@@ -168,15 +168,15 @@ def _by_key(used: "list[KeyUsage]", charged: int) -> Table:
 
 
 def _number(epsilon: float | None) -> str:
-    from services.budget.sentence import DIGITS
-    from services.privacy import accounting
+    from privmix.services.budget.sentence import DIGITS
+    from privmix.services.privacy import accounting
 
     return "-" if epsilon is None else accounting.shown(epsilon, DIGITS)
 
 
 def _number_left(epsilon: float | None) -> str:
     """Formats an epsilon that is left, rounded down."""
-    from services.budget.sentence import DIGITS
-    from services.privacy import accounting
+    from privmix.services.budget.sentence import DIGITS
+    from privmix.services.privacy import accounting
 
     return "-" if epsilon is None else f"{-accounting.round_up(-epsilon, DIGITS):.{DIGITS}f}"

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.evaluate import ComparisonOptions
-from cluster.console import display
-from cluster.option_groups import grouped
-from cluster.options import CorpusArgument, CorpusOptions, JsonOption
-from services.laboratory.evaluation.options import COMPARED_PARTS
-from services.training.options import Resources, TrainingOptions
+from privmix.cluster.commands.evaluate import ComparisonOptions
+from privmix.cluster.console import display
+from privmix.cluster.option_groups import grouped
+from privmix.cluster.options import CorpusArgument, CorpusOptions, JsonOption
+from privmix.services.laboratory.evaluation.options import COMPARED_PARTS
+from privmix.services.training.options import Resources, TrainingOptions
 
 _QUICK_PARTS, _QUICK_TOKENS, _QUICK_DRAWN = (64, 16), 64, 16
 
@@ -73,8 +73,8 @@ def compare(
 
     If it is interrupted, run it again to continue. The result is for the operator only.
     """
-    from cluster.work.evaluate import report
-    from services.laboratory.evaluation.compare import compare as compare_methods
+    from privmix.cluster.work.evaluate import report
+    from privmix.services.laboratory.evaluation.compare import compare as compare_methods
 
     started = time.monotonic()
     evaluation = compare_methods(

@@ -16,7 +16,7 @@ def demo_corpus(
     seed: Annotated[int, typer.Option(help="The random seed. The same seed writes the same files.")] = 0,
 ) -> None:
     """Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment line."""
-    from services.training import demo
+    from privmix.services.training import demo
 
     demo.write_demo_corpus(directory, users=users, held_out=held_out, seed=seed)
     if sys.stdout.isatty():
@@ -24,7 +24,7 @@ def demo_corpus(
 
 
 def _flags() -> str:
-    from services.training import demo
+    from privmix.services.training import demo
 
     chosen = demo.TRAINING.model_dump(exclude_defaults=True)
     return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in chosen.items())

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.options import NAMESPACE, RUNNING, AddressOption, JsonOption, NamespaceOption
-from cluster.steps import Steps
-from services.errors import ConfigurationError, EnsemblesError
+from privmix.cluster.options import NAMESPACE, RUNNING, AddressOption, JsonOption, NamespaceOption
+from privmix.cluster.steps import Steps
+from privmix.services.foundation.errors import ConfigurationError, EnsemblesError
 
 ensembles = typer.Typer(
     name="ensembles", help="List, add, drain or retire the ensembles of a running service.", no_args_is_help=True
@@ -25,10 +25,10 @@ def list_ensembles(
     address: AddressOption = RUNNING, namespace: NamespaceOption = NAMESPACE, as_json: JsonOption = False
 ) -> None:
     """List the ensembles of the service with their states and running requests."""
-    from cluster.running import ensembles_of
-    from cluster.work.ensembles import call
-    from services.ensembles.actor import Ensembles
-    from services.ray_session import joined
+    from privmix.cluster.running import ensembles_of
+    from privmix.cluster.work.ensembles import call
+    from privmix.services.ensembles.actor import Ensembles
+    from privmix.services.foundation.ray_session import joined
 
     with joined(address):
         accounts = call(ensembles_of(namespace), Ensembles.statuses)
@@ -54,13 +54,13 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Serve another ensemble, or a drained one again, and wait until every gateway serves it."""
-    from cluster.checks import check_ensemble, keys_database
-    from cluster.configuration import Configuration
-    from cluster.ensemble_actors import start_ensemble, stop_ensemble
-    from cluster.running import ensembles_of
-    from cluster.work.ensembles import KNOWN_S, call, check_cohort, report_status, status_of, wait_for
-    from services.ensembles.actor import Ensembles
-    from services.ray_session import joined
+    from privmix.cluster.checks import check_ensemble, keys_database
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.ensemble_actors import start_ensemble, stop_ensemble
+    from privmix.cluster.running import ensembles_of
+    from privmix.cluster.work.ensembles import KNOWN_S, call, check_cohort, report_status, status_of, wait_for
+    from privmix.services.ensembles.actor import Ensembles
+    from privmix.services.foundation.ray_session import joined
 
     configuration = Configuration.load(config)
     chosen = configuration.choose(name)
@@ -95,10 +95,10 @@ def drain(
     name: Name, address: AddressOption = RUNNING, namespace: NamespaceOption = NAMESPACE, as_json: JsonOption = False
 ) -> None:
     """Refuse new requests to an ensemble and let its running requests finish. `add` serves it again."""
-    from cluster.running import ensembles_of
-    from cluster.work.ensembles import call, report_status
-    from services.ensembles.actor import Ensembles
-    from services.ray_session import joined
+    from privmix.cluster.running import ensembles_of
+    from privmix.cluster.work.ensembles import call, report_status
+    from privmix.services.ensembles.actor import Ensembles
+    from privmix.services.foundation.ray_session import joined
 
     with joined(address):
         service = ensembles_of(namespace)
@@ -118,11 +118,11 @@ def retire(
     as_json: JsonOption = False,
 ) -> None:
     """Drain an ensemble, then stop its actors and free their resources. Its ledger is kept."""
-    from cluster.ensemble_actors import stop_ensemble
-    from cluster.running import ensembles_of
-    from cluster.work.ensembles import call, report_status, wait_for
-    from services.ensembles.actor import Ensembles
-    from services.ray_session import joined
+    from privmix.cluster.ensemble_actors import stop_ensemble
+    from privmix.cluster.running import ensembles_of
+    from privmix.cluster.work.ensembles import call, report_status, wait_for
+    from privmix.services.ensembles.actor import Ensembles
+    from privmix.services.foundation.ray_session import joined
 
     steps = Steps()
     with joined(address):

@@ -8,11 +8,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cluster.commands.evaluate_task import reference, task
-from cluster.console import display
-from cluster.option_groups import grouped
-from cluster.options import DeltaOption, DrawnOption, JsonOption, SkipBadOption, TextFieldOption, UserFieldOption
-from services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
+from privmix.cluster.commands.evaluate_task import reference, task
+from privmix.cluster.console import display
+from privmix.cluster.option_groups import grouped
+from privmix.cluster.options import (
+    DeltaOption,
+    DrawnOption,
+    JsonOption,
+    SkipBadOption,
+    TextFieldOption,
+    UserFieldOption,
+)
+from privmix.services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
 
 _DEFAULTS = EvaluationOptions()
 
@@ -114,10 +121,10 @@ def perplexity(
     written, 2 if the input is invalid, 1 if a task failed, and 130 if the command was interrupted. Run it again to
     continue.
     """
-    from cluster.work.evaluate import report
-    from services.laboratory.evaluation.ensembles import ComparedEnsembles
-    from services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
-    from services.training.corpus import Corpus
+    from privmix.cluster.work.evaluate import report
+    from privmix.services.laboratory.evaluation.ensembles import ComparedEnsembles
+    from privmix.services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
+    from privmix.services.training.corpus import Corpus
 
     started = time.monotonic()
     evaluation = evaluate_methods(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.options import DeltaOption, JsonOption, TextFieldOption
-from services.units import DELTA, EPSILON
+from privmix.cluster.options import DeltaOption, JsonOption, TextFieldOption
+from privmix.services.foundation.units import DELTA, EPSILON
 
 if TYPE_CHECKING:
-    from services.laboratory.utility.task import TaskReport
+    from privmix.services.laboratory.utility.task import TaskReport
 
 
 def task(
@@ -44,11 +44,11 @@ def task(
     The result is measured on private text, so it is for the operator only. The exit status is 0 if the report is
     written, and 2 if the input is invalid.
     """
-    from cluster.console import display
-    from services.laboratory.utility import copies, labelled
-    from services.laboratory.utility.report import write_report
-    from services.laboratory.utility.task import HELD_OUT, REAL, TaskOptions, measure
-    from services.training.public_model import resolve
+    from privmix.cluster.console import display
+    from privmix.services.laboratory.utility import copies, labelled
+    from privmix.services.laboratory.utility.report import write_report
+    from privmix.services.laboratory.utility.task import HELD_OUT, REAL, TaskOptions, measure
+    from privmix.services.training.public_model import resolve
 
     started = time.monotonic()
     named = labelled.parse_named(train)
@@ -75,9 +75,9 @@ def task(
 def _show(report: "TaskReport", page: Path, seconds: float) -> None:
     from rich.table import Table
 
-    from cluster.console import console
-    from services.laboratory.utility.classifiers import CLASSIFIERS
-    from services.laboratory.utility.report import guarantee, shown
+    from privmix.cluster.console import console
+    from privmix.services.laboratory.utility.classifiers import CLASSIFIERS
+    from privmix.services.laboratory.utility.report import guarantee, shown
 
     table = Table("trained on", "guarantee", "texts", title=f"{report.label_field}, in %", title_justify="left")
     for name in CLASSIFIERS:
@@ -126,10 +126,10 @@ def reference(
 
     The draws are seeded, so the texts are for comparison and must not be published.
     """
-    from cluster.console import display
-    from services.laboratory.utility.labelled import read
-    from services.laboratory.utility.reference_texts import METHODS, ReferenceOptions, guarantee, write_texts
-    from services.training.private_base import resolve_public
+    from privmix.cluster.console import display
+    from privmix.services.laboratory.utility.labelled import read
+    from privmix.services.laboratory.utility.reference_texts import METHODS, ReferenceOptions, guarantee, write_texts
+    from privmix.services.training.private_base import resolve_public
 
     if method not in METHODS:
         raise typer.BadParameter(f"must be {' or '.join(METHODS)}, not {method!r}", param_hint="--method")

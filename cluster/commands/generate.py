@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from cluster.options import ProgressJsonOption
-from cluster.parameters import bad
-from services.generation.template import DEFAULT, items, parse_labels, read_rows
+from privmix.cluster.options import ProgressJsonOption
+from privmix.cluster.parameters import bad
+from privmix.services.generation.template import DEFAULT, items, parse_labels, read_rows
 
 generate = typer.Typer(name="generate", invoke_without_command=True, no_args_is_help=True)
 
@@ -71,13 +71,13 @@ def make(
     """
     if context.invoked_subcommand is not None:
         return
-    from cluster.configuration import Configuration
-    from cluster.work.generate import Shown, report_job, run_job, serving
-    from services.generation.baseline import baseline_model, write_baseline
-    from services.generation.client import Sampling
-    from services.generation.job import JobRequest, load_output, opened
-    from services.generation.records import read_schema, records_of, write_records
-    from services.training.manifest import Manifest
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.work.generate import Shown, report_job, run_job, serving
+    from privmix.services.generation.baseline import baseline_model, write_baseline
+    from privmix.services.generation.client import Sampling
+    from privmix.services.generation.job import JobRequest, load_output, opened
+    from privmix.services.generation.records import read_schema, records_of, write_records
+    from privmix.services.training.manifest import Manifest
 
     if output is None:
         raise bad("output", "is missing; add the directory of the job")
@@ -135,8 +135,8 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Compare the quality of a job's texts with the public model's texts, in an HTML page that opens offline."""
-    from services.laboratory.generation.report import Real, make_report  # slow to import
-    from services.training.public_model import resolve
+    from privmix.services.laboratory.generation.report import Real, make_report  # slow to import
+    from privmix.services.training.public_model import resolve
 
     if (real is not None or finetuned is not None) and not operator:
         raise bad("operator", "is missing; a comparison with the private text is private, so confirm it")

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cluster.console import display
-from cluster.options import JsonOption
-from cluster.parameters import bad
-from services.laboratory.heads.names import DATASET_NAMES, MethodName
+from privmix.cluster.console import display
+from privmix.cluster.options import JsonOption
+from privmix.cluster.parameters import bad
+from privmix.services.laboratory.heads.names import DATASET_NAMES, MethodName
 
 heads = typer.Typer(
     name="heads",
@@ -61,10 +61,10 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare all methods at several epsilons on the same split of a table."""
-    from cluster.work.heads import open_table, show_comparison
-    from services.laboratory.heads import compare as comparison
-    from services.laboratory.heads.report import write_report
-    from services.ray_session import connected
+    from privmix.cluster.work.heads import open_table, show_comparison
+    from privmix.services.foundation.ray_session import connected
+    from privmix.services.laboratory.heads import compare as comparison
+    from privmix.services.laboratory.heads.report import write_report
 
     table = open_table(dataset, target, user_field, bounds, population)
     epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
@@ -110,9 +110,9 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train one head on all rows of a table with the settings chosen in advance, and charge its ledger once."""
-    from cluster.work.heads import open_table
-    from services.laboratory.heads import head
-    from services.laboratory.heads.methods import METHODS, demand_certified
+    from privmix.cluster.work.heads import open_table
+    from privmix.services.laboratory.heads import head
+    from privmix.services.laboratory.heads.methods import METHODS, demand_certified
 
     if not unproven:
         demand_certified(method)
@@ -133,8 +133,8 @@ def predict(
     bounds: Bounds = None,
 ) -> None:
     """Print a prediction in [0, 1] for each row of a table, one on a line. Predictions cost no budget."""
-    from cluster.work.heads import open_table
-    from services.laboratory.heads import head
+    from privmix.cluster.work.heads import open_table
+    from privmix.services.laboratory.heads import head
 
     for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
         typer.echo(f"{value:.6f}")
@@ -154,8 +154,8 @@ def intervals(
     as_json: JsonOption = False,
 ) -> None:
     """Print the mean and an interval of each row's prediction, from many samples of one flow. For public data only."""
-    from cluster.work.heads import open_table
-    from services.laboratory.heads import uncertainty
+    from privmix.cluster.work.heads import open_table
+    from privmix.services.laboratory.heads import uncertainty
 
     if not 0 < share < 1:
         raise bad("share", "must lie between 0 and 1")
@@ -187,13 +187,13 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
-    from cluster.work.heads import open_table, show_audit
-    from services.laboratory.audit.report.finding import Finding
-    from services.laboratory.heads import attacks
-    from services.laboratory.heads.certified import CertifiedSettings
-    from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-    from services.laboratory.heads.flows import FlowSettings
-    from services.laboratory.heads.methods import METHODS
+    from privmix.cluster.work.heads import open_table, show_audit
+    from privmix.services.laboratory.audit.report.finding import Finding
+    from privmix.services.laboratory.heads import attacks
+    from privmix.services.laboratory.heads.certified import CertifiedSettings
+    from privmix.services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+    from privmix.services.laboratory.heads.flows import FlowSettings
+    from privmix.services.laboratory.heads.methods import METHODS
 
     chosen = set(attack or ("neighbours", "one-run", "membership"))
     if unknown := chosen - {"neighbours", "one-run", "membership"}:
@@ -235,7 +235,7 @@ def mimic_extract(
     output: Annotated[Path, typer.Option(help="The directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
 ) -> None:
     """Create the paper's tables from the first 24 hours of MIMIC-Extract: mortality, and stays over three days."""
-    from services.laboratory.heads import mimic
+    from privmix.services.laboratory.heads import mimic
 
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
@@ -251,8 +251,8 @@ def texts(
     model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
 ) -> None:
     """Create a table from labelled texts. The features are the public model's mean hidden states, which are bounded."""
-    from services.laboratory.heads.table import save_npz
-    from services.laboratory.heads.text import read_texts
+    from privmix.services.laboratory.heads.table import save_npz
+    from privmix.services.laboratory.heads.text import read_texts
 
     if output.suffix != ".npz":
         raise bad("output", "must end with .npz")

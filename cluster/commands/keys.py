@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.options import JsonOption
+from privmix.cluster.options import JsonOption
 
 keys = typer.Typer(
     name="keys", help="Manage the service's API keys and their shares of the budget.", no_args_is_help=True
@@ -42,8 +42,8 @@ class ScopeChoice(Enum):
 
 
 def _place(database: str | None) -> str:
-    from cluster.secret_files import variable
-    from services.database.service import default_database
+    from privmix.cluster.secret_files import variable
+    from privmix.services.database.service import default_database
 
     named = database or variable("PRIVMIX_KEYS__DATABASE")
     return named or default_database(variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db")
@@ -69,11 +69,11 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a key. Its secret is printed only once; the service stores only a hash."""
-    from cluster.work.keys import share_of
-    from services.database.clock import now
-    from services.database.service import ServiceDatabase
-    from services.keys.records import CLIENT_SCOPES, SCOPES
-    from services.keys.store import KeyStore
+    from privmix.cluster.work.keys import share_of
+    from privmix.services.database.clock import now
+    from privmix.services.database.service import ServiceDatabase
+    from privmix.services.keys.records import CLIENT_SCOPES, SCOPES
+    from privmix.services.keys.store import KeyStore
 
     key, secret = KeyStore(ServiceDatabase(_place(database))).create(
         name,
@@ -89,9 +89,9 @@ def create(
 @keys.command("list")
 def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show every key, its share and its usage."""
-    from cluster.work.keys import amounts, key_cells
-    from services.database.service import ServiceDatabase
-    from services.keys.store import KeyStore
+    from privmix.cluster.work.keys import amounts, key_cells
+    from privmix.services.database.service import ServiceDatabase
+    from privmix.services.keys.store import KeyStore
 
     accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
     if as_json:
@@ -124,9 +124,9 @@ def limit(
     database: DatabaseOption = None,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
-    from cluster.work.keys import share_of
-    from services.database.service import ServiceDatabase
-    from services.keys.store import KeyStore
+    from privmix.cluster.work.keys import share_of
+    from privmix.services.database.service import ServiceDatabase
+    from privmix.services.keys.store import KeyStore
 
     share = share_of(context)
     store = KeyStore(ServiceDatabase(_place(database), create=False))
@@ -147,8 +147,8 @@ def rotate(
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a new secret, which is printed only once."""
-    from services.database.service import ServiceDatabase
-    from services.keys.store import KeyStore
+    from privmix.services.database.service import ServiceDatabase
+    from privmix.services.keys.store import KeyStore
 
     rotated, secret = KeyStore(ServiceDatabase(_place(database), create=False)).rotate(key, timedelta(seconds=grace_s))
     _print_secret(rotated.model_dump(mode="json"), secret.text, as_json)
@@ -157,8 +157,8 @@ def rotate(
 @keys.command()
 def revoke(key: KeyArgument, database: DatabaseOption = None) -> None:
     """Revoke a key permanently. Its usage stays on record."""
-    from services.database.service import ServiceDatabase
-    from services.keys.store import KeyStore
+    from privmix.services.database.service import ServiceDatabase
+    from privmix.services.keys.store import KeyStore
 
     revoked = KeyStore(ServiceDatabase(_place(database), create=False)).revoke(key)
     Console().print(f"{escape(revoked.name)} is revoked")

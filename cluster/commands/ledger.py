@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.options import EnsembleOption, JsonOption
-from services.errors import KeysError, LeaseRefused, LedgerError
+from privmix.cluster.options import EnsembleOption, JsonOption
+from privmix.services.foundation.errors import KeysError, LeaseRefused, LedgerError
 
 if TYPE_CHECKING:
-    from services.budget.signing import SigningKey
+    from privmix.services.budget.signing import SigningKey
 
 ledger = typer.Typer(
     name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
@@ -41,10 +41,10 @@ def init(
     as_json: JsonOption = False,
 ) -> None:
     """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
-    from cluster.configuration import Configuration
-    from cluster.promise import promise
-    from services.budget.receipt import begin
-    from services.training.manifest import Manifest
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.promise import promise
+    from privmix.services.budget.receipt import begin
+    from privmix.services.training.manifest import Manifest
 
     configuration = Configuration.load(config).choose(ensemble)
     manifest = Manifest.load(configuration.ensemble)
@@ -84,12 +84,12 @@ def forfeit(
 
     Stop the service first. It does not start with a ledger that lacks rows until then.
     """
-    from cluster.configuration import Configuration
-    from services.budget.anchor import Anchor
-    from services.budget.ledger import Ledger
-    from services.budget.reader import read
-    from services.budget.receipt import anchors_of
-    from services.budget.statement import statement
+    from privmix.cluster.configuration import Configuration
+    from privmix.services.budget.anchor import Anchor
+    from privmix.services.budget.ledger import Ledger
+    from privmix.services.budget.reader import read
+    from privmix.services.budget.receipt import anchors_of
+    from privmix.services.budget.statement import statement
 
     if (source is None) == (config is None):
         raise typer.BadParameter("give a ledger or --config", param_hint="LEDGER")
@@ -133,7 +133,7 @@ def export(
     `settle`, `lease` and checkpoint has some. From the first of them on, rows have no hash, because a hash confirms a
     guess. `privmix ledger verify` accepts a file with all values, which no client may see (`--private-values`).
     """
-    from services.budget import export as exporting
+    from privmix.services.budget import export as exporting
 
     with _ledger_errors_printed(), _written(output) as lines:
         exporting.export(source, lines, private=private_values)
@@ -155,8 +155,8 @@ def verify(
 
     With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
     """
-    from cluster.console import display
-    from services.budget.verification import verify as verified
+    from privmix.cluster.console import display
+    from privmix.services.budget.verification import verify as verified
 
     if head is not None and not _is_hash(head):
         raise typer.BadParameter(
@@ -209,8 +209,8 @@ def move(
 
     Stop the service first. If the move is interrupted, run it again.
     """
-    from services.budget import move as moving
-    from services.keys.move import move_keys, moved_database
+    from privmix.services.budget import move as moving
+    from privmix.services.keys.move import move_keys, moved_database
 
     try:
         keys = None if keys_stay else moved_database(source, target)
@@ -231,8 +231,8 @@ def move(
 
 def _signing_key(file: Path | None) -> "SigningKey | None":
     """Returns the key in a file, or that of the environment; None without both."""
-    from cluster.secret_files import text_of, variable
-    from services.budget.signing import SigningKey
+    from privmix.cluster.secret_files import text_of, variable
+    from privmix.services.budget.signing import SigningKey
 
     return SigningKey.of(text_of(file, "--signing-key-file") if file else variable("PRIVMIX_BUDGET__SIGNING_KEY"))
 

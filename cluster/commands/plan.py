@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.options import JsonOption
-from cluster.parameters import ACCEPTED, bad, count, options, settings_from
-from services.errors import InputError
-from services.training.options import TrainingOptions
-from services.units import DELTA, TOKENS
+from privmix.cluster.options import JsonOption
+from privmix.cluster.parameters import ACCEPTED, bad, count, options, settings_from
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.units import DELTA, TOKENS
+from privmix.services.training.options import TrainingOptions
 
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -82,7 +82,7 @@ def plan_(
     the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts; with
     --corpus-tokens also which share of epsilon a private base should get.
     """
-    from cluster.work.plan import (
+    from privmix.cluster.work.plan import (
         Cohorts,
         IndividualComparison,
         SplitBudget,
@@ -95,9 +95,9 @@ def plan_(
         show_proposal,
         token_budget,
     )
-    from services.privacy.protocols import DEFAULT
-    from services.training.expectation import Population, Requirements, propose
-    from services.training.splitting import divide
+    from privmix.services.privacy.protocols import DEFAULT
+    from privmix.services.training.expectation import Population, Requirements, propose
+    from privmix.services.training.splitting import divide
 
     if users is not None:
         _refuse_with_users(context.args, orders, plot, base_epsilon)

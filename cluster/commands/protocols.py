@@ -12,15 +12,15 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from services.privacy.events import Guarantee
-    from services.privacy.settings import Settings
+    from privmix.services.privacy.events import Guarantee
+    from privmix.services.privacy.settings import Settings
 
 
 def protocols(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters."""
-    from services.privacy.protocols import PROTOCOLS
+    from privmix.services.privacy.protocols import PROTOCOLS
 
     if as_json:
         print(json.dumps([_record(settings) for settings in PROTOCOLS.values()], indent=2))
@@ -31,7 +31,7 @@ def protocols(
 
 
 def _record(settings: "type[Settings]") -> dict[str, Any]:
-    from services.privacy.settings import Settings
+    from privmix.services.privacy.settings import Settings
 
     guarantee = _guarantee(settings)
     return {

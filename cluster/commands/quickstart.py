@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.steps import Steps
+from privmix.cluster.steps import Steps
 
 if TYPE_CHECKING:
-    from cluster.configuration import Configuration
-    from cluster.launch import Service
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.launch import Service
 
 PARTS = 8
 PROMPT = "Caller: Hello, I want to move my appointment.\nHarbor Clinic:"
@@ -50,8 +50,8 @@ def quickstart(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
     """Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP."""
-    from cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
-    from services.ray_session import connected
+    from privmix.cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
+    from privmix.services.foundation.ray_session import connected
 
     steps = Steps()
     configuration = prepare(directory, port, steps)
@@ -77,13 +77,13 @@ def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     """Prepares the public model, the demo corpus and the ensemble. Existing files are kept."""
     import yaml
 
-    from cluster.configuration import Configuration
-    from cluster.console import display
-    from services.training import demo
-    from services.training.corpus import Corpus
-    from services.training.plan import run_training
-    from services.training.public_model import resolve
-    from services.training.train import plan
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.console import display
+    from privmix.services.training import demo
+    from privmix.services.training.corpus import Corpus
+    from privmix.services.training.plan import run_training
+    from privmix.services.training.public_model import resolve
+    from privmix.services.training.train import plan
 
     directory.mkdir(parents=True, exist_ok=True)
     steps("Preparing the public model")
@@ -126,8 +126,8 @@ def request_completion(service: "Service", steps: Steps) -> tuple[QuickstartResu
 
 def show(outcome: QuickstartResult, statement: dict[str, Any], service: "Service", directory: Path) -> None:
     """Prints the answer, its cost and the next steps."""
-    from services.budget.sentence import DIGITS
-    from services.privacy.accounting import shown, stated
+    from privmix.services.budget.sentence import DIGITS
+    from privmix.services.privacy.accounting import shown, stated
 
     console = Console(highlight=False)
     console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
+from privmix.cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
 
 if TYPE_CHECKING:
-    from services.fleet.shard_map import ShardMap
+    from privmix.services.fleet.shard_map import ShardMap
 
 
 def scale(
@@ -25,9 +25,9 @@ def scale(
     """
     import ray
 
-    from cluster.running import fleet_of
-    from services.errors import FleetError
-    from services.ray_session import joined
+    from privmix.cluster.running import fleet_of
+    from privmix.services.foundation.errors import FleetError
+    from privmix.services.foundation.ray_session import joined
 
     with joined(address):
         fleet = fleet_of(namespace)

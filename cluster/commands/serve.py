@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
-from cluster.steps import Steps
+from privmix.cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
+from privmix.cluster.steps import Steps
 
 
 def serve(
@@ -14,8 +14,8 @@ def serve(
     address: Annotated[str | None, typer.Option(help="The Ray cluster to join. Default: start a local one.")] = None,
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
-    from cluster.configuration import Configuration
-    from services.ray_session import connected
+    from privmix.cluster.configuration import Configuration
+    from privmix.services.foundation.ray_session import connected
 
     configuration = Configuration.load(config)
     steps = Steps()

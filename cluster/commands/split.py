@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cluster.console import display
-from cluster.option_groups import grouped
-from cluster.options import CorpusArgument, CorpusOptions
+from privmix.cluster.console import display
+from privmix.cluster.option_groups import grouped
+from privmix.cluster.options import CorpusArgument, CorpusOptions
 
 
 @grouped
@@ -25,8 +25,8 @@ def split(
     ] = None,
 ) -> None:
     """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
-    from services.training.corpus import kinds
-    from services.training.split import split as split_corpus
+    from privmix.services.training.corpus import kinds
+    from privmix.services.training.split import split as split_corpus
 
     documents = reading.corpus(corpus)
     with display(False) as shown:

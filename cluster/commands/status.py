@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
+from privmix.cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
 
 PROBE_S = 10.0
 
@@ -22,7 +22,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the actors, parts and versions of a running service; exit with 1 if an actor does not work."""
-    from services.ray_session import joined
+    from privmix.services.foundation.ray_session import joined
 
     with joined(address):
         record = _record(namespace)
@@ -37,7 +37,7 @@ def status(
 def _record(namespace: str) -> dict[str, Any]:
     import ray
 
-    from cluster.running import fleet_of
+    from privmix.cluster.running import fleet_of
 
     fleet_status = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
     others = asyncio.run(_others(namespace, fleet_status["coordinators"]))
@@ -51,9 +51,9 @@ def _record(namespace: str) -> dict[str, Any]:
 
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the states of the budget actor and of all coordinators, with their problems."""
-    from services.budget import actor as budget
-    from services.fleet import fleet
-    from services.requests.status import Status
+    from privmix.services.budget import actor as budget
+    from privmix.services.fleet import fleet
+    from privmix.services.requests.status import Status
 
     statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}

@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cluster.options import EnsembleOption, JsonOption
+from privmix.cluster.options import EnsembleOption, JsonOption
 
 if TYPE_CHECKING:
-    from services.fleet.plan import ShardPlan
-    from services.training.manifest import Manifest
+    from privmix.services.fleet.plan import ShardPlan
+    from privmix.services.training.manifest import Manifest
 
 
 def topology(
@@ -22,10 +22,10 @@ def topology(
     as_json: JsonOption = False,
 ) -> None:
     """Show the shards of a deployment with their parts, their copies, and the resources that each copy reserves."""
-    from cluster.configuration import Configuration
-    from cluster.topology import plan_shards, shards_served
-    from services.training.manifest import Manifest
-    from services.training.public_model import resolve
+    from privmix.cluster.configuration import Configuration
+    from privmix.cluster.topology import plan_shards, shards_served
+    from privmix.services.training.manifest import Manifest
+    from privmix.services.training.public_model import resolve
 
     configuration = Configuration.load(config).choose(ensemble)
     manifest = Manifest.load(configuration.ensemble)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from cluster.option_groups import grouped
-from cluster.options import CorpusArgument, CorpusOptions
-from cluster.parameters import bad, count
-from cluster.training_options import (
+from privmix.cluster.option_groups import grouped
+from privmix.cluster.options import CorpusArgument, CorpusOptions
+from privmix.cluster.parameters import bad, count
+from privmix.cluster.training_options import (
     LEARNING_RATE,
     LORA,
     MODEL,
@@ -22,8 +22,8 @@ from cluster.training_options import (
     RunOptions,
     defaulting,
 )
-from services.training.options import AUTO_BASE, PLAIN_TARGETS, TrainingOptions
-from services.units import DELTA, EPSILON, TOKENS
+from privmix.services.foundation.units import DELTA, EPSILON, TOKENS
+from privmix.services.training.options import AUTO_BASE, PLAIN_TARGETS, TrainingOptions
 
 _DEFAULTS = TrainingOptions()
 _KIND = "What a part is"
@@ -176,8 +176,8 @@ def train(
     The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
-    from cluster.work.plan import token_budget
-    from cluster.work.train import (
+    from privmix.cluster.work.plan import token_budget
+    from privmix.cluster.work.train import (
         auto_base,
         auto_epsilon,
         check_base,
@@ -187,8 +187,8 @@ def train(
         report_training,
         run_plan,
     )
-    from services.training.manifest import StatedSize
-    from services.training.train import plan
+    from privmix.services.training.manifest import StatedSize
+    from privmix.services.training.train import plan
 
     started = time.monotonic()
     documents = reading.corpus(corpus)

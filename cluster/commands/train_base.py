@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from cluster.option_groups import grouped
-from cluster.options import CorpusArgument, CorpusOptions
-from cluster.training_options import RecipeOptions, RunOptions
-from services.training.options import DpSgdOptions
+from privmix.cluster.option_groups import grouped
+from privmix.cluster.options import CorpusArgument, CorpusOptions
+from privmix.cluster.training_options import RecipeOptions, RunOptions
+from privmix.services.training.options import DpSgdOptions
 
 _DEFAULTS = DpSgdOptions()
 _guarantee_option = partial(typer.Option, rich_help_panel="Guarantee")
@@ -60,7 +60,7 @@ def train_base(
     The exit status is 0 if the training is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
-    from cluster.work import train as work
+    from privmix.cluster.work import train as work
 
     started = time.monotonic()
     documents = reading.corpus(corpus)

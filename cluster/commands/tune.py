@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from pydantic_core import to_json
 
-from cluster.console import display
-from cluster.option_groups import grouped
-from cluster.options import CorpusOptions, DrawnOption, JsonOption
-from cluster.parameters import bad
-from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
-from services.training.options import TokenBudget, TrainingOptions
-from services.units import DELTA, EPSILON, TOKENS
+from privmix.cluster.console import display
+from privmix.cluster.option_groups import grouped
+from privmix.cluster.options import CorpusOptions, DrawnOption, JsonOption
+from privmix.cluster.parameters import bad
+from privmix.services.foundation.units import DELTA, EPSILON, TOKENS
+from privmix.services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
+from privmix.services.training.options import TokenBudget, TrainingOptions
 
 WARNING = (
     "The recommendation depends on the sample's text, and no ledger charges for it: tuning on the private text would "
@@ -95,7 +95,7 @@ def tune(
     The exit status is 0 if there is a recommendation, 2 if the input is invalid or the sample is private, 1 if a task
     failed, and 130 if the command was interrupted. Run it again to continue.
     """
-    from cluster.work.tune import (
+    from privmix.cluster.work.tune import (
         check_held_out,
         check_sample,
         plot_tuning,
@@ -104,8 +104,8 @@ def tune(
         show_tuning,
         with_choice,
     )
-    from services.laboratory.evaluation.private_choice import choose
-    from services.laboratory.evaluation.tuning import tune as search
+    from privmix.services.laboratory.evaluation.private_choice import choose
+    from privmix.services.laboratory.evaluation.tuning import tune as search
 
     typer.echo(WARNING, err=True)
     sample = reading.corpus(set_aside)

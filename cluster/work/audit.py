@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.console import console, display
-from cluster.parameters import bad, settings_from
-from cluster.steps import Steps
-from services.laboratory.audit.attacks import (
+from privmix.cluster.console import console, display
+from privmix.cluster.parameters import bad, settings_from
+from privmix.cluster.steps import Steps
+from privmix.services.laboratory.audit.attacks import (
     black_box,
     clipped_sums,
     pipeline,
@@ -22,17 +22,17 @@ from services.laboratory.audit.attacks import (
     restored_ledger,
     unpaid,
 )
-from services.laboratory.audit.report.finding import finite
-from services.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
-from services.laboratory.audit.report.sections import Subject
-from services.laboratory.audit.variants import audited
-from services.laboratory.audit.worlds import shadow_ensembles, testbed
-from services.laboratory.audit.worlds.canaries import Canary
-from services.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
-from services.laboratory.evaluation import methods
-from services.laboratory.evaluation.comparisons import label
-from services.privacy.protocols import PROTOCOLS
-from services.training.options import TokenBudget
+from privmix.services.laboratory.audit.report.finding import finite
+from privmix.services.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
+from privmix.services.laboratory.audit.report.sections import Subject
+from privmix.services.laboratory.audit.variants import audited
+from privmix.services.laboratory.audit.worlds import shadow_ensembles, testbed
+from privmix.services.laboratory.audit.worlds.canaries import Canary
+from privmix.services.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
+from privmix.services.laboratory.evaluation import methods
+from privmix.services.laboratory.evaluation.comparisons import label
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.training.options import TokenBudget
 
 API_KEY = "PRIVMIX_API_KEY"
 

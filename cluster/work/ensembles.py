@@ -11,12 +11,12 @@ from ray.exceptions import RayTaskError
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.checks import check_cohorts
-from cluster.configuration import Configuration
-from services.actors import remote
-from services.ensembles.actor import Ensembles
-from services.ensembles.records import EnsembleStatus
-from services.errors import ConfigurationError, EnsemblesError
+from privmix.cluster.checks import check_cohorts
+from privmix.cluster.configuration import Configuration
+from privmix.services.ensembles.actor import Ensembles
+from privmix.services.ensembles.records import EnsembleStatus
+from privmix.services.foundation.actors import remote
+from privmix.services.foundation.errors import ConfigurationError, EnsemblesError
 
 KNOWN_S = 60.0
 LOOK_S = 0.5

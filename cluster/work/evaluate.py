@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from cluster.console import console
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.report import record, write_report
-from services.laboratory.evaluation.results import Evaluation, Result, ResultTable
-from services.privacy import accounting
+from privmix.cluster.console import console
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.report import record, write_report
+from privmix.services.laboratory.evaluation.results import Evaluation, Result, ResultTable
+from privmix.services.privacy import accounting
 
 
 def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) -> None:

@@ -12,17 +12,17 @@ from typing import Any, Self
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from cluster.configuration import Configuration
-from cluster.foreground import stop
-from cluster.launch import launch
-from cluster.steps import Steps
-from services.errors import InputError
-from services.generation.baseline import FILE as BASELINE
-from services.generation.card import MARKDOWN_FILE, write_card
-from services.generation.client import ServiceClient
-from services.generation.job import OUTPUT, GenerationJob, Progress
-from services.generation.records import RECORDS
-from services.ray_session import connected
+from privmix.cluster.configuration import Configuration
+from privmix.cluster.foreground import stop
+from privmix.cluster.launch import launch
+from privmix.cluster.steps import Steps
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.ray_session import connected
+from privmix.services.generation.baseline import FILE as BASELINE
+from privmix.services.generation.card import MARKDOWN_FILE, write_card
+from privmix.services.generation.client import ServiceClient
+from privmix.services.generation.job import OUTPUT, GenerationJob, Progress
+from privmix.services.generation.records import RECORDS
 
 _LINE_S = 10.0
 

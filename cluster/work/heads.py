@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from cluster.console import console
-from cluster.parameters import bad
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.heads import compare as comparison
-from services.laboratory.heads.data import DATASETS, read_table
-from services.laboratory.heads.methods import METHODS
-from services.laboratory.heads.names import MethodName
-from services.laboratory.heads.table import Table, read_npz
-from services.privacy.accounting import stated
+from privmix.cluster.console import console
+from privmix.cluster.parameters import bad
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.heads import compare as comparison
+from privmix.services.laboratory.heads.data import DATASETS, read_table
+from privmix.services.laboratory.heads.methods import METHODS
+from privmix.services.laboratory.heads.names import MethodName
+from privmix.services.laboratory.heads.table import Table, read_npz
+from privmix.services.privacy.accounting import stated
 
 
 def open_table(

@@ -3,8 +3,8 @@
 import typer
 from rich.markup import escape
 
-from services.database.clock import now
-from services.keys.records import KeyAccount, Share, ShareUsage
+from privmix.services.database.clock import now
+from privmix.services.keys.records import KeyAccount, Share, ShareUsage
 
 
 def share_of(context: typer.Context) -> Share:

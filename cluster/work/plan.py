@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.parameters import bad
-from services.privacy import accounting
-from services.privacy.accounting import planning
-from services.privacy.events import Divergences, Event
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.privacy.settings import Settings
-from services.training import dp_sgd
-from services.training.expectation import Proposal, Requirements, propose
-from services.training.options import DpSgdOptions, TokenBudget
-from services.training.splitting import Division
+from privmix.cluster.parameters import bad
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.events import Divergences, Event
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.privacy.settings import Settings
+from privmix.services.training import dp_sgd
+from privmix.services.training.expectation import Proposal, Requirements, propose
+from privmix.services.training.options import DpSgdOptions, TokenBudget
+from privmix.services.training.splitting import Division
 
 EXACT_DECIMALS = 9
 """The digits of an epsilon in JSON, which is rounded up: more digits would show rounding errors."""

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import typer
 
-from cluster.console import display
-from cluster.parameters import bad
-from cluster.training_options import RecipeOptions, RunOptions
-from services.budget.receipt import FILE as RECEIPT
-from services.privacy.accounting import stated
-from services.training import dp_sgd
-from services.training.corpus import Corpus, kinds
-from services.training.expectation import Population, Requirements, propose
-from services.training.manifest import FILE as MANIFEST
-from services.training.manifest import Manifest, StatedSize
-from services.training.options import (
+from privmix.cluster.console import display
+from privmix.cluster.parameters import bad
+from privmix.cluster.training_options import RecipeOptions, RunOptions
+from privmix.services.budget.receipt import FILE as RECEIPT
+from privmix.services.privacy.accounting import stated
+from privmix.services.training import dp_sgd
+from privmix.services.training.corpus import Corpus, kinds
+from privmix.services.training.expectation import Population, Requirements, propose
+from privmix.services.training.manifest import FILE as MANIFEST
+from privmix.services.training.manifest import Manifest, StatedSize
+from privmix.services.training.options import (
     AUTO_BASE,
     DP_SGD_TRAINING,
     DpSgdOptions,
     TokenBudget,
     TrainingOptions,
 )
-from services.training.plan import OpenPlan, Trained, run_training
-from services.training.splitting import base_share
+from privmix.services.training.plan import OpenPlan, Trained, run_training
+from privmix.services.training.splitting import base_share
 
 
 def given_parts(parts: int, output: Path) -> int:

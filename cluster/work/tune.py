@@ -9,16 +9,16 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
-from cluster.console import console
-from services.errors import InputError
-from services.laboratory.evaluation.private_choice import PrivateChoice
-from services.laboratory.evaluation.tuning import TOLERANCE, Tuning, TuningResult, refuse_private
-from services.privacy.accounting import stated
-from services.training.corpus import Corpus
-from services.training.directory import SALT
-from services.training.manifest import Manifest
-from services.training.marks import Marks
-from services.training.partition import read_salt
+from privmix.cluster.console import console
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.evaluation.private_choice import PrivateChoice
+from privmix.services.laboratory.evaluation.tuning import TOLERANCE, Tuning, TuningResult, refuse_private
+from privmix.services.privacy.accounting import stated
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.directory import SALT
+from privmix.services.training.manifest import Manifest
+from privmix.services.training.marks import Marks
+from privmix.services.training.partition import read_salt
 
 
 def price_of_choice(

@@ -12,19 +12,19 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.actors import HEAD, find_actor, remote
-from services.alerts.conditions import Conditions, EnsembleState
-from services.alerts.outbox import Outbox
-from services.alerts.settings import AlertSettings
-from services.alerts.webhook import Webhook
-from services.database.service import ServiceDatabase
-from services.ensembles.actor import Ensembles
-from services.ensembles.records import ServedEnsemble
-from services.errors import KeysUnavailable
-from services.keys.actor import Keys
-from services.requests.errors import ApiError
-from services.requests.keys import KeyService
-from services.requests.status import Status
+from privmix.services.alerts.conditions import Conditions, EnsembleState
+from privmix.services.alerts.outbox import Outbox
+from privmix.services.alerts.settings import AlertSettings
+from privmix.services.alerts.webhook import Webhook
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.ensembles.actor import Ensembles
+from privmix.services.ensembles.records import ServedEnsemble
+from privmix.services.foundation.actors import HEAD, find_actor, remote
+from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.keys.actor import Keys
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.status import Status
 
 NAME = "alerts"
 TIMEOUT_S = 10.0

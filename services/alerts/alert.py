@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from services.keys.records import ShareLimit
+from privmix.services.keys.records import ShareLimit
 
 AlertEvent = Literal[
     "budget.threshold",

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.alerts.alert import Alert, AlertEvent
-from services.budget.statement import Statement
-from services.keys.records import KeyAccount, Share, ShareLimit, ShareUsage
-from services.keys.traffic import TrafficReport
-from services.requests.status import ShardReport
+from privmix.services.alerts.alert import Alert, AlertEvent
+from privmix.services.budget.statement import Statement
+from privmix.services.keys.records import KeyAccount, Share, ShareLimit, ShareUsage
+from privmix.services.keys.traffic import TrafficReport
+from privmix.services.requests.status import ShardReport
 
 REARM = 0.1
 """A threshold can fire again once the fraction has fallen this far below it. Without this margin, tokens that an open

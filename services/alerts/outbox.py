@@ -10,9 +10,9 @@ from datetime import datetime
 
 from sqlalchemy import delete, func, insert, select
 
-from services.alerts.alert import Alert
-from services.database.clock import now
-from services.database.service import ServiceDatabase, alert_levels_table, alerts_table
+from privmix.services.alerts.alert import Alert
+from privmix.services.database.clock import now
+from privmix.services.database.service import ServiceDatabase, alert_levels_table, alerts_table
 
 
 @dataclass(frozen=True)

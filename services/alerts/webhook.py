@@ -16,11 +16,11 @@ from typing import TypeVar
 import httpx
 from pydantic import SecretStr
 
-from services.alerts.outbox import Outbox, Undelivered
-from services.alerts.settings import key_of
-from services.database.clock import now
-from services.errors import KeysUnavailable
-from services.retrying import pauses, repeated
+from privmix.services.alerts.outbox import Outbox, Undelivered
+from privmix.services.alerts.settings import key_of
+from privmix.services.database.clock import now
+from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.foundation.retrying import pauses, repeated
 
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0

@@ -14,19 +14,19 @@ from uuid import uuid4
 import ray
 from ray.actor import ActorHandle
 
-from services.actors import HEAD, forwarded
-from services.batches.contents import default_place
-from services.batches.records import Batch, BatchRequest, File, new_id
-from services.batches.settings import BatchSettings
-from services.batches.store import BatchStore, OpenBatch
-from services.database.deadline import in_time
-from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable
-from services.keys.fair_queue import background_capacity
+from privmix.services.batches.contents import default_place
+from privmix.services.batches.records import Batch, BatchRequest, File, new_id
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.batches.store import BatchStore, OpenBatch
+from privmix.services.database.deadline import in_time
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.foundation.actors import HEAD, forwarded
+from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.keys.fair_queue import background_capacity
 
 if TYPE_CHECKING:
-    from services.batches.runner import Runner
-    from services.requests.settings import RequestSettings
+    from privmix.services.batches.runner import Runner
+    from privmix.services.requests.settings import RequestSettings
 
 NAME = "batches"
 MAX_OPEN = 50
@@ -168,7 +168,7 @@ class Batches:
         return self._runner
 
     def _load(self) -> "Runner":
-        from services.batches.runner import Runner
+        from privmix.services.batches.runner import Runner
 
         requests: RequestSettings = pickle.loads(self._requests)
         return Runner.load(self._store, self._settings, requests, self._capacity, self._holder)

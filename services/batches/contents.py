@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.errors import ConfigurationError, FilesUnavailable
-from services.files import write_atomically
+from privmix.services.foundation.errors import ConfigurationError, FilesUnavailable
+from privmix.services.foundation.files import write_atomically
 
 
 class Contents(ABC):

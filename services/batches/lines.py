@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from services.batches.records import BatchError
+from privmix.services.batches.records import BatchError
 
 MAX_ERRORS = 100
 MAX_ID_CHARACTERS = 512

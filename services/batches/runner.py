@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeVar
 
-from services.batches.lines import Line, model_of, read_lines
-from services.batches.records import OPEN, BatchError, BatchErrors, Ending, LineResponse, LineResult, new_id
-from services.batches.settings import BatchSettings
-from services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
-from services.coordinator.messages import Generation
-from services.errors import KeysUnavailable, NotStored
-from services.requests.admission import Admission, complete_answer
-from services.requests.errors import ApiError, invalid, unexpected
-from services.requests.keys import KeyService
-from services.requests.models import Models
-from services.requests.preparation import Preparation
-from services.requests.response_queue import ResponseQueue
-from services.requests.settings import RequestSettings
-from services.retrying import pauses, repeated
+from privmix.services.batches.lines import Line, model_of, read_lines
+from privmix.services.batches.records import OPEN, BatchError, BatchErrors, Ending, LineResponse, LineResult, new_id
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
+from privmix.services.coordinator.messages import Generation
+from privmix.services.foundation.errors import KeysUnavailable, NotStored
+from privmix.services.foundation.retrying import pauses, repeated
+from privmix.services.requests.admission import Admission, complete_answer
+from privmix.services.requests.errors import ApiError, invalid, unexpected
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import Models
+from privmix.services.requests.preparation import Preparation
+from privmix.services.requests.response_queue import ResponseQueue
+from privmix.services.requests.settings import RequestSettings
 
 MAX_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""

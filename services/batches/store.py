@@ -19,8 +19,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, delete, func, insert, select, update
 
-from services.batches.contents import contents_at
-from services.batches.records import (
+from privmix.services.batches.contents import contents_at
+from privmix.services.batches.records import (
     OPEN,
     Batch,
     BatchUsage,
@@ -32,8 +32,8 @@ from services.batches.records import (
     RequestCounts,
     new_id,
 )
-from services.database.clock import unix_time
-from services.database.service import (
+from privmix.services.database.clock import unix_time
+from privmix.services.database.service import (
     ServiceDatabase,
     batch_lease_table,
     batch_lines_table,
@@ -42,7 +42,7 @@ from services.database.service import (
     files_table,
     service_table,
 )
-from services.errors import BatchesError, FilesUnavailable, NotStored
+from privmix.services.foundation.errors import BatchesError, FilesUnavailable, NotStored
 
 OUTPUT, ERRORS = "output", "errors"
 _FIELDS = {OUTPUT: "output_file_id", ERRORS: "error_file_id"}

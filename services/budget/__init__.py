@@ -7,10 +7,10 @@ async with client.reserve(protocol.event, 4) as reserved:  # compute at most `re
     reserved.mark_released(await reserved.charge(losses))  # release the first of them
 """
 
-from services.budget.actor import NAME, start
-from services.budget.client import BudgetClient
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.errors import LedgerError
+from privmix.services.budget.actor import NAME, start
+from privmix.services.budget.client import BudgetClient
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.foundation.errors import LedgerError
 
 __all__ = ["NAME", "BudgetClient", "LedgerError", "PrivacyBudget", "read", "start"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from services.privacy.protocols.individual import HEADROOM, WHOLE
+from privmix.services.privacy.protocols.individual import HEADROOM, WHOLE
 
 # The fraction of an account that is kept for tokens after the horizon, of which there can be any number.
 _KEPT = 1 / 8

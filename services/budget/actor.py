@@ -11,17 +11,17 @@ from uuid import uuid4
 import ray
 from ray.actor import ActorHandle
 
-from services import tracing
-from services.actors import HEAD, concurrent
-from services.budget.accounts import Grains
-from services.budget.anchor import Anchor
-from services.budget.ledger import PATIENCE_S, Grant, Ledger
-from services.budget.metrics import BudgetMetrics, LedgerHealth
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.records import from_json
-from services.budget.signing import SigningKey
-from services.budget.statement import AccountsStatement, Statement, statement
-from services.errors import Fenced, LedgerError, LedgerMoved
+from privmix.services.budget.accounts import Grains
+from privmix.services.budget.anchor import Anchor
+from privmix.services.budget.ledger import PATIENCE_S, Grant, Ledger
+from privmix.services.budget.metrics import BudgetMetrics, LedgerHealth
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.records import from_json
+from privmix.services.budget.signing import SigningKey
+from privmix.services.budget.statement import AccountsStatement, Statement, statement
+from privmix.services.foundation import tracing
+from privmix.services.foundation.actors import HEAD, concurrent
+from privmix.services.foundation.errors import Fenced, LedgerError, LedgerMoved
 
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6

@@ -23,12 +23,12 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, Text, delete, insert, select
 
-from services.budget.records import from_json
-from services.budget.state import Balance
-from services.budget.store.schema import ledger_table
-from services.database.backend import DatabaseUsage
-from services.database.database import BACKENDS, Database
-from services.errors import (
+from privmix.services.budget.records import from_json
+from privmix.services.budget.state import Balance
+from privmix.services.budget.store.schema import ledger_table
+from privmix.services.database.backend import DatabaseUsage
+from privmix.services.database.database import BACKENDS, Database
+from privmix.services.foundation.errors import (
     DatabaseError,
     LedgerError,
     LedgerForeign,
@@ -37,8 +37,8 @@ from services.errors import (
     LedgerUnavailable,
     LedgerUnknown,
 )
-from services.files import create_atomically, locked, write_atomically
-from services.privacy.events import Event
+from privmix.services.foundation.files import create_atomically, locked, write_atomically
+from privmix.services.privacy.events import Event
 
 _anchor_table = Table(
     "privmix_anchor",

@@ -10,7 +10,7 @@ from hashlib import sha256
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from services.errors import LedgerCorrupt
+from privmix.services.foundation.errors import LedgerCorrupt
 
 GENESIS = "0" * 64
 

@@ -11,12 +11,12 @@ from uuid import uuid4
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services import tracing
-from services.budget.accounts import Grains
-from services.budget.ledger import Grant
-from services.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
-from services.privacy.events import Event
-from services.retrying import pauses, repeated
+from privmix.services.budget.accounts import Grains
+from privmix.services.budget.ledger import Grant
+from privmix.services.foundation import tracing
+from privmix.services.foundation.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
+from privmix.services.foundation.retrying import pauses, repeated
+from privmix.services.privacy.events import Event
 
 STEPS_AHEAD = 2
 """The number of steps that a lease covers at least, and how many steps ahead the next lease is requested."""

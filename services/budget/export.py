@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from services.budget.chain import LedgerRow
-from services.budget.records import KINDS
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import every_row
-from services.budget.verification import LEFT_OUT
+from privmix.services.budget.chain import LedgerRow
+from privmix.services.budget.records import KINDS
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import every_row
+from privmix.services.budget.verification import LEFT_OUT
 
 
 def export(ledger: str | Path, lines: TextIO, *, private: bool = False) -> int:

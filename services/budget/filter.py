@@ -10,11 +10,11 @@ from itertools import accumulate, islice, takewhile, zip_longest
 
 import numpy as np
 
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.token_counter import TokenCounter
-from services.privacy import accounting
-from services.privacy.accounting import counting
-from services.privacy.events import Divergences, Event
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.token_counter import TokenCounter
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import counting
+from privmix.services.privacy.events import Divergences, Event
 
 # Means "no limit": more tokens than any service will ever release.
 UNLIMITED = 2**62

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 from pydantic import BaseModel, ConfigDict
 
-from services.budget.statement import Statement
-from services.privacy.accounting import stated
+from privmix.services.budget.statement import Statement
+from privmix.services.privacy.accounting import stated
 
 RETIRED = "The releases of a retired ensemble count too."
 
@@ -35,7 +35,8 @@ def joint_guarantee(
     Args:
         statements: by model name.
         cohorts: the cohort of each ensemble, by model name. A person is in one ensemble of a cohort at most
-            (`services.training.cohorts`), so a cohort counts once, with its largest epsilon and its largest delta.
+            (`privmix.services.training.cohorts`), so a cohort counts once, with its largest epsilon and its largest
+            delta.
     """
     groups: dict[str, dict[str, Statement]] = {}
     for name, promise in statements.items():

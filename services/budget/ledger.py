@@ -13,13 +13,13 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
-from services.budget.accounts import Grains
-from services.budget.anchor import Anchor, ChainEnd, anchored, is_same, lost_ends, rolled_back
-from services.budget.chain import LedgerRow, verified
-from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import check_same_ledger, replay, replay_whole
-from services.budget.records import (
+from privmix.services.budget.accounts import Grains
+from privmix.services.budget.anchor import Anchor, ChainEnd, anchored, is_same, lost_ends, rolled_back
+from privmix.services.budget.chain import LedgerRow, verified
+from privmix.services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import check_same_ledger, replay, replay_whole
+from privmix.services.budget.records import (
     MAX_LEASE,
     Charged,
     Epoch,
@@ -32,12 +32,12 @@ from services.budget.records import (
     Stopped,
     from_json,
 )
-from services.budget.signing import SigningKey
-from services.budget.state import Balance, Lease, LedgerState
-from services.budget.store import schema
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import append, beat, end, following, rows, silence_s
-from services.errors import (
+from privmix.services.budget.signing import SigningKey
+from privmix.services.budget.state import Balance, Lease, LedgerState
+from privmix.services.budget.store import schema
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import append, beat, end, following, rows, silence_s
+from privmix.services.foundation.errors import (
     Fenced,
     LeaseRefused,
     LedgerError,
@@ -46,8 +46,8 @@ from services.errors import (
     LedgerUnsigned,
     WorkError,
 )
-from services.privacy.events import Event
-from services.privacy.sampling.randomness import uniform_below
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.sampling.randomness import uniform_below
 
 T = TypeVar("T")
 

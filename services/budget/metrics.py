@@ -4,8 +4,8 @@ from typing import Literal, get_args
 
 from ray.util.metrics import Counter, Gauge
 
-from services.budget.ledger import Ledger
-from services.metrics import ENSEMBLE, of_ensemble
+from privmix.services.budget.ledger import Ledger
+from privmix.services.foundation.metrics import ENSEMBLE, of_ensemble
 
 LedgerHealth = Literal["writable", "fenced", "unavailable"]
 STATES: tuple[str, ...] = get_args(LedgerHealth)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, select
 
-from services.budget.chain import LedgerRow, verified
-from services.budget.reader import read, replay_whole
-from services.budget.records import Moved
-from services.budget.state import Balance, LedgerState
-from services.budget.store import schema
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import append, following, rows
-from services.budget.store.schema import ledger_table
-from services.errors import LedgerCorrupt, LedgerExists, LedgerMoved
+from privmix.services.budget.chain import LedgerRow, verified
+from privmix.services.budget.reader import read, replay_whole
+from privmix.services.budget.records import Moved
+from privmix.services.budget.state import Balance, LedgerState
+from privmix.services.budget.store import schema
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import append, following, rows
+from privmix.services.budget.store.schema import ledger_table
+from privmix.services.foundation.errors import LedgerCorrupt, LedgerExists, LedgerMoved
 
 _BATCH = 1_000
 

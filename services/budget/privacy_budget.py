@@ -6,12 +6,12 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from services.budget.token_counter import TokenCounter
-from services.errors import LedgerMismatch
-from services.privacy import accounting
-from services.privacy.events import Accountant, Event, from_json
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Enforced, Settings
+from privmix.services.budget.token_counter import TokenCounter
+from privmix.services.foundation.errors import LedgerMismatch
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Accountant, Event, from_json
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Enforced, Settings
 
 # dp_accounting converts Rényi divergences to an epsilon above this order only.
 LOWEST_ORDER = 1.01

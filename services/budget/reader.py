@@ -4,13 +4,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from services.budget.anchor import Anchor, anchored, lost_ends, rolled_back
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.state import Balance, LedgerState
-from services.budget.store import schema
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import every_row, last_checkpoint, rows
-from services.errors import LedgerMismatch
+from privmix.services.budget.anchor import Anchor, anchored, lost_ends, rolled_back
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.state import Balance, LedgerState
+from privmix.services.budget.store import schema
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import every_row, last_checkpoint, rows
+from privmix.services.foundation.errors import LedgerMismatch
 
 
 def replay_whole(connection: Connection) -> LedgerState:
@@ -65,7 +65,7 @@ def check_same_ledger(state: LedgerState, terms: PrivacyBudget, identity: str | 
 def read(ledger: str | Path) -> Balance:
     """Returns the balance of the ledger at a path or URL, verified from its last checkpoint on.
 
-    Writes nothing, and a writer may be active. `services.budget.verification` verifies the whole chain.
+    Writes nothing, and a writer may be active. `privmix.services.budget.verification` verifies the whole chain.
 
     Raises:
         LedgerError: the ledger cannot be read; the subclass and the message say why.

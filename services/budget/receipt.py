@@ -11,14 +11,20 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
 
-from services.budget.anchor import Anchor, ChainEnd, anchor_at, explained, is_same, is_writable, present
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import check, read
-from services.budget.signing import SigningKey
-from services.budget.store.database import LedgerDatabase
-from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
-from services.files import locked, sync_directory, write_atomically
+from privmix.services.budget.anchor import Anchor, ChainEnd, anchor_at, explained, is_same, is_writable, present
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import check, read
+from privmix.services.budget.signing import SigningKey
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.foundation.errors import (
+    LedgerForeign,
+    LedgerMismatch,
+    LedgerMissing,
+    LedgerUnavailable,
+    LedgerUnknown,
+)
+from privmix.services.foundation.files import locked, sync_directory, write_atomically
 
 FILE = "ledger.receipt"
 

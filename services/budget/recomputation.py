@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from services.budget.filter import Filter
-from services.budget.state import Balance
-from services.budget.statement import rounded_up
-from services.privacy import accounting
-from services.privacy.events import Event
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.state import Balance
+from privmix.services.budget.statement import rounded_up
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Event
 
 RECOMPUTED_DIGITS = 9
 # Grid intervals for privacy loss distributions, from the finest that is fast enough to coarser, faster ones.

@@ -4,9 +4,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy.events import from_json
-from services.privacy.protocols.individual import WHOLE
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy.events import from_json
+from privmix.services.privacy.protocols.individual import WHOLE
 
 # The maximum number of tokens in a lease. It keeps counts within the integers of every database and reader.
 MAX_LEASE = 2**31 - 1
@@ -156,7 +156,7 @@ class Moved(Record):
 
 
 class Signed(Record):
-    """Signs the chain up to the row before this one (`services.budget.signing`). `key` is the key's public name."""
+    """Signs the chain up to the row before this one (`budget/signing.py`). `key` is the key's public name."""
 
     kind = "signature"
     key: str = Field(min_length=1, max_length=64)

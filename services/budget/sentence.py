@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import get_args
 
-from services.budget.filter import Filter
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy import accounting
-from services.privacy.events import Event, Guarantee, GuaranteeStatus
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Event, Guarantee, GuaranteeStatus
 
 DIGITS = 4
 """The decimals of an epsilon that is shown."""

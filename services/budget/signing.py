@@ -10,9 +10,9 @@ import hmac
 from dataclasses import dataclass
 from typing import Self
 
-from services.budget.records import Signed
-from services.budget.state import Balance
-from services.errors import InputError, LedgerUnsigned
+from privmix.services.budget.records import Signed
+from privmix.services.budget.state import Balance
+from privmix.services.foundation.errors import InputError, LedgerUnsigned
 
 LEAST_BYTES = 32
 

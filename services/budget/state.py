@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from services.budget.accounts import NO_ACCOUNTS, Accounts, Grains
-from services.budget.chain import LedgerRow, verified
-from services.budget.filter import NO_LOSSES, Losses, are_losses
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.records import (
+from privmix.services.budget.accounts import NO_ACCOUNTS, Accounts, Grains
+from privmix.services.budget.chain import LedgerRow, verified
+from privmix.services.budget.filter import NO_LOSSES, Losses, are_losses
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.records import (
     KINDS,
     Charged,
     Checkpoint,
@@ -29,8 +29,8 @@ from services.budget.records import (
     Stopped,
     from_json,
 )
-from services.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
-from services.privacy.events import Event
+from privmix.services.foundation.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
+from privmix.services.privacy.events import Event
 
 # The number of closed leases and of charges that a checkpoint keeps, so that a call repeated by Ray gets its first
 # answer.
@@ -80,7 +80,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Signature:
-    """Holds the last signature of a chain, which nothing here has checked (`services.budget.signing`).
+    """Holds the last signature of a chain, which nothing here has checked (`privmix.services.budget.signing`).
 
     Attributes:
         row: the number of the row that holds it.

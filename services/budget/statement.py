@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from services.budget.accounts import Accounts
-from services.budget.filter import UNLIMITED, Filter
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.sentence import DIGITS, guarantee_sentence
-from services.budget.state import Balance
-from services.budget.token_counter import TokenCounter
-from services.privacy import accounting
-from services.privacy.events import Event
-from services.privacy.protocols.individual import WHOLE
-from services.privacy.settings import Enforced
+from privmix.services.budget.accounts import Accounts
+from privmix.services.budget.filter import UNLIMITED, Filter
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.sentence import DIGITS, guarantee_sentence
+from privmix.services.budget.state import Balance
+from privmix.services.budget.token_counter import TokenCounter
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocols.individual import WHOLE
+from privmix.services.privacy.settings import Enforced
 
 SILENT = 0.01
 """The fraction of an account below which a part counts as silent."""

@@ -5,9 +5,9 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.privacy import accounting
-from services.privacy.accounting import counting
-from services.privacy.events import Event, from_json
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import counting
+from privmix.services.privacy.events import Event, from_json
 
 # A block of tokens of another event costs about this fraction of the whole budget: with larger blocks the price is
 # closer to the ratio of the costs, with smaller ones less is left over at the end.

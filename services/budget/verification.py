@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from services.budget.chain import LedgerRow
-from services.budget.records import Checkpoint
-from services.budget.signing import SigningKey
-from services.budget.state import Balance, LedgerState
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import checkpoints, every_row, rows
-from services.cpus import available_cpus
-from services.database.sqlite import MAGIC
-from services.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
-from services.progress import Display
+from privmix.services.budget.chain import LedgerRow
+from privmix.services.budget.records import Checkpoint
+from privmix.services.budget.signing import SigningKey
+from privmix.services.budget.state import Balance, LedgerState
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import checkpoints, every_row, rows
+from privmix.services.database.sqlite import MAGIC
+from privmix.services.foundation.cpus import available_cpus
+from privmix.services.foundation.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
+from privmix.services.foundation.progress import Display
 
 LEFT_OUT = "left_out"
 """The field of an exported row that names the private values which its body lacks."""

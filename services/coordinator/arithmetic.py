@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-from services.coordinator.pending_release import PendingRelease
-from services.coordinator.step import Costs, StepResult
-from services.privacy.mollifiers.rows import prepare
-from services.reduction import single_threaded_pool
+from privmix.services.coordinator.pending_release import PendingRelease
+from privmix.services.coordinator.step import Costs, StepResult
+from privmix.services.privacy.mollifiers.rows import prepare
+from privmix.services.shards.reducer import single_threaded_pool
 
 T = TypeVar("T")
 

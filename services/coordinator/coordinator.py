@@ -16,27 +16,27 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services import tracing
-from services.budget.client import BudgetClient, Reservation
-from services.coordinator.arithmetic import Arithmetic
-from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.draws import DrawQueue
-from services.coordinator.ensemble import ShardedEnsemble
-from services.coordinator.messages import Delta, FinishReason, Generation
-from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.recovery import is_temporary
-from services.coordinator.sequence import LiveSequence
-from services.coordinator.settings import LEASE_TOKENS, StepSettings
-from services.coordinator.step import Costs, Step, StepResult
-from services.coordinator.text import Detokenizer
-from services.errors import CoordinatorStopping, CoordinatorUnavailable, LedgerError, Overloaded
-from services.fleet.fleet import NAME as FLEET
-from services.fleet.shard_map import ShardMap
-from services.privacy.settings import WhenExhausted
-from services.retrying import pauses, repeated_in_thread
-from services.shard import ShardStatus
-from services.structure.compiler import Compiler
-from services.structure.matcher import Matcher, Position
+from privmix.services.budget.client import BudgetClient, Reservation
+from privmix.services.coordinator.arithmetic import Arithmetic
+from privmix.services.coordinator.delta_queue import DeltaQueue
+from privmix.services.coordinator.draws import DrawQueue
+from privmix.services.coordinator.ensemble import ShardedEnsemble
+from privmix.services.coordinator.messages import Delta, FinishReason, Generation
+from privmix.services.coordinator.metrics import CoordinatorMetrics
+from privmix.services.coordinator.recovery import is_temporary
+from privmix.services.coordinator.sequence import LiveSequence
+from privmix.services.coordinator.settings import LEASE_TOKENS, StepSettings
+from privmix.services.coordinator.step import Costs, Step, StepResult
+from privmix.services.coordinator.text import Detokenizer
+from privmix.services.fleet.fleet import NAME as FLEET
+from privmix.services.fleet.shard_map import ShardMap
+from privmix.services.foundation import tracing
+from privmix.services.foundation.errors import CoordinatorStopping, CoordinatorUnavailable, LedgerError, Overloaded
+from privmix.services.foundation.retrying import pauses, repeated_in_thread
+from privmix.services.privacy.settings import WhenExhausted
+from privmix.services.shards.shard import ShardStatus
+from privmix.services.structure.compiler import Compiler
+from privmix.services.structure.matcher import Matcher, Position
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from services.errors import CoordinatorUnavailable
-from services.shard import ShardStatus
+from privmix.services.foundation.errors import CoordinatorUnavailable
+from privmix.services.shards.shard import ShardStatus
 
 ShardCall = Callable[[ActorHandle], Awaitable[Any]]
 

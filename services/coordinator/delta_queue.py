@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from services.coordinator.messages import Delta
+from privmix.services.coordinator.messages import Delta
 
 
 class DeltaQueue:

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
-from services.privacy.protocol import Protocol
+from privmix.services.privacy.protocol import Protocol
 
 AHEAD = 2
 """The number of tokens to draw ahead, so that shards can load the adapters onto their devices in time."""

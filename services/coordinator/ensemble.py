@@ -5,9 +5,9 @@ rows: the most that the protocol can draw from its group. `ZERO` fills the rows 
 number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
 
 Which of three ways a result is made follows from the shard map, and is chosen once: with an additive protocol
-(`Protocol.additive`) the shards reduce their rows (`services.reduction`), and what leaves them has a constant shape,
-too. The only group holds the sampling weights (`held_weights`); of several groups the partials are added
-(`partial_sums`). With other protocols the rows that are used leave the shards (`raw_rows`).
+(`Protocol.additive`) the shards reduce their rows (`privmix.services.shards.reducer`), and what leaves them has a
+constant shape, too. The only group holds the sampling weights (`held_weights`); of several groups the partials are
+added (`partial_sums`). With other protocols the rows that are used leave the shards (`raw_rows`).
 
 A mechanism reproduced as published may draw the number of parts (`Protocol.rows` is None). An observer of its timing
 can learn that number, and its distribution over the shards.
@@ -21,14 +21,14 @@ from functools import partial
 
 from ray.actor import ActorHandle
 
-from services.coordinator import held_weights, partial_sums, raw_rows
-from services.coordinator.arithmetic import Arithmetic
-from services.coordinator.copies import ShardCopies
-from services.coordinator.group import Group, asking
-from services.coordinator.step import Step, StepResult
-from services.errors import CoordinatorUnavailable
-from services.fleet.shard_map import ShardMap
-from services.shard import ShardStatus
+from privmix.services.coordinator import held_weights, partial_sums, raw_rows
+from privmix.services.coordinator.arithmetic import Arithmetic
+from privmix.services.coordinator.copies import ShardCopies
+from privmix.services.coordinator.group import Group, asking
+from privmix.services.coordinator.step import Step, StepResult
+from privmix.services.fleet.shard_map import ShardMap
+from privmix.services.foundation.errors import CoordinatorUnavailable
+from privmix.services.shards.shard import ShardStatus
 
 
 class ShardedEnsemble:

@@ -15,15 +15,15 @@ from zlib import crc32
 import numpy as np
 import ray
 
-from services import tracing
-from services.coordinator.copies import ShardCopies
-from services.coordinator.step import Step
-from services.engine.engine import PUBLIC, ZERO, Request
-from services.errors import CoordinatorUnavailable
-from services.fleet.shard_map import PartGroup
-from services.privacy.protocol import Protocol
-from services.reduction import Reduction
-from services.shard import StepKey
+from privmix.services.coordinator.copies import ShardCopies
+from privmix.services.coordinator.step import Step
+from privmix.services.engine.engine import PUBLIC, ZERO, Request
+from privmix.services.fleet.shard_map import PartGroup
+from privmix.services.foundation import tracing
+from privmix.services.foundation.errors import CoordinatorUnavailable
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.shards.reducer import Reduction
+from privmix.services.shards.shard import StepKey
 
 T = TypeVar("T")
 

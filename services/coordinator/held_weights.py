@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services import tracing
-from services.coordinator.group import Group, ShardBatch, asking, in_order
-from services.coordinator.step import Costs, Step, StepResult
-from services.privacy.sampling.categorical import draw
-from services.reduction import NO_POINT, Weighed
+from privmix.services.coordinator.group import Group, ShardBatch, asking, in_order
+from privmix.services.coordinator.step import Costs, Step, StepResult
+from privmix.services.foundation import tracing
+from privmix.services.privacy.sampling.categorical import draw
+from privmix.services.shards.reducer import NO_POINT, Weighed
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.structure.matcher import Position
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.structure.matcher import Position
 
 FinishReason = Literal["stop", "length", "privacy_budget", "share", "error", "cancelled"]
 """Why a generation ended. The gateway alone sets `share`: the API key has used up its share of the budget."""
@@ -23,10 +23,10 @@ class Generation:
         ignore_eos: continue after the model's end token.
         released: the tokens that a lost coordinator released for this completion. They follow the prompt and count
             towards `max_tokens`; their text is not sent again.
-        cache_salt: see `services.engine.engine.Request`.
-        grammar: the grammar of the completion (`services.structure.grammar`); None allows every text. A token without
-            an alternative is released without a question to any model, and is not charged. So are the tokens that
-            complete the text before it reaches a limit.
+        cache_salt: see `privmix.services.engine.engine.Request`.
+        grammar: the grammar of the completion (`privmix.services.structure.grammar`); None allows every text. A token
+            without an alternative is released without a question to any model, and is not charged. So are the tokens
+            that complete the text before it reaches a limit.
         start: what follows the empty completion under the grammar. It is found again where it is None.
     """
 

@@ -2,7 +2,7 @@
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from services.metrics import ENSEMBLE, of_ensemble
+from privmix.services.foundation.metrics import ENSEMBLE, of_ensemble
 
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services import tracing
-from services.coordinator.arithmetic import Arithmetic, LocalResult
-from services.coordinator.group import Group, ShardBatch, in_order
-from services.coordinator.pending_release import PendingRelease
-from services.coordinator.step import Step
-from services.privacy.protocol import Protocol
-from services.reduction import Reduced
+from privmix.services.coordinator.arithmetic import Arithmetic, LocalResult
+from privmix.services.coordinator.group import Group, ShardBatch, in_order
+from privmix.services.coordinator.pending_release import PendingRelease
+from privmix.services.coordinator.step import Step
+from privmix.services.foundation import tracing
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.shards.reducer import Reduced
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PartialSums(LocalResult):
 
     Attributes:
         public: p0 of each sequence, float32 [V].
-        sums: of each private sequence, one partial [V] of each group (`services.privacy.protocol.Partial`).
+        sums: of each private sequence, one partial [V] of each group (`privmix.services.privacy.protocol.Partial`).
         charges: of each private sequence, what it charges to each part, int64 [parts]; empty without accounts.
     """
 

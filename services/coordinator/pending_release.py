@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from services.coordinator.step import Step
-from services.lazily import torch
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Protocol, Release
-from services.privacy.sampling.categorical import quantise, sample
+from privmix.services.coordinator.step import Step
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Protocol, Release
+from privmix.services.privacy.sampling.categorical import quantise, sample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ class PendingRelease:
 
         Args:
             public: float32 [V], p0 of each sequence.
-            sums, charges: see `services.coordinator.partial_sums.PartialSums`.
+            sums, charges: see `privmix.services.coordinator.partial_sums.PartialSums`.
 
         Raises:
             ValueError: see `Protocol.added`.

@@ -13,13 +13,13 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from services import tracing
-from services.coordinator.arithmetic import Arithmetic, LocalResult
-from services.coordinator.group import Group, ShardBatch, in_order
-from services.coordinator.pending_release import PendingRelease
-from services.coordinator.step import Step
-from services.engine.engine import PUBLIC, ZERO
-from services.privacy.protocol import Protocol
+from privmix.services.coordinator.arithmetic import Arithmetic, LocalResult
+from privmix.services.coordinator.group import Group, ShardBatch, in_order
+from privmix.services.coordinator.pending_release import PendingRelease
+from privmix.services.coordinator.step import Step
+from privmix.services.engine.engine import PUBLIC, ZERO
+from privmix.services.foundation import tracing
+from privmix.services.privacy.protocol import Protocol
 
 
 @dataclass(frozen=True)

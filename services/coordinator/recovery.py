@@ -2,7 +2,7 @@
 
 from ray.exceptions import RayError, RayTaskError
 
-from services.errors import CoordinatorError, LedgerError
+from privmix.services.foundation.errors import CoordinatorError, LedgerError
 
 
 def cause_of(error: BaseException) -> BaseException:

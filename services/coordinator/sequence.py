@@ -3,11 +3,11 @@
 import time
 from dataclasses import replace
 
-from services.coordinator.messages import Delta, FinishReason, Generation
-from services.coordinator.text import Detokenizer, TextStream
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.structure.errors import StructureError
-from services.structure.matcher import Matcher, Position
+from privmix.services.coordinator.messages import Delta, FinishReason, Generation
+from privmix.services.coordinator.text import Detokenizer, TextStream
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.matcher import Matcher, Position
 
 
 class LiveSequence:

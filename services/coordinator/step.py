@@ -1,7 +1,7 @@
 """Defines a step, which makes one token of each live sequence, and what the shards make of it.
 
 `Step` is all that the coordinator fixes before the shards compute; `StepResult` is all that it sees afterwards. How the
-rows become a result is chosen once for an ensemble (`services.coordinator.ensemble`).
+rows become a result is chosen once for an ensemble (`privmix.services.coordinator.ensemble`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Step:
     Attributes:
         sequences: the id of each sequence.
         contexts: the tokens of each sequence, prompt and output.
-        cache_salts: see `services.engine.engine.Request`.
+        cache_salts: see `privmix.services.engine.engine.Request`.
         options: the sampling options of each sequence.
         draws: the models drawn for the token of each of the first P sequences.
         coming: those of the tokens after it, in order, for each of the first P sequences.

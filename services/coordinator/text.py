@@ -7,8 +7,8 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
-from services.structure.vocabulary import Vocabulary
-from services.tokenizer import load_tokenizer
+from privmix.services.structure.vocabulary import Vocabulary
+from privmix.services.tokenization.tokenizer import load_tokenizer
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so an incomplete one has at most three.

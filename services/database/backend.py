@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from services.errors import DatabaseError
+from privmix.services.foundation.errors import DatabaseError
 
 Access = Literal["read", "write", "copy", "create"]
 """The purpose of opening a database.

@@ -10,10 +10,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from services.database.backend import Access, Backend, DatabaseUsage
-from services.database.postgresql import PostgreSQL
-from services.database.sqlite import SQLite
-from services.errors import DatabaseConflict, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
+from privmix.services.database.backend import Access, Backend, DatabaseUsage
+from privmix.services.database.postgresql import PostgreSQL
+from privmix.services.database.sqlite import SQLite
+from privmix.services.foundation.errors import DatabaseConflict, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
 
 _SQLITE = SQLite()
 BACKENDS: tuple[Backend, ...] = (

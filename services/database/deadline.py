@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, TypeVar
 
-from services.errors import KeysUnavailable
+from privmix.services.foundation.errors import KeysUnavailable
 
 DATABASE_TIMEOUT_S = 10.0
 """How long a caller waits for the database. The operation itself continues, because it may be committed later."""

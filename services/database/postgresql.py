@@ -10,8 +10,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.database.backend import Access, Backend, DatabaseUsage
-from services.errors import DatabaseError, DatabaseUnavailable, ExtraMissing
+from privmix.services.database.backend import Access, Backend, DatabaseUsage
+from privmix.services.foundation.errors import DatabaseError, DatabaseUnavailable, ExtraMissing
 
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
@@ -88,7 +88,7 @@ def _connect(
     _: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any], *, copies: bool
 ) -> Any:
     # It needs psycopg, which only an extra installs.
-    from services.database.limited_connection import CopyConnection, LimitedConnection
+    from privmix.services.database.limited_connection import CopyConnection, LimitedConnection
 
     return (CopyConnection if copies else LimitedConnection).connect(*arguments, **parameters)
 

@@ -24,15 +24,15 @@ from sqlalchemy import (
     make_url,
 )
 
-from services.database.backend import DatabaseUsage
-from services.database.database import Database
-from services.database.upgrade import Migrations
-from services.errors import DatabaseConflict, DatabaseError, DatabaseMissing, KeysUnavailable
+from privmix.services.database.backend import DatabaseUsage
+from privmix.services.database.database import Database
+from privmix.services.database.upgrade import Migrations
+from privmix.services.foundation.errors import DatabaseConflict, DatabaseError, DatabaseMissing, KeysUnavailable
 
 _KEYS = DatabaseUsage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
 
 REVISION_TABLE = "privmix_keys_revision"
-migrations = Migrations("services.database:migrations", REVISION_TABLE)
+migrations = Migrations("privmix.services.database:migrations", REVISION_TABLE)
 
 metadata = MetaData()
 
@@ -80,7 +80,7 @@ reservations_table = Table(
     Column("gateway", String(64), nullable=False),
 )
 
-# `levels` is `services.alerts.conditions.Conditions.levels` as JSON.
+# `levels` is `privmix.services.alerts.conditions.Conditions.levels` as JSON.
 alert_levels_table = Table(
     "privmix_alert_levels",
     metadata,
@@ -102,8 +102,9 @@ alerts_table = Table(
 # One row: the random id of the database, by which a place of files knows its own.
 service_table = Table("privmix_service", metadata, Column("id", String(32), primary_key=True))
 
-# `record` is `services.batches.records.File` as JSON; `created` is in Unix microseconds, `expires` in Unix seconds. A
-# file with the state "writing" or "deleting" is not shown; its content may exist (`services.batches.store`).
+# `record` is `privmix.services.batches.records.File` as JSON; `created` is in Unix microseconds, `expires` in Unix
+# seconds. A file with the state "writing" or "deleting" is not shown; its content may exist
+# (`privmix.services.batches.store`).
 files_table = Table(
     "privmix_files",
     metadata,
@@ -129,7 +130,8 @@ file_contents_table = Table(
     Column("content", LargeBinary, nullable=False),
 )
 
-# `record` is `services.batches.records.Batch` as JSON; `created` is in Unix microseconds, `ended` in Unix seconds.
+# `record` is `privmix.services.batches.records.Batch` as JSON; `created` is in Unix microseconds, `ended` in Unix
+# seconds.
 batches_table = Table(
     "privmix_batches",
     metadata,
@@ -166,7 +168,7 @@ batch_lease_table = Table(
     Column("until", BigInteger, nullable=False),
 )
 
-# `listed` is a list of `services.ensembles.records.EnsembleEntry` as JSON.
+# `listed` is a list of `privmix.services.ensembles.records.EnsembleEntry` as JSON.
 ensembles_table = Table(
     "privmix_ensembles",
     metadata,
@@ -174,7 +176,7 @@ ensembles_table = Table(
     Column("listed", Text, nullable=False),
 )
 
-# The number of shards that an operator chose for each ensemble: `services.fleet.size`.
+# The number of shards that an operator chose for each ensemble: `privmix.services.fleet.size`.
 fleets_table = Table(
     "privmix_fleets",
     metadata,

@@ -11,8 +11,14 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.database.backend import Access, Backend, DatabaseUsage
-from services.errors import DatabaseCorrupt, DatabaseError, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
+from privmix.services.database.backend import Access, Backend, DatabaseUsage
+from privmix.services.foundation.errors import (
+    DatabaseCorrupt,
+    DatabaseError,
+    DatabaseForeign,
+    DatabaseMissing,
+    DatabaseUnavailable,
+)
 
 BUSY_TIMEOUT = 30.0  # the maximum wait for another writer's transaction, in seconds
 MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file, https://sqlite.org/fileformat.html

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, column, inspect, select, table
 
-from services.errors import UnknownRevision
+from privmix.services.foundation.errors import UnknownRevision
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -23,7 +23,7 @@ class Migrations:
     """Applies the revisions of one schema.
 
     Args:
-        scripts: the package of the revisions in Alembic's notation, such as `services.database:migrations`.
+        scripts: the package of the revisions in Alembic's notation, such as `privmix.services.database:migrations`.
         revision_table: the table for the current revision. Each schema needs its own, because several schemas and other
             users of Alembic can share a database.
     """

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 ENGINES: Mapping[str, str] = {
-    "vllm": "services.engine.vllm_engine:VllmEngine",
-    "transformers": "services.engine.transformers_engine:TransformersEngine",
+    "vllm": "privmix.services.engine.vllm_engine:VllmEngine",
+    "transformers": "privmix.services.engine.transformers_engine:TransformersEngine",
 }
 """The class of each engine, by its name in the configuration. A class is imported only when an engine is created,
 because its library is large and may be absent."""

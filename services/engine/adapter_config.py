@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from services.engine import PartKind
+from privmix.services.engine import PartKind
 
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv")
 ROW_PARALLEL = ("o_proj", "down_proj")

@@ -9,8 +9,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # must come first: it loads lib
 
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
 
-from services.engine import lora_on_cpu, norms_on_cpu
-from services.engine.reader_rows import ReaderRows, ReaderWorker
+from privmix.services.engine import lora_on_cpu, norms_on_cpu
+from privmix.services.engine.reader_rows import ReaderRows, ReaderWorker
 
 
 class CPUReaderModelRunner(ReaderRows, CPUModelRunner):  # type: ignore[misc]

@@ -9,9 +9,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Literal
 
-from services.engine import ENGINES, PartKind, known_engine
-from services.errors import ExtraMissing
-from services.lazily import torch
+from privmix.services.engine import ENGINES, PartKind, known_engine
+from privmix.services.foundation.errors import ExtraMissing
+from privmix.services.foundation.lazily import torch
 
 PUBLIC = "public"
 """The name of the base model without an adapter."""

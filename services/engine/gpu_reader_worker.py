@@ -8,10 +8,10 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from services.engine import lora_on_gpu
-from services.engine.lora_tiles import MAX_RANK
-from services.engine.reader_rows import ReaderRows, ReaderWorker
-from services.engine.step_graph import SIZES, StepGraphs, shapes
+from privmix.services.engine import lora_on_gpu
+from privmix.services.engine.lora_tiles import MAX_RANK
+from privmix.services.engine.reader_rows import ReaderRows, ReaderWorker
+from privmix.services.engine.step_graph import SIZES, StepGraphs, shapes
 
 REDUCED_ARRAYS = 8
 """How many arrays of 4 bytes for each sequence and token the reduction of a step allocates beside its rows, at most."""

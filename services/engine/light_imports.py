@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from services.lazily import quick_imports
+from privmix.services.foundation.lazily import quick_imports
 
 MISSING: Sequence[str] = ("scipy.signal", "torch._inductor.lowering")
 """The modules that `vllm.multimodal.audio` and `vllm.env_override` do without."""

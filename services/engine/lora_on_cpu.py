@@ -27,9 +27,9 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
-from services import compiled
-from services.engine.adapter_slots import slots_by_id
-from services.engine.step_graph import StepShape
+from privmix.services.engine.adapter_slots import slots_by_id
+from privmix.services.engine.step_graph import StepShape
+from privmix.services.foundation import compiled
 
 BLOCK = 4
 """The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""

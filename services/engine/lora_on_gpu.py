@@ -9,9 +9,9 @@ from torch import Tensor
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 from vllm.platforms import current_platform
 
-from services.engine.adapter_slots import slots_by_id
-from services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
-from services.engine.step_graph import StepShape
+from privmix.services.engine.adapter_slots import slots_by_id
+from privmix.services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
+from privmix.services.engine.step_graph import StepShape
 
 
 class TilePunicaWrapper(PunicaWrapperGPU):  # type: ignore[misc]

@@ -40,10 +40,10 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
-from services.engine.adapter_config import KEYS_AND_VALUES
-from services.engine.engine import PUBLIC
-from services.engine.switching import using
-from services.errors import ReaderError
+from privmix.services.engine.adapter_config import KEYS_AND_VALUES
+from privmix.services.engine.engine import PUBLIC
+from privmix.services.engine.switching import using
+from privmix.services.foundation.errors import ReaderError
 
 TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The modules that a reader's adapter may change: all but the key and value projections, which a reader never uses."""

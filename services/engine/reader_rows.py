@@ -61,8 +61,8 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from services.engine.adapter_slots import AdapterSlots
-from services.engine.step_graph import Graph, StepGraphs, StepShape, shapes
+from privmix.services.engine.adapter_slots import AdapterSlots
+from privmix.services.engine.step_graph import Graph, StepGraphs, StepShape, shapes
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as ModelRunner

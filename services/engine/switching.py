@@ -6,7 +6,7 @@ from typing import Any
 
 from peft import PeftModel
 
-from services.engine.engine import PUBLIC
+from privmix.services.engine.engine import PUBLIC
 
 
 @contextmanager

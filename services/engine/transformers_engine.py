@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.engine.light_imports import light_imports
+from privmix.services.engine.light_imports import light_imports
 
 with light_imports():
     import torch
     from peft import LoraConfig, PeftModel
     from transformers import AutoModelForCausalLM
 
-    from services.engine.adapter_config import first_layer, read_adapter_configs
-    from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
-    from services.engine.part_text import read_texts
-    from services.engine.reader_attention import PublicCache, check_reader, record_text
-    from services.engine.switching import using
+    from privmix.services.engine.adapter_config import first_layer, read_adapter_configs
+    from privmix.services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
+    from privmix.services.engine.part_text import read_texts
+    from privmix.services.engine.reader_attention import PublicCache, check_reader, record_text
+    from privmix.services.engine.switching import using
 
 MAX_CACHES = 256
 

@@ -26,7 +26,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's envi
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-from services.engine.light_imports import light_imports, stand_in
+from privmix.services.engine.light_imports import light_imports, stand_in
 
 with light_imports():
     import torch
@@ -41,17 +41,17 @@ with light_imports():
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.request import Request as VllmRequest
 
-    from services.engine.adapter_config import (
+    from privmix.services.engine.adapter_config import (
         AdapterConfig,
         changed_modules,
         first_layer,
         read_adapter_configs,
         slot_bytes,
     )
-    from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
-    from services.engine.part_text import read_texts
-    from services.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
-    from services.engine.step_graph import shapes
+    from privmix.services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
+    from privmix.services.engine.part_text import read_texts
+    from privmix.services.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
+    from privmix.services.engine.step_graph import shapes
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 MIN_GPU_RANK = 16
@@ -66,7 +66,7 @@ SLOTS_MEMORY = 0.25
 MIN_SLOTS = 32
 MERGED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 """vLLM's names of the layers that merge a reader's modules."""
-TENSOR_PARALLEL = "services.engine.tensor_parallel.TensorParallelExecutor"
+TENSOR_PARALLEL = "privmix.services.engine.tensor_parallel.TensorParallelExecutor"
 MAX_IDLE_STEPS = 16
 """The number of consecutive vLLM steps without computation after which the engine counts as stalled."""
 MAX_REPEATED_WORK = 8
@@ -493,7 +493,7 @@ def _import_model(architectures: Sequence[str]) -> None:
     To learn what a class can do without initialising a GPU, vLLM would start a process that imports vLLM too, which
     takes seconds of a processor at the first start on a machine.
     """
-    import_module("services.engine.cpu_reader_worker")  # its imports come before those of a model
+    import_module("privmix.services.engine.cpu_reader_worker")  # its imports come before those of a model
     for name in architectures:
         if (registered := ModelRegistry.models.get(name)) is not None:
             ModelRegistry.register_model(name, registered.load_model_cls())
@@ -535,7 +535,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         max_lora_rank=rank,
         lora_target_modules=_lora_modules(settings, targets, fork) or None,
         additional_config={FORK: fork, READERS: settings.rows, PART_KIND: settings.part_kind},
-        worker_cls=f"services.engine.{worker}",
+        worker_cls=f"privmix.services.engine.{worker}",
         tensor_parallel_size=settings.tensor_parallel_size,
         distributed_executor_backend="uni" if settings.tensor_parallel_size == 1 else TENSOR_PARALLEL,
         async_scheduling=False,  # every step waits for tokens that the coordinator samples

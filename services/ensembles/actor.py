@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from ray.actor import ActorHandle
 from sqlalchemy import delete, insert, select
 
-from services.actors import HEAD, forwarded
-from services.database.service import ServiceDatabase, ensembles_table
-from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble
-from services.ensembles.registry import Registry
+from privmix.services.database.service import ServiceDatabase, ensembles_table
+from privmix.services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble
+from privmix.services.ensembles.registry import Registry
+from privmix.services.foundation.actors import HEAD, forwarded
 
 NAME = "ensembles"
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from services.keys.messages import AdmissionLimits
+from privmix.services.keys.messages import AdmissionLimits
 
 State = Literal["serving", "draining"]
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from services.ensembles.records import EnsembleEntry, EnsembleList, EnsembleStatus, ServedEnsemble, State
-from services.errors import EnsemblesError
+from privmix.services.ensembles.records import EnsembleEntry, EnsembleList, EnsembleStatus, ServedEnsemble, State
+from privmix.services.foundation.errors import EnsemblesError
 
 HEARTBEAT_TIMEOUT_S = 30.0
 """A gateway without a heartbeat for this long is considered gone. For this long after a start, a gateway may exist that

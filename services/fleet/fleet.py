@@ -16,16 +16,16 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from services.actors import HEAD
-from services.errors import FleetError, KeysUnavailable
-from services.fleet.metrics import FleetMetrics
-from services.fleet.plan import START_TIMEOUT_S, ShardPlan
-from services.fleet.shard_map import PartGroup, ShardMap
-from services.fleet.size import FleetSize
-from services.privacy.events import Accountant
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings
-from services.shard import ShardActor, ShardStatus
+from privmix.services.fleet.metrics import FleetMetrics
+from privmix.services.fleet.plan import START_TIMEOUT_S, ShardPlan
+from privmix.services.fleet.shard_map import PartGroup, ShardMap
+from privmix.services.fleet.size import FleetSize
+from privmix.services.foundation.actors import HEAD
+from privmix.services.foundation.errors import FleetError, KeysUnavailable
+from privmix.services.privacy.events import Accountant
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Settings
+from privmix.services.shards.shard import ShardActor, ShardStatus
 
 NAME = "fleet"
 PROBE_S = 5.0

@@ -2,7 +2,7 @@
 
 from ray.util.metrics import Gauge
 
-from services.metrics import ENSEMBLE, of_ensemble
+from privmix.services.foundation.metrics import ENSEMBLE, of_ensemble
 
 
 class FleetMetrics:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.engine.engine import EngineSettings
+from privmix.services.engine.engine import EngineSettings
 
 START_TIMEOUT_S = 900.0
 """How long a shard may take to start, including the wait for a new node."""

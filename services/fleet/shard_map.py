@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from services.privacy.protocol import Protocol
+from privmix.services.privacy.protocol import Protocol
 
 
 @dataclass(frozen=True)

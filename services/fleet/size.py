@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, insert, select
 
-from services.database.service import ServiceDatabase, fleets_table
+from privmix.services.database.service import ServiceDatabase, fleets_table
 
 
 @dataclass(frozen=True, slots=True)

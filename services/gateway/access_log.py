@@ -9,9 +9,9 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services import tracing
-from services.requests.access_record import CLIENT_GONE, AccessRecord
-from services.requests.errors import unexpected
+from privmix.services.foundation import tracing
+from privmix.services.requests.access_record import CLIENT_GONE, AccessRecord
+from privmix.services.requests.errors import unexpected
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 
-from services.database.clock import now
-from services.gateway.openapi import REFUSALS, body
-from services.keys.actor import Keys
-from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share
-from services.requests.errors import invalid
-from services.requests.keys import KeyService
-from services.requests.models import Models
-from services.requests.preparation import read_body
-from services.requests.schema import Body
-from services.requests.values import BoundedCount, Name, PositiveCount
+from privmix.services.database.clock import now
+from privmix.services.gateway.openapi import REFUSALS, body
+from privmix.services.keys.actor import Keys
+from privmix.services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share
+from privmix.services.requests.errors import invalid
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import Models
+from privmix.services.requests.preparation import read_body
+from privmix.services.requests.schema import Body
+from privmix.services.requests.values import BoundedCount, Name, PositiveCount
 
 MAX_BODY_BYTES = 1 << 16
 MAX_DAYS = 36_500

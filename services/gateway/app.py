@@ -13,26 +13,26 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
-from services.batches.settings import BatchSettings
-from services.gateway import batches
-from services.gateway.access_log import REQUEST_ID, AccessLog
-from services.gateway.administration import BODIES as ADMINISTRATION_BODIES
-from services.gateway.administration import AdministrationRoutes
-from services.gateway.administration_port import listening
-from services.gateway.catalogue import CatalogueRoutes, health_routes, version_route
-from services.gateway.console import ConsoleRoutes
-from services.gateway.generation import ANSWERED_BY, GenerationRoutes
-from services.gateway.metrics import refusals
-from services.gateway.openapi import describe
-from services.requests.access_record import CLIENT_GONE
-from services.requests.errors import ApiError, from_http
-from services.requests.keys import KeyService
-from services.requests.models import Models
-from services.requests.refusals import LIMITED, RATES
-from services.requests.responses.schema import ResponsesRequest
-from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.requests.settings import RequestSettings
-from services.requests.values import check_address
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.gateway import batches
+from privmix.services.gateway.access_log import REQUEST_ID, AccessLog
+from privmix.services.gateway.administration import BODIES as ADMINISTRATION_BODIES
+from privmix.services.gateway.administration import AdministrationRoutes
+from privmix.services.gateway.administration_port import listening
+from privmix.services.gateway.catalogue import CatalogueRoutes, health_routes, version_route
+from privmix.services.gateway.console import ConsoleRoutes
+from privmix.services.gateway.generation import ANSWERED_BY, GenerationRoutes
+from privmix.services.gateway.metrics import refusals
+from privmix.services.gateway.openapi import describe
+from privmix.services.requests.access_record import CLIENT_GONE
+from privmix.services.requests.errors import ApiError, from_http
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import Models
+from privmix.services.requests.refusals import LIMITED, RATES
+from privmix.services.requests.responses.schema import ResponsesRequest
+from privmix.services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.requests.values import check_address
 
 _FOLDER = Path(__file__).parent / "static"
 # Allows the inline scripts and styles of the pages and requests to this host only.

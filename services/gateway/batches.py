@@ -17,20 +17,20 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from services.actors import find_actor, remote
-from services.batches.actor import Batches
-from services.batches.records import Batch, BatchRequest, File
-from services.batches.settings import BatchSettings
-from services.batches.store import Page
-from services.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
-from services.gateway.openapi import REFUSALS, body
-from services.keys.rate_limiter import TokenBuckets
-from services.requests.errors import ApiError, invalid, limited, unavailable
-from services.requests.keys import ANSWER_S, KeyService
-from services.requests.preparation import Endpoint, read_body
-from services.requests.schema import Body, refused
-from services.requests.settings import RequestSettings
-from services.requests.values import Id, declared_bytes, whole_number
+from privmix.services.batches.actor import Batches
+from privmix.services.batches.records import Batch, BatchRequest, File
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.batches.store import Page
+from privmix.services.foundation.actors import find_actor, remote
+from privmix.services.foundation.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
+from privmix.services.gateway.openapi import REFUSALS, body
+from privmix.services.keys.rate_limiter import TokenBuckets
+from privmix.services.requests.errors import ApiError, invalid, limited, unavailable
+from privmix.services.requests.keys import ANSWER_S, KeyService
+from privmix.services.requests.preparation import Endpoint, read_body
+from privmix.services.requests.schema import Body, refused
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.requests.values import Id, declared_bytes, whole_number
 
 OVERHEAD_BYTES = 1 << 16
 MAX_NAME_CHARACTERS = 255

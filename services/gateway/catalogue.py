@@ -10,17 +10,17 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from services.budget.joint_guarantee import JointGuarantee, joint_guarantee
-from services.budget.statement import Statement
-from services.gateway.openapi import REFUSALS, body
-from services.keys.records import Scope
-from services.requests.access_record import access_record
-from services.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
-from services.requests.keys import KeyService
-from services.requests.models import Models, ServedModel
-from services.requests.preparation import read_body
-from services.requests.schema import DetokenizeRequest, TokenizeRequest
-from services.requests.settings import RequestSettings
+from privmix.services.budget.joint_guarantee import JointGuarantee, joint_guarantee
+from privmix.services.budget.statement import Statement
+from privmix.services.gateway.openapi import REFUSALS, body
+from privmix.services.keys.records import Scope
+from privmix.services.requests.access_record import access_record
+from privmix.services.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import Models, ServedModel
+from privmix.services.requests.preparation import read_body
+from privmix.services.requests.schema import DetokenizeRequest, TokenizeRequest
+from privmix.services.requests.settings import RequestSettings
 
 
 class ModelStatement(Statement):

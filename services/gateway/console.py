@@ -16,21 +16,21 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from services.budget.joint_guarantee import joint_guarantee
-from services.budget.statement import AccountsStatement, Statement
-from services.ensembles.records import State
-from services.gateway.openapi import REFUSALS
-from services.keys.actor import Keys
-from services.keys.messages import Identity
-from services.keys.records import KeyAccount
-from services.keys.traffic import TrafficReport
-from services.requests.admission import EventStream
-from services.requests.answers import events
-from services.requests.errors import ApiError
-from services.requests.keys import KeyService
-from services.requests.models import Models, ServedModel
-from services.requests.settings import RequestSettings
-from services.requests.status import ShardReport
+from privmix.services.budget.joint_guarantee import joint_guarantee
+from privmix.services.budget.statement import AccountsStatement, Statement
+from privmix.services.ensembles.records import State
+from privmix.services.gateway.openapi import REFUSALS
+from privmix.services.keys.actor import Keys
+from privmix.services.keys.messages import Identity
+from privmix.services.keys.records import KeyAccount
+from privmix.services.keys.traffic import TrafficReport
+from privmix.services.requests.admission import EventStream
+from privmix.services.requests.answers import events
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import Models, ServedModel
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.requests.status import ShardReport
 
 INTERVAL_S = 1.0
 SHARDS_S = 5.0

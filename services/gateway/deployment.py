@@ -10,20 +10,20 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from services import tracing
-from services.actors import find_actor, remote
-from services.batches.settings import BatchSettings
-from services.ensembles.actor import Ensembles
-from services.gateway.app import build_app
-from services.requests.models import Models
-from services.requests.settings import RequestSettings
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.ensembles.actor import Ensembles
+from privmix.services.foundation import tracing
+from privmix.services.foundation.actors import find_actor, remote
+from privmix.services.gateway.app import build_app
+from privmix.services.requests.models import Models
+from privmix.services.requests.settings import RequestSettings
 
 POLL_S = 0.1
 
 
 def _log_with_serve() -> None:
     """Sends the gateway's log to Serve's handlers: as JSON with Serve's request id."""
-    for package in ("services.gateway", "services.requests"):
+    for package in ("privmix.services.gateway", "privmix.services.requests"):
         logger = logging.getLogger(package)
         logger.setLevel(logging.INFO)
         logger.handlers = logging.getLogger("ray.serve").handlers

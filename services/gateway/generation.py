@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.metrics import requests
-from services.gateway.openapi import REFUSALS, body
-from services.requests.access_record import access_record
-from services.requests.admission import (
+from privmix.services.gateway.metrics import requests
+from privmix.services.gateway.openapi import REFUSALS, body
+from privmix.services.requests.access_record import access_record
+from privmix.services.requests.admission import (
     Admission,
     EventStream,
     complete_answer,
@@ -13,14 +13,14 @@ from services.requests.admission import (
     stream_answer,
     unless_disconnected,
 )
-from services.requests.answers import Answer, ChatCompletion, Completion
-from services.requests.keys import KeyService
-from services.requests.models import Models
-from services.requests.preparation import Preparation, Route, read_body
-from services.requests.responses import answers
-from services.requests.responses.schema import ResponsesRequest
-from services.requests.schema import ChatRequest, CompletionRequest
-from services.requests.settings import RequestSettings
+from privmix.services.requests.answers import Answer, ChatCompletion, Completion
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import Models
+from privmix.services.requests.preparation import Preparation, Route, read_body
+from privmix.services.requests.responses import answers
+from privmix.services.requests.responses.schema import ResponsesRequest
+from privmix.services.requests.schema import ChatRequest, CompletionRequest
+from privmix.services.requests.settings import RequestSettings
 
 ANSWERED_BY = "x-privmix-answered-by"
 WRITE_INTERVAL_S = 0.01

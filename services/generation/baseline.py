@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from services.errors import InputError
-from services.generation.client import Sampling
-from services.generation.job import JobRequest
-from services.generation.template import Item
-from services.json_lines import load_lines
-from services.training.manifest import private_base
-from services.training.private_base import resolve_public
-from services.training.public_model import resolve, revision
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import load_lines
+from privmix.services.generation.client import Sampling
+from privmix.services.generation.job import JobRequest
+from privmix.services.generation.template import Item
+from privmix.services.training.manifest import private_base
+from privmix.services.training.private_base import resolve_public
+from privmix.services.training.public_model import resolve, revision
 
 FILE = "baseline.jsonl"
 _BATCH = 8

@@ -8,10 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from services.errors import InputError
-from services.files import write_atomically
-from services.generation.job import OUTPUT, GenerationJob
-from services.generation.records import RECORDS
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import write_atomically
+from privmix.services.generation.job import OUTPUT, GenerationJob
+from privmix.services.generation.records import RECORDS
 
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, Timeout
 from openai.types import Completion
 
-from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
+from privmix.services.foundation.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 
 RecordSchema = Mapping[str, Any]
 

@@ -22,11 +22,11 @@ from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
-from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
-from services.files import sync_directory, write_atomically
-from services.generation.client import RecordSchema, Sampling, ServiceClient, StreamedPiece
-from services.generation.template import Item
-from services.json_lines import load_lines, write_lines
+from privmix.services.foundation.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
+from privmix.services.foundation.files import sync_directory, write_atomically
+from privmix.services.foundation.json_lines import load_lines, write_lines
+from privmix.services.generation.client import RecordSchema, Sampling, ServiceClient, StreamedPiece
+from privmix.services.generation.template import Item
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
 _LOCK = ".generation.lock"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import InputError
+from privmix.services.foundation.errors import InputError
 
 RECORDS = "records.parquet"
 
@@ -39,7 +39,7 @@ def records_of(texts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_records(directory: Path, schema: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> Path:
-    """Writes records with one column for each property of the schema (see `services.generation.columns`).
+    """Writes records with one column for each property of the schema (see `privmix.services.generation.columns`).
 
     Returns:
         the path of the file.
@@ -47,7 +47,7 @@ def write_records(directory: Path, schema: Mapping[str, Any], records: Iterable[
     import pyarrow as pa  # slow to import
     from pyarrow import parquet
 
-    from services.generation.columns import RecordColumn, columns
+    from privmix.services.generation.columns import RecordColumn, columns
 
     rows = list(records)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
-from services.errors import InputError
-from services.json_lines import read_lines
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import read_lines
 
 COUNT = "count"
 """The field of a row with its number of texts; by default one."""

@@ -10,19 +10,19 @@ from typing import Literal
 import ray
 from ray.actor import ActorHandle
 
-from services.actors import HEAD
-from services.database.clock import now
-from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable
-from services.keys.grouping import GroupedTransactions
-from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
-from services.keys.metrics import ShareMetrics
-from services.keys.open_requests import OpenRequests
-from services.keys.records import Key, KeyAccount, Scope, Share
-from services.keys.store import KeyStore
-from services.keys.subjects import charged_subjects, group_subject, subjects_of
-from services.keys.traffic import Traffic, TrafficReport
-from services.keys.transactions import AreRequired, Find, ReadShares
+from privmix.services.database.clock import now
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.foundation.actors import HEAD
+from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.keys.grouping import GroupedTransactions
+from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
+from privmix.services.keys.metrics import ShareMetrics
+from privmix.services.keys.open_requests import OpenRequests
+from privmix.services.keys.records import Key, KeyAccount, Scope, Share
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.subjects import charged_subjects, group_subject, subjects_of
+from privmix.services.keys.traffic import Traffic, TrafficReport
+from privmix.services.keys.transactions import AreRequired, Find, ReadShares
 
 NAME = "keys"
 WATCH_S = 5.0

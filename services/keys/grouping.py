@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from services.database.deadline import in_time
-from services.keys.store import KeyStore
-from services.keys.transactions import Operation
+from privmix.services.database.deadline import in_time
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.transactions import Operation
 
 MAX_GROUP = 256
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.keys.records import Scope
+from privmix.services.keys.records import Scope
 
 Refusal = Literal[
     "share_exhausted",

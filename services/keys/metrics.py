@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from services.keys.records import KeyAccount, Share, ShareUsage
+from privmix.services.keys.records import KeyAccount, Share, ShareUsage
 
 ALL = "all"
 """The label `model` of a share that applies to all ensembles together."""

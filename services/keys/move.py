@@ -4,8 +4,8 @@ from pathlib import Path
 
 from sqlalchemy import delete, func, insert, select
 
-from services.database.service import ServiceDatabase, default_database, keys_table, metadata, service_table
-from services.errors import KeysError
+from privmix.services.database.service import ServiceDatabase, default_database, keys_table, metadata, service_table
+from privmix.services.foundation.errors import KeysError
 
 _BATCH = 1_000
 

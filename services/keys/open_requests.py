@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from services.database.clock import now
-from services.database.deadline import DATABASE_TIMEOUT_S
-from services.errors import KeysUnavailable
-from services.keys.fair_queue import FairQueue, QueueFull
-from services.keys.grouping import GroupedTransactions
-from services.keys.messages import AdmissionLimits, Admitted, Refused
-from services.keys.rate_limiter import RateLimiter
-from services.keys.records import Share
-from services.keys.subjects import charged_subjects, ensemble_of
-from services.keys.transactions import Exhausted, OpenReservation, ReadShares, Reserve, Reserved, Settle
-from services.retrying import pauses, repeated
+from privmix.services.database.clock import now
+from privmix.services.database.deadline import DATABASE_TIMEOUT_S
+from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.foundation.retrying import pauses, repeated
+from privmix.services.keys.fair_queue import FairQueue, QueueFull
+from privmix.services.keys.grouping import GroupedTransactions
+from privmix.services.keys.messages import AdmissionLimits, Admitted, Refused
+from privmix.services.keys.rate_limiter import RateLimiter
+from privmix.services.keys.records import Share
+from privmix.services.keys.subjects import charged_subjects, ensemble_of
+from privmix.services.keys.transactions import Exhausted, OpenReservation, ReadShares, Reserve, Reserved, Settle
 
 RETRY_S = 1.0
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from services.keys.messages import RateState, RateStates, Refused
-from services.keys.records import Share
+from privmix.services.keys.messages import RateState, RateStates, Refused
+from privmix.services.keys.records import Share
 
 MINUTE_S = 60.0
 ROUNDING = 1e-6

@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
-from services.database.clock import now
-from services.database.service import (
+from privmix.services.database.clock import now
+from privmix.services.database.service import (
     ServiceDatabase,
     keys_table,
     shares_table,
     usage_table,
 )
-from services.errors import DatabaseConflict, KeysError, UnknownKey
-from services.keys.records import (
+from privmix.services.foundation.errors import DatabaseConflict, KeysError, UnknownKey
+from privmix.services.keys.records import (
     Key,
     KeyAccount,
     Scope,
@@ -28,8 +28,8 @@ from services.keys.records import (
     is_id,
     new_id,
 )
-from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
-from services.keys.transactions import (
+from privmix.services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
+from privmix.services.keys.transactions import (
     OpenReservation,
     Operation,
     apply,

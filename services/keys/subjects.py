@@ -6,7 +6,7 @@ own, it is charged to `ensemble:NAME:key:ID` and `ensemble:NAME:group:NAME` too.
 
 from collections.abc import Sequence
 
-from services.keys.records import Key
+from privmix.services.keys.records import Key
 
 OF_ENSEMBLE = "ensemble:"
 

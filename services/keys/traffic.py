@@ -7,7 +7,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from services.keys.messages import EnsembleTraffic, TrafficUpdate
+from privmix.services.keys.messages import EnsembleTraffic, TrafficUpdate
 
 WINDOW_S = 10.0
 HISTORY_S = 300

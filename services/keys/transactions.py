@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from services.database.clock import now
-from services.database.service import keys_table, reservations_table, shares_table, usage_table
-from services.keys.records import Key, Share, ShareLimit, ShareUsage
+from privmix.services.database.clock import now
+from privmix.services.database.service import keys_table, reservations_table, shares_table, usage_table
+from privmix.services.keys.records import Key, Share, ShareLimit, ShareUsage
 
 
 @dataclass(frozen=True)

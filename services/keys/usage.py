@@ -2,10 +2,10 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from services.database.service import ServiceDatabase
-from services.keys.records import KeyAccount, Share, ShareUsage
-from services.keys.store import KeyStore
-from services.keys.subjects import key_subject, split
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.keys.records import KeyAccount, Share, ShareUsage
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.subjects import key_subject, split
 
 
 class KeyUsage(BaseModel):

@@ -4,5 +4,5 @@
 registers every kind of event, so that stored events can be read.
 """
 
-from services.privacy import protocols as protocols
-from services.privacy.sampling import selection as selection
+from privmix.services.privacy import protocols as protocols
+from privmix.services.privacy.sampling import selection as selection

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lazily import torch
-from services.privacy.arrays import Reals
-from services.privacy.events import Event, Guarantee
-from services.privacy.worlds import Pair
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Event, Guarantee
+from privmix.services.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from services.lazily import torch
-from services.privacy.mollifiers.blocks import rows_at_once, scratch
-from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, shape_parts, temperatures
-from services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers.blocks import rows_at_once, scratch
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, shape_parts, temperatures
+from privmix.services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
 
 if TYPE_CHECKING:
     from torch import Tensor

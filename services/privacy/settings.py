@@ -7,9 +7,9 @@ from typing import Protocol as Structure
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from services.privacy.events import Accountant, Event
-from services.privacy.protocol import Protocol
-from services.units import DELTA, EPSILON, TOKENS
+from privmix.services.foundation.units import DELTA, EPSILON, TOKENS
+from privmix.services.privacy.events import Accountant, Event
+from privmix.services.privacy.protocol import Protocol
 
 Enforced = Literal["bound", "measured"]
 

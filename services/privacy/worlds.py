@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.privacy.arrays import Reals
+from privmix.services.privacy.arrays import Reals
 
 # The log-probability of a token that a part almost never outputs.
 NEVER = -40.0

@@ -18,14 +18,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.coordinator.messages import Delta, Generation
-from services.keys.messages import Admitted, Identity
-from services.requests.answers import Answer, error_event
-from services.requests.errors import ApiError
-from services.requests.keys import KeyService
-from services.requests.models import ServedModel
-from services.requests.refusals import rate_headers
-from services.requests.response_queue import ResponseQueue
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.keys.messages import Admitted, Identity
+from privmix.services.requests.answers import Answer, error_event
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.keys import KeyService
+from privmix.services.requests.models import ServedModel
+from privmix.services.requests.refusals import rate_headers
+from privmix.services.requests.response_queue import ResponseQueue
 
 HEARTBEAT = b": waiting\n\n"
 

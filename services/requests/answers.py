@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from services.coordinator.messages import Delta, FinishReason, Generation
-from services.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
-from services.structure.grammar import call_prefix
+from privmix.services.coordinator.messages import Delta, FinishReason, Generation
+from privmix.services.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
+from privmix.services.structure.grammar import call_prefix
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 """The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as

@@ -11,8 +11,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.actors import find_actor
-from services.coordinator.messages import Delta, Generation
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.foundation.actors import find_actor
 
 logger = logging.getLogger(__name__)
 

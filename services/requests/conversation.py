@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from services.requests.schema import CalledFunction, EarlierCall, Message
-from services.structure.grammar import call_prefix
+from privmix.services.requests.schema import CalledFunction, EarlierCall, Message
+from privmix.services.structure.grammar import call_prefix
 
 TemplateMessage = dict[str, Any]
 

@@ -13,13 +13,13 @@ from typing import Any
 from ray.exceptions import RayTaskError
 from ray.util.metrics import Counter
 
-from services.coordinator.messages import Delta, Generation
-from services.coordinator.recovery import cause_of, is_temporary
-from services.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
-from services.requests.channel import Channel
-from services.requests.counters import TokenCounters
-from services.requests.errors import ApiError, coordinator_lost, from_coordinator, unexpected
-from services.requests.response_queue import Attempt, GenerationState, ResponseQueue
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.coordinator.recovery import cause_of, is_temporary
+from privmix.services.foundation.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
+from privmix.services.requests.channel import Channel
+from privmix.services.requests.counters import TokenCounters
+from privmix.services.requests.errors import ApiError, coordinator_lost, from_coordinator, unexpected
+from privmix.services.requests.response_queue import Attempt, GenerationState, ResponseQueue
 
 resumed = Counter(
     "privmix_generations_resumed", "Generations that were submitted again, as their coordinator was lost."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.keys.messages import EnsembleTraffic, TrafficUpdate
+from privmix.services.keys.messages import EnsembleTraffic, TrafficUpdate
 
 MAX_TIMES = 200
 

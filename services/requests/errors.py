@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from services.errors import CoordinatorError, CoordinatorStopping, Overloaded, WorkError
+from privmix.services.foundation.errors import CoordinatorError, CoordinatorStopping, Overloaded, WorkError
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}

@@ -15,18 +15,18 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
-from services.actors import find_actor, remote
-from services.errors import KeysError
-from services.keys.actor import Keys
-from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
-from services.keys.rate_limiter import TokenBuckets
-from services.keys.records import CLIENT_SCOPES, Scope, Secret
-from services.requests.access_record import access_record
-from services.requests.errors import ApiError, limited, unavailable
-from services.requests.refusals import forbidden, refusal, translated, unauthorised
-from services.requests.settings import ClientSettings
-from services.requests.web_pages import check_sender
-from services.retrying import pauses, repeated
+from privmix.services.foundation.actors import find_actor, remote
+from privmix.services.foundation.errors import KeysError
+from privmix.services.foundation.retrying import pauses, repeated
+from privmix.services.keys.actor import Keys
+from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
+from privmix.services.keys.rate_limiter import TokenBuckets
+from privmix.services.keys.records import CLIENT_SCOPES, Scope, Secret
+from privmix.services.requests.access_record import access_record
+from privmix.services.requests.errors import ApiError, limited, unavailable
+from privmix.services.requests.refusals import forbidden, refusal, translated, unauthorised
+from privmix.services.requests.settings import ClientSettings
+from privmix.services.requests.web_pages import check_sender
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """The identity of every client while no keys exist: it has no shares and cannot administer."""
@@ -131,7 +131,7 @@ class KeyService:
         return identity
 
     def cache_salt(self, identity: Identity) -> str:
-        """Returns the salt of a key's cached prefixes (`services.engine.engine.Request`).
+        """Returns the salt of a key's cached prefixes (`privmix.services.engine.engine.Request`).
 
         It is a keyed hash, so the shards do not learn whose prompts they read.
         """

@@ -15,22 +15,22 @@ from uuid import uuid4
 from jinja2 import TemplateError
 from ray.exceptions import RayError
 
-from services.actors import find_actor, remote
-from services.coordinator.text import Detokenizer, partial_length
-from services.ensembles.actor import Ensembles
-from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
-from services.keys.messages import TrafficUpdate
-from services.people_text import PeopleText, TypedMarks
-from services.requests.conversation import ChatWriter, TemplateMessage
-from services.requests.coordinator_client import CoordinatorClient
-from services.requests.counters import RequestCounters
-from services.requests.errors import ApiError, draining, invalid, model_not_found
-from services.requests.schema import Function, Message, PromptText
-from services.requests.settings import RequestSettings
-from services.requests.status import Status
-from services.structure.trials import Trials
-from services.tokenizer import load_tokenizer
-from services.turns import Turns
+from privmix.services.coordinator.text import Detokenizer, partial_length
+from privmix.services.ensembles.actor import Ensembles
+from privmix.services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
+from privmix.services.foundation.actors import find_actor, remote
+from privmix.services.foundation.turns import Turns
+from privmix.services.keys.messages import TrafficUpdate
+from privmix.services.requests.conversation import ChatWriter, TemplateMessage
+from privmix.services.requests.coordinator_client import CoordinatorClient
+from privmix.services.requests.counters import RequestCounters
+from privmix.services.requests.errors import ApiError, draining, invalid, model_not_found
+from privmix.services.requests.schema import Function, Message, PromptText
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.requests.status import Status
+from privmix.services.structure.trials import Trials
+from privmix.services.tokenization.people_text import PeopleText, TypedMarks
+from privmix.services.tokenization.tokenizer import load_tokenizer
 
 T = TypeVar("T")
 

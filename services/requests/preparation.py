@@ -7,17 +7,25 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from services import tracing
-from services.coordinator.messages import Generation
-from services.requests.answers import Answer, AnsweringBase, ChatStyle, CompletionStyle, Style, Substituted, ToolStyle
-from services.requests.errors import ApiError, invalid
-from services.requests.models import Models, ServedModel
-from services.requests.responses.answers import ResponsesStyle
-from services.requests.responses.schema import ResponsesRequest
-from services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
-from services.requests.settings import RequestSettings
-from services.requests.structure import Structure, structure_of
-from services.requests.values import declared_bytes
+from privmix.services.coordinator.messages import Generation
+from privmix.services.foundation import tracing
+from privmix.services.requests.answers import (
+    Answer,
+    AnsweringBase,
+    ChatStyle,
+    CompletionStyle,
+    Style,
+    Substituted,
+    ToolStyle,
+)
+from privmix.services.requests.errors import ApiError, invalid
+from privmix.services.requests.models import Models, ServedModel
+from privmix.services.requests.responses.answers import ResponsesStyle
+from privmix.services.requests.responses.schema import ResponsesRequest
+from privmix.services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.requests.structure import Structure, structure_of
+from privmix.services.requests.values import declared_bytes
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -1,9 +1,9 @@
 """Translates what the keys actor refuses into errors and headers of HTTP."""
 
-from services.errors import KeysError, KeysUnavailable, UnknownKey
-from services.keys.messages import InvalidKey, RateState, RateStates, Refused
-from services.keys.records import Scope
-from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
+from privmix.services.foundation.errors import KeysError, KeysUnavailable, UnknownKey
+from privmix.services.keys.messages import InvalidKey, RateState, RateStates, Refused
+from privmix.services.keys.records import Scope
+from privmix.services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
 
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from services.coordinator.messages import Delta, Generation
-from services.requests.channel import Channel, Submission
-from services.requests.counters import TokenCounters
-from services.requests.errors import ApiError, unavailable
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.requests.channel import Channel, Submission
+from privmix.services.requests.counters import TokenCounters
+from privmix.services.requests.errors import ApiError, unavailable
 
 
 class GenerationState:

@@ -27,8 +27,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.requests.errors import CUSTOM, from_validation
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.requests.errors import CUSTOM, from_validation
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128

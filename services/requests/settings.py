@@ -4,8 +4,8 @@ import secrets
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from services.ensembles.records import ServedEnsemble
-from services.requests.schema import LEAST_TEMPERATURE, Fallbacks
+from privmix.services.ensembles.records import ServedEnsemble
+from privmix.services.requests.schema import LEAST_TEMPERATURE, Fallbacks
 
 
 class ClientSettings(BaseModel):

@@ -13,14 +13,14 @@ from pydantic import BaseModel
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.actors import find_actor, remote
-from services.budget.actor import Budget
-from services.budget.metrics import LedgerHealth
-from services.budget.statement import AccountsStatement, Statement
-from services.coordinator.coordinator import Coordinator
-from services.errors import CoordinatorUnavailable
-from services.fleet.fleet import Fleet
-from services.requests.errors import unavailable
+from privmix.services.budget.actor import Budget
+from privmix.services.budget.metrics import LedgerHealth
+from privmix.services.budget.statement import AccountsStatement, Statement
+from privmix.services.coordinator.coordinator import Coordinator
+from privmix.services.fleet.fleet import Fleet
+from privmix.services.foundation.actors import find_actor, remote
+from privmix.services.foundation.errors import CoordinatorUnavailable
+from privmix.services.requests.errors import unavailable
 
 FRESH_S = 1.0
 TIMEOUT_S = 5.0

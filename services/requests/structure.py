@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from services.requests.errors import invalid, unavailable
-from services.requests.schema import GenerationRequest, StructuredOutputs
-from services.structure.errors import StructureError
-from services.structure.grammar import ANY_OBJECT, StructureKind
-from services.structure.matcher import Position
-from services.structure.trials import TrialError, Trials
+from privmix.services.requests.errors import invalid, unavailable
+from privmix.services.requests.schema import GenerationRequest, StructuredOutputs
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.grammar import ANY_OBJECT, StructureKind
+from privmix.services.structure.matcher import Position
+from privmix.services.structure.trials import TrialError, Trials
 
 Wish = tuple[str, StructureKind, Any]
 """The field that asks for a structure, its kind, and what it says (`of_kind`)."""

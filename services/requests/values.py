@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 from starlette.requests import HTTPConnection, Request
 
-from services.requests.errors import invalid
-from services.requests.schema import refused
+from privmix.services.requests.errors import invalid
+from privmix.services.requests.schema import refused
 
 MAX_DIGITS = 15
 MAX_CHARACTERS = 512

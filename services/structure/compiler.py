@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from services.structure.ending import EndFinder
-from services.structure.errors import StructureError
-from services.structure.grammar import is_choice
-from services.structure.hints import hints_of
-from services.structure.matcher import Matcher, Position
-from services.structure.vocabulary import BYTES, Vocabulary
+from privmix.services.structure.ending import EndFinder
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.grammar import is_choice
+from privmix.services.structure.hints import hints_of
+from privmix.services.structure.matcher import Matcher, Position
+from privmix.services.structure.vocabulary import BYTES, Vocabulary
 
 COMPILE_S = 10.0
 """The limit of a compilation. The limits below end almost every one in less than 0.3 s."""

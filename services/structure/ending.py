@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from llguidance import LLMatcher
 
-from services.structure.vocabulary import Vocabulary
+from privmix.services.structure.vocabulary import Vocabulary
 
 PIECE = 64
 """The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""

@@ -7,7 +7,7 @@ import re
 
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from services.structure.errors import StructureError
+from privmix.services.structure.errors import StructureError
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)

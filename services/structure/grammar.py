@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from llguidance import LLMatcher
 
-from services.structure.errors import StructureError
-from services.structure.gbnf import to_lark
-from services.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
-from services.structure.schema_grammar import rules_of
-from services.structure.structural_tags import grammars_of
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.gbnf import to_lark
+from privmix.services.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
+from privmix.services.structure.schema_grammar import rules_of
+from privmix.services.structure.structural_tags import grammars_of
 
 _CHOICE = "choice"
 

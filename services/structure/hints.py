@@ -32,7 +32,7 @@ _COMMON = "aA0 -._"
 
 
 def hints_of(grammar: str) -> list[bytes]:
-    """Returns at most `MAX_HINTS` guesses for a grammar (`services.structure.grammar`), the shortest first."""
+    """Returns at most `MAX_HINTS` guesses for a grammar (`privmix.services.structure.grammar`), the shortest first."""
     found: dict[str, None] = {}
     for part in json.loads(grammar)["grammars"]:
         for line in part.get("lark_grammar", "").split("\n"):

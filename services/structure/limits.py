@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from services.structure.errors import StructureError
+from privmix.services.structure.errors import StructureError
 
 MAX_BYTES = 96 * 1024
 MAX_DEPTH = 32

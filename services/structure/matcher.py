@@ -6,9 +6,9 @@ from functools import partial
 
 from llguidance import LLMatcher
 
-from services.structure.ending import PIECE, EndFinder
-from services.structure.errors import StructureError
-from services.structure.vocabulary import Vocabulary
+from privmix.services.structure.ending import PIECE, EndFinder
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from services.structure.errors import StructureError
+from privmix.services.structure.errors import StructureError
 
 MAX_EXPRESSION = 32 * 1024
 """The maximum number of characters of a translated expression."""

@@ -20,12 +20,20 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
-from services.structure import patterns
-from services.structure.errors import StructureError
-from services.structure.numbers import DIGITS, SAFE_DIGITS, Numbers, common_step, fraction_step, places, terminals
-from services.structure.schemas import Schemas
-from services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
-from services.structure.vocabulary import BYTES
+from privmix.services.structure import patterns
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.numbers import (
+    DIGITS,
+    SAFE_DIGITS,
+    Numbers,
+    common_step,
+    fraction_step,
+    places,
+    terminals,
+)
+from privmix.services.structure.schemas import Schemas
+from privmix.services.structure.shapes import Array, Contained, JsonShape, Node, Object, Text, canonical, joined
+from privmix.services.structure.vocabulary import BYTES
 
 MAX_RULES = 60_000
 MAX_UNIQUE = 64

@@ -15,11 +15,11 @@ from itertools import combinations, pairwise, product
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from services.structure import patterns
-from services.structure.errors import StructureError
-from services.structure.formats import FORMATS
-from services.structure.numbers import Numbers
-from services.structure.shapes import (
+from privmix.services.structure import patterns
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.formats import FORMATS
+from privmix.services.structure.numbers import Numbers
+from privmix.services.structure.shapes import (
     ANYTHING,
     Array,
     Atom,

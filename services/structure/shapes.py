@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from services.structure.numbers import Numbers
+from privmix.services.structure.numbers import Numbers
 
 
 class Atom(NamedTuple):

@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from services.structure.errors import StructureError
-from services.structure.limits import MAX_COUNT, check_schema, check_size
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.limits import MAX_COUNT, check_schema, check_size
 
 Ends = tuple[str, ...] | None
 """The strings one of which follows; none if what follows is no string, and None if nothing follows."""

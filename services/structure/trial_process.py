@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.structure.compiler import begun, probe
-from services.structure.errors import StructureError
-from services.structure.grammar import of_kind
-from services.structure.vocabulary import Vocabulary
+from privmix.services.structure.compiler import begun, probe
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.grammar import of_kind
+from privmix.services.structure.vocabulary import Vocabulary
 
 TRIALS = 500
 """How many trials a process serves."""

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from services.structure.errors import StructureError
-from services.structure.grammar import StructureKind
-from services.structure.limits import MAX_BYTES
-from services.structure.matcher import Position
-from services.turns import Turns
+from privmix.services.foundation.turns import Turns
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.grammar import StructureKind
+from privmix.services.structure.limits import MAX_BYTES
+from privmix.services.structure.matcher import Position
 
 MAX_DESCRIPTION = 8 * MAX_BYTES
 """The maximum number of bytes of a description as JSON: those of many tools, or one whose characters are escaped."""
@@ -68,7 +68,7 @@ class Tried:
     """Describes a grammar that passed its trial.
 
     Attributes:
-        grammar: see `services.structure.grammar`.
+        grammar: see `privmix.services.structure.grammar`.
         start: the position at the beginning of a text. It has an end.
         cpu_s: how long a compilation takes.
         memory: the bytes that the compiled grammar holds.
@@ -175,7 +175,7 @@ class _Processes:
         self._control, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "services.structure.trial_process"],
+                [sys.executable, "-m", "privmix.services.structure.trial_process"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # the engine's messages quote the client's text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llguidance import LLTokenizer
 
-from services.structure.errors import StructureError
+from privmix.services.structure.errors import StructureError
 
 if TYPE_CHECKING:  # processes that try grammars need only the engine
     from tokenizers import Tokenizer

@@ -24,10 +24,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
-from services.engine.reader_attention import PublicCache, check_modules, check_reader, from_fork, record
-from services.errors import InputError, ReaderError, WorkError
-from services.training.options import TrainingOptions
-from services.training.packing import IGNORED, Tokens, even_size, pack
+from privmix.services.engine.reader_attention import PublicCache, check_modules, check_reader, from_fork, record
+from privmix.services.foundation.errors import InputError, ReaderError, WorkError
+from privmix.services.training.options import TrainingOptions
+from privmix.services.training.packing import IGNORED, Tokens, even_size, pack
 
 # The file names that PEFT and vLLM expect.
 Files = dict[str, bytes]

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.errors import InputError
-from services.training import public_model
-from services.training.manifest import PrivateBase, private_base
-from services.training.private_base import is_trained, merged
+from privmix.services.foundation.errors import InputError
+from privmix.services.training import public_model
+from privmix.services.training.manifest import PrivateBase, private_base
+from privmix.services.training.private_base import is_trained, merged
 
 
 @dataclass(frozen=True)

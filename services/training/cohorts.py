@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from services.errors import InputError
-from services.training.corpus import Document
-from services.training.directory import SALT
-from services.training.manifest import FILE as MANIFEST
-from services.training.manifest import Apart, Manifest
-from services.training.marks import Marks
-from services.training.partition import read_salt
+from privmix.services.foundation.errors import InputError
+from privmix.services.training.corpus import Document
+from privmix.services.training.directory import SALT
+from privmix.services.training.manifest import FILE as MANIFEST
+from privmix.services.training.manifest import Apart, Manifest
+from privmix.services.training.marks import Marks
+from privmix.services.training.partition import read_salt
 
 
 class EarlierEnsembles:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.json_lines import BadRow
+from privmix.services.foundation.json_lines import BadRow
 
 Turn = Mapping[str, Any]
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from services.errors import CorpusError, InputError
-from services.json_lines import LINE_LIMIT, BadRow, too_long
-from services.people_text import PeopleText, TypedMarks
-from services.training.conversations import Conversation, conversation, instruction
-from services.training.rows import RowFields
-from services.training.sources import check, sources
+from privmix.services.foundation.errors import CorpusError, InputError
+from privmix.services.foundation.json_lines import LINE_LIMIT, BadRow, too_long
+from privmix.services.tokenization.people_text import PeopleText, TypedMarks
+from privmix.services.training.conversations import Conversation, conversation, instruction
+from privmix.services.training.rows import RowFields
+from privmix.services.training.sources import check, sources
 
 TOOLS = "tools"
 """The field of a conversation's row that declares tools, as in OpenAI's fine-tuning form."""
@@ -49,7 +49,7 @@ class Corpus:
     """Iterates over the documents of files: JSON Lines, CSV or Parquet, as they are or compressed.
 
     User ids are strings or whole numbers. White space around them is ignored. A field that holds a list of messages is
-    a conversation (`services.training.conversations`).
+    a conversation (`privmix.services.training.conversations`).
 
     Args:
         paths: files, globs, directories of Hugging Face datasets, and names of datasets; one of them or several.
@@ -244,7 +244,7 @@ def _encodable(value: str, field: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        # `services.training.rows` decodes bytes that are not UTF-8 to these.
+        # `privmix.services.training.rows` decodes bytes that are not UTF-8 to these.
         if 0xDC80 <= ord(value[error.start]) <= 0xDCFF:
             raise BadRow("is not UTF-8", "convert the file to UTF-8", field) from None
         raise BadRow("has half of a surrogate pair", "write the character whole", field) from None

@@ -12,9 +12,9 @@ from typing import Any
 
 from faker import Faker
 
-from services.errors import InputError
-from services.json_lines import write_lines
-from services.training.options import TrainingOptions
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import write_lines
+from privmix.services.training.options import TrainingOptions
 
 TRAIN = "train.jsonl"
 HELD_OUT = "heldout.jsonl"

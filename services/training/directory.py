@@ -14,10 +14,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from services.errors import InputError, WorkError
-from services.files import building, write_files
-from services.training import manifest as manifests
-from services.training.manifest import Manifest, hash_adapter
+from privmix.services.foundation.errors import InputError, WorkError
+from privmix.services.foundation.files import building, write_files
+from privmix.services.training import manifest as manifests
+from privmix.services.training.manifest import Manifest, hash_adapter
 
 PARTS = "parts"
 SALT = "partition.salt"

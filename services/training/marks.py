@@ -17,12 +17,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import InputError
-from services.files import sha256, sync_directory, write_atomically
-from services.training.corpus import Document
-from services.training.manifest import FILE as MANIFEST
-from services.training.manifest import Manifest
-from services.training.partition import salt_id
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import sha256, sync_directory, write_atomically
+from privmix.services.training.corpus import Document
+from privmix.services.training.manifest import FILE as MANIFEST
+from privmix.services.training.manifest import Manifest
+from privmix.services.training.partition import salt_id
 
 FILE = "corpus.marks"
 NEXT = "corpus.marks.next"

@@ -5,10 +5,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from services.engine import PartKind
-from services.errors import InputError
-from services.options import Options
-from services.units import DELTA, EPSILON, Unit
+from privmix.services.engine import PartKind
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.options import Options
+from privmix.services.foundation.units import DELTA, EPSILON, Unit
 
 Matrices = Literal["b", "both"]
 """The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""

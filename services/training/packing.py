@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.errors import InputError
-from services.people_text import PeopleText
-from services.training.corpus import Document, rendered
-from services.training.partition import Partition, PartShare
-from services.units import Unit
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.units import Unit
+from privmix.services.tokenization.people_text import PeopleText
+from privmix.services.training.corpus import Document, rendered
+from privmix.services.training.partition import Partition, PartShare
 
 Tokens = NDArray[np.int32]
 

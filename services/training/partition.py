@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.errors import InputError
+from privmix.services.foundation.errors import InputError
 
 SALT_BYTES = 32
 HALVES = ("a", "b")

@@ -1,9 +1,9 @@
 """Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
 
 A unit moves a step's sum by at most the clip, exactly: its gradient is a function of its own text and the weights, to
-the last bit (`row_gradients`), and sums of clipped gradients are exact (`services.privacy.sampling.clipping`). Whether
-a unit is in a batch does not depend on the others. Batches and noise come from the operating system's randomness,
-because the guarantee does not hold against an observer who can predict them.
+the last bit (`row_gradients`), and sums of clipped gradients are exact (`privmix.services.privacy.sampling.clipping`).
+Whether a unit is in a batch does not depend on the others. Batches and noise come from the operating system's
+randomness, because the guarantee does not hold against an observer who can predict them.
 
 The guarantee covers the weights after every step, not only the last ones. So they can be kept after each step, and a
 training that was killed goes on from there at no further cost: the step that it was in has released nothing.
@@ -20,13 +20,13 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import get_linear_schedule_with_warmup
 
-from services.files import replacing
-from services.privacy.sampling.clipping import clipped, noised
-from services.privacy.sampling.randomness import poisson_subsample
-from services.training.adapter import Files, files_of, with_lora
-from services.training.options import Matrices, TrainingOptions
-from services.training.packing import IGNORED, Tokens, even_size, pack
-from services.training.row_gradients import RowGradients, TokenRow
+from privmix.services.foundation.files import replacing
+from privmix.services.privacy.sampling.clipping import clipped, noised
+from privmix.services.privacy.sampling.randomness import poisson_subsample
+from privmix.services.training.adapter import Files, files_of, with_lora
+from privmix.services.training.options import Matrices, TrainingOptions
+from privmix.services.training.packing import IGNORED, Tokens, even_size, pack
+from privmix.services.training.row_gradients import RowGradients, TokenRow
 
 _STATE = "steps.pt"
 _PUBLIC_BATCH = 8

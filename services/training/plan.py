@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.engine import PartKind
-from services.errors import WorkError
-from services.progress import Display
-from services.training.base import Base
-from services.training.directory import adapter_path, finished, remove_others, store
-from services.training.manifest import Manifest
-from services.training.marks import Marks
-from services.training.options import Resources
+from privmix.services.engine import PartKind
+from privmix.services.foundation.errors import WorkError
+from privmix.services.foundation.progress import Display
+from privmix.services.training.base import Base
+from privmix.services.training.directory import adapter_path, finished, remove_others, store
+from privmix.services.training.manifest import Manifest
+from privmix.services.training.marks import Marks
+from privmix.services.training.options import Resources
 
 if TYPE_CHECKING:
-    from services.training.adapter import Files
-    from services.training.tasks import Work
+    from privmix.services.training.adapter import Files
+    from privmix.services.training.tasks import Work
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _train(
     work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], resources: Resources, display: Display
 ) -> None:
     """Writes texts in this process, and trains the rest in the connected cluster, or in one of its own."""
-    from services.training import tasks
+    from privmix.services.training import tasks
 
     jobs = {}
     for training, adapters in work:
@@ -172,7 +172,7 @@ def _train(
         display.say(f"writing {len(texts)} texts")
         keep(tasks.train_here(texts, display))
     if others:
-        from services.ray_session import connected
+        from privmix.services.foundation.ray_session import connected
 
         display.say(f"training {len(others)} adapters")
         for job in others:

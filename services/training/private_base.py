@@ -13,12 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from services.errors import InputError
-from services.files import building
-from services.training import public_model
-from services.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase, private_base
-from services.training.marks import FILE as MARKS
-from services.training.marks import marks_file
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import building
+from privmix.services.training import public_model
+from privmix.services.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase, private_base
+from privmix.services.training.marks import FILE as MARKS
+from privmix.services.training.marks import marks_file
 
 _COPIED = (".json", ".txt", ".model", ".jinja")
 

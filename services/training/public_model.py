@@ -11,9 +11,9 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from services.errors import PublicModelError
-from services.files import digest_files
-from services.training import embedded_model
+from privmix.services.foundation.errors import PublicModelError
+from privmix.services.foundation.files import digest_files
+from privmix.services.training import embedded_model
 
 DEFAULT = embedded_model.NAME
 

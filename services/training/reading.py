@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from services.training.cohorts import EarlierEnsembles
-from services.training.corpus import Corpus, Document
-from services.training.marks import Marks
+from privmix.services.training.cohorts import EarlierEnsembles
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.marks import Marks
 
 T = TypeVar("T")
 

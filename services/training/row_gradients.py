@@ -36,9 +36,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from services.errors import InputError
-from services.training.adapter import TOKENS_AT_ONCE, loss_gradient
-from services.training.packing import IGNORED
+from privmix.services.foundation.errors import InputError
+from privmix.services.training.adapter import TOKENS_AT_ONCE, loss_gradient
+from privmix.services.training.packing import IGNORED
 
 _STEP = {"cpu": 16, "cuda": 64}
 """Rows are padded to a multiple of this number of tokens: few shapes, and little padding."""

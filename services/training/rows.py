@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
-from services.errors import CorpusError
-from services.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered, lines, parse
+from privmix.services.foundation.errors import CorpusError
+from privmix.services.foundation.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered, lines, parse
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from glob import glob as _matching
 from pathlib import Path
 from typing import Any
 
-from services.errors import CorpusError
-from services.training.rows import CorpusRow, ReadingProgress, RowFields, rows, table_rows, wanted
+from privmix.services.foundation.errors import CorpusError
+from privmix.services.training.rows import CorpusRow, ReadingProgress, RowFields, rows, table_rows, wanted
 
 _SAVED = ("state.json", "dataset_dict.json")
 """The files of which `save_to_disk` writes one."""
@@ -34,7 +34,7 @@ class FileSource:
         return int(fsspec.core.url_to_fs(self.name)[0].size(self.name) or 0) if _is_url(self.name) else _size(self.name)
 
     def rows(self, fields: RowFields, progress: ReadingProgress) -> Iterator[tuple[str, CorpusRow]]:
-        """Yields each row with its place. Raises CorpusError as `services.training.rows.rows`."""
+        """Yields each row with its place. Raises CorpusError as `privmix.services.training.rows.rows`."""
         import fsspec
 
         try:

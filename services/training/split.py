@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.errors import InputError
-from services.files import replacing
-from services.json_lines import LINE_LIMIT, line_of
-from services.training.corpus import Corpus, Document
-from services.training.partition import read_salt
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import replacing
+from privmix.services.foundation.json_lines import LINE_LIMIT, line_of
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.partition import read_salt
 
 _BITS = 64
 

@@ -18,10 +18,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from services.errors import InputError
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.training.dp_sgd import planned
-from services.training.expectation import (
+from privmix.services.foundation.errors import InputError
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.training.dp_sgd import planned
+from privmix.services.training.expectation import (
     MIN_USERS_PER_PART_OF_UNKNOWN_SIZE,
     Population,
     Proposal,
@@ -30,8 +30,8 @@ from services.training.expectation import (
     interpolated,
     propose,
 )
-from services.training.manifest import StatedSize
-from services.training.options import DpSgdOptions, TokenBudget
+from privmix.services.training.manifest import StatedSize
+from privmix.services.training.options import DpSgdOptions, TokenBudget
 
 BASE_TABLE = Path(__file__).with_name("base_gain.json")
 SHARES = (*(tenths / 10 for tenths in range(10)), 0.95, 1.0)

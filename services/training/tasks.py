@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import ray
 
-from services.errors import InputError
-from services.fan_out import named, result_of
-from services.progress import Display
-from services.training import public_model
-from services.training.adapter import Files
-from services.training.base import Base
-from services.training.options import Resources
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.fan_out import named, result_of
+from privmix.services.foundation.progress import Display
+from privmix.services.training import public_model
+from privmix.services.training.adapter import Files
+from privmix.services.training.base import Base
+from privmix.services.training.options import Resources
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # The number of tasks for each worker: enough that workers finish together, and that a lost worker repeats little work.

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from services.errors import InputError
-from services.people_text import PeopleText
-from services.training.base import Base, find_base
-from services.training.cohorts import EarlierEnsembles
-from services.training.corpus import Corpus
-from services.training.directory import SALT, ensemble_id, only_writer
-from services.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
-from services.training.marks import Marks
-from services.training.options import TrainingOptions
-from services.training.packing import Tokens, size_bucket, tokenize
-from services.training.partition import Partition, PartShare, read_salt, salt_id
-from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
-from services.training.reading import read
+from privmix.services.foundation.errors import InputError
+from privmix.services.tokenization.people_text import PeopleText
+from privmix.services.training.base import Base, find_base
+from privmix.services.training.cohorts import EarlierEnsembles
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.directory import SALT, ensemble_id, only_writer
+from privmix.services.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
+from privmix.services.training.marks import Marks
+from privmix.services.training.options import TrainingOptions
+from privmix.services.training.packing import Tokens, size_bucket, tokenize
+from privmix.services.training.partition import Partition, PartShare, read_salt, salt_id
+from privmix.services.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from privmix.services.training.reading import read
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 4
@@ -115,7 +115,7 @@ def _entries(streams: Mapping[PartShare, Tokens], base: Base, salt: bytes, optio
 def _recipe(share: PartShare, tokens: Tokens, options: TrainingOptions) -> Recipe:
     if options.part_kind == "text":
         return Recipe(partial(_text, tokens, options.text))
-    from services.training.adapter import train_adapter
+    from privmix.services.training.adapter import train_adapter
 
     return Recipe(partial(train_adapter, tokens=tokens, options=options, seed=_seed(share)))
 
@@ -123,7 +123,7 @@ def _recipe(share: PartShare, tokens: Tokens, options: TrainingOptions) -> Recip
 def _text(
     tokens: Tokens, size: int, base: Path, base_name: str, *, report: Callable[[float], None]
 ) -> dict[str, bytes]:
-    from services.engine.part_text import text_files
+    from privmix.services.engine.part_text import text_files
 
     return text_files(tokens, size)
 

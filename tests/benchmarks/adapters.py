@@ -24,21 +24,21 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from cluster.options import JsonOption
-from services.engine.engine import AdapterFiles
-from services.files import write_files
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader
-from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import EvaluationText, held_out_text
-from services.laboratory.evaluation.trial import run_trials
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from services.privacy.protocols.public import Public
-from services.training.adapter import train_adapter
-from services.training.corpus import Corpus
-from services.training.options import TrainingOptions
-from services.training.packing import Tokens, tokenize
-from services.training.partition import Partition, PartShare
-from services.training.public_model import DEFAULT, resolve
+from privmix.cluster.options import JsonOption
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.foundation.files import write_files
+from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader
+from privmix.services.laboratory.evaluation.tasks import score, score_public
+from privmix.services.laboratory.evaluation.text import EvaluationText, held_out_text
+from privmix.services.laboratory.evaluation.trial import run_trials
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.services.privacy.protocols.public import Public
+from privmix.services.training.adapter import train_adapter
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.options import TrainingOptions
+from privmix.services.training.packing import Tokens, tokenize
+from privmix.services.training.partition import Partition, PartShare
+from privmix.services.training.public_model import DEFAULT, resolve
 from tests.benchmarks.options import CorpusArgument, OutputOption, RecipesOption, chosen, show
 from tests.benchmarks.public_text import held_apart
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
-from services.files import write_atomically
-from services.laboratory.evaluation.figures import PALETTES, canvas, logarithmic, shared_legend
+from privmix.services.foundation.files import write_atomically
+from privmix.services.laboratory.evaluation.figures import PALETTES, canvas, logarithmic, shared_legend
 from tests.benchmarks.figures import TOKENS, base_gain, record
 
 FIGURE = Path(__file__).with_name("cost.svg")

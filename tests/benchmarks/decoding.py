@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.engine import PUBLIC, Engine, Request
-from services.privacy.protocols.exponential import Exponential
-from services.reduction import Reducer
+from privmix.services.engine.engine import PUBLIC, Engine, Request
+from privmix.services.privacy.protocols.exponential import Exponential
+from privmix.services.shards.reducer import Reducer
 from tests.benchmarks.reduction import RADIUS, reduction
 from tests.benchmarks.startup import timed
 

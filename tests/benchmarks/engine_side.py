@@ -1,7 +1,7 @@
 """Decodes with the engine of one checkout when `tests.benchmarks.sides` asks for it, which runs this file by its path.
 
-PYTHONPATH names the checkout, so nothing but `services` may be imported here: the other checkout's `tests` may lack
-anything. Reads a line of JSON for each measurement from the standard input, and answers with one.
+PYTHONPATH names the checkout's packages, so nothing but `privmix` may be imported here: the other checkout's `tests`
+may lack anything. Reads a line of JSON for each measurement from the standard input, and answers with one.
 """
 
 import json
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.engine.engine import PUBLIC, EngineSettings, Request, create
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.pmixed import PMixed
-from services.reduction import Reducer, Reduction
+from privmix.services.engine.engine import PUBLIC, EngineSettings, Request, create
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.exponential import Exponential
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.shards.reducer import Reducer, Reduction
 
 WITHIN_MODEL = ("_model_forward", "compute_logits")
 RADIUS = 1.6

@@ -24,17 +24,17 @@ import typer
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.options import JsonOption
-from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader
-from services.laboratory.evaluation.scoring import Scorer
-from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import Block, EvaluationText
-from services.laboratory.evaluation.trial import run_trials
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from services.privacy.settings import Settings
-from services.training.public_model import resolve
+from privmix.cluster.options import JsonOption
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader
+from privmix.services.laboratory.evaluation.scoring import Scorer
+from privmix.services.laboratory.evaluation.tasks import score, score_public
+from privmix.services.laboratory.evaluation.text import Block, EvaluationText
+from privmix.services.laboratory.evaluation.trial import run_trials
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.services.privacy.settings import Settings
+from privmix.services.training.public_model import resolve
 from tests.benchmarks.mollify import LOSS, ORDER, RADIUS, clip_by_scipy, mix_by_scipy, renyi_by_scipy
 from tests.benchmarks.options import show
 from tests.ensembles import write_adapters

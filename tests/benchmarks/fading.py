@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import typer
 
-from services.laboratory.evaluation.text import Positions
-from services.laboratory.evaluation.trial import TrialResult, run_trials
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.public import Public, PublicSettings
+from privmix.services.laboratory.evaluation.text import Positions
+from privmix.services.laboratory.evaluation.trial import TrialResult, run_trials
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.public import Public, PublicSettings
 from tests.benchmarks.gain import PARTS as STANDING
 from tests.benchmarks.gain import benches
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption

@@ -34,13 +34,13 @@ from typing import Annotated, Any, TypeVar
 import httpx
 import typer
 
-from cluster.options import JsonOption
-from services.coordinator.text import Detokenizer
-from services.structure.compiler import begun, compiled
-from services.structure.grammar import of_json_schema
-from services.structure.matcher import Matcher
-from services.structure.trials import Trials
-from services.training.public_model import resolve
+from privmix.cluster.options import JsonOption
+from privmix.services.coordinator.text import Detokenizer
+from privmix.services.structure.compiler import begun, compiled
+from privmix.services.structure.grammar import of_json_schema
+from privmix.services.structure.matcher import Matcher
+from privmix.services.structure.trials import Trials
+from privmix.services.training.public_model import resolve
 from tests.benchmarks.load import CONTEXT, PRIVACY, SECTIONS, TEXT
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble

@@ -27,25 +27,25 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from services.engine.engine import AdapterFiles
-from services.engine.part_text import text_files
-from services.files import write_atomically, write_files
-from services.laboratory.evaluation.rows import RowReader
-from services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
-from services.laboratory.evaluation.trial import run_trials
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
-from services.privacy.protocols.exponential import Exponential, ExponentialSettings
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from services.privacy.protocols.public import Public, PublicSettings
-from services.privacy.settings import Settings
-from services.training.adapter import train_adapter
-from services.training.corpus import Corpus
-from services.training.expectation import TABLE
-from services.training.options import TrainingOptions
-from services.training.packing import Tokens, tokenize
-from services.training.partition import Partition, PartShare
-from services.training.public_model import DEFAULT, resolve
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.engine.part_text import text_files
+from privmix.services.foundation.files import write_atomically, write_files
+from privmix.services.laboratory.evaluation.rows import RowReader
+from privmix.services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
+from privmix.services.laboratory.evaluation.trial import run_trials
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
+from privmix.services.privacy.protocols.exponential import Exponential, ExponentialSettings
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.services.privacy.protocols.public import Public, PublicSettings
+from privmix.services.privacy.settings import Settings
+from privmix.services.training.adapter import train_adapter
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.expectation import TABLE
+from privmix.services.training.options import TrainingOptions
+from privmix.services.training.packing import Tokens, tokenize
+from privmix.services.training.partition import Partition, PartShare
+from privmix.services.training.public_model import DEFAULT, resolve
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
 from tests.benchmarks.public_text import corpora_by_name, held_apart
 from tests.benchmarks.standing import FewRows, kept_rows, kept_states

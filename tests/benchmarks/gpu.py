@@ -46,8 +46,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from cluster.options import JsonOption
-from services.coordinator.settings import StepSettings
+from privmix.cluster.options import JsonOption
+from privmix.services.coordinator.settings import StepSettings
 from tests.benchmarks.floors import DecodeStep, Rates, floors_ms
 from tests.benchmarks.options import show
 from tests.benchmarks.shapes import SHAPES, write_model, write_readers
@@ -190,7 +190,7 @@ class Bench:
         if self._checkout is not None:
             numbers = [readers for readers in self._size.numbers if readers <= self._size.few]
             cell = self._speed("m<=few", "small", numbers, 240)
-            yield replace(cell, environment={"PYTHONPATH": str(self._checkout)})
+            yield replace(cell, environment={"PYTHONPATH": str(self._checkout / ".packages")})
 
     def _speed(self, name: str, which: str, numbers: Sequence[int], limit_s: float) -> Measurement:
         size = self._size
@@ -231,7 +231,8 @@ def run(cell: Measurement, slower: int, until: float, folder: Path) -> dict[str,
     given, result, log = (folder / f"{name}.json" for name in ("cell", "result", "log"))
     given.write_text(json.dumps({"function": cell.function, "arguments": cell.arguments}))
     result.unlink(missing_ok=True)
-    paths = [cell.environment.get("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    own = (str(ROOT / ".packages"), str(ROOT))
+    paths = [cell.environment.get("PYTHONPATH", ""), *own, os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         **cell.environment,

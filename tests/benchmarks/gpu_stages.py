@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
-from services.engine.part_text import text_files
-from services.files import write_files
-from services.reduction import on_host
+from privmix.services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from privmix.services.engine.part_text import text_files
+from privmix.services.foundation.files import write_files
+from privmix.services.shards.reducer import on_host
 from tests.benchmarks.decoding import Decoding, profile, stages_ms, step_ms, wait
 from tests.benchmarks.shapes import RANK, SHAPES
 from tests.benchmarks.startup import in_new_process, time_worker
@@ -137,7 +137,7 @@ def lora_kernels(shapes: Sequence[str], sequences: int, numbers: Sequence[int], 
 def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: int) -> dict[str, Any]:
     from triton.testing import do_bench
 
-    from services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
+    from privmix.services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
 
     inputs, width = SHAPES[shape].modules["mlp.gate_proj"]
     random = torch.Generator(DEVICE).manual_seed(0)

@@ -21,14 +21,14 @@ from typing import Annotated, Any
 
 import typer
 
-from services.generation.template import DEFAULT
-from services.json_lines import load_lines, write_lines
-from services.laboratory.utility.labelled import read
-from services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
-from services.laboratory.utility.task import REAL, TaskOptions, measure
-from services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
-from services.training.public_model import resolve
-from services.training.split import held_out as is_held_out
+from privmix.services.foundation.json_lines import load_lines, write_lines
+from privmix.services.generation.template import DEFAULT
+from privmix.services.laboratory.utility.labelled import read
+from privmix.services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
+from privmix.services.laboratory.utility.task import REAL, TaskOptions, measure
+from privmix.services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
+from privmix.services.training.public_model import resolve
+from privmix.services.training.split import held_out as is_held_out
 from tests.benchmarks.options import OutputOption
 
 LABEL, TEXT, DOCUMENT = "label", "text", "document"

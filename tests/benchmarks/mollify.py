@@ -34,17 +34,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cluster.options import JsonOption
-from services.privacy.accounting.published import largest_beta
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Protocol, Release
-from services.privacy.protocols.adapmixed import AdaPMixed
-from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.gnmax import GNMax
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixed
-from services.privacy.protocols.submix import SubMix
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from privmix.cluster.options import JsonOption
+from privmix.services.privacy.accounting.published import largest_beta
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Protocol, Release
+from privmix.services.privacy.protocols.adapmixed import AdaPMixed
+from privmix.services.privacy.protocols.exponential import Exponential
+from privmix.services.privacy.protocols.gnmax import GNMax
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.privacy.protocols.submix import SubMix
+from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregate
 from tests.benchmarks.options import show
 
 VOCABULARY = 49152

@@ -34,10 +34,10 @@ import httpx
 import numpy as np
 import typer
 
-from cluster.options import JsonOption
-from services.database.service import ServiceDatabase
-from services.keys.store import KeyStore
-from services.training.public_model import resolve
+from privmix.cluster.options import JsonOption
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.keys.store import KeyStore
+from privmix.services.training.public_model import resolve
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble
 from tests.running import configure, running

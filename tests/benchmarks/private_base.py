@@ -39,27 +39,27 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from services.engine.engine import AdapterFiles
-from services.files import building, write_atomically, write_files
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.text import Block, EvaluationText, Positions, texts_of_users
-from services.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
-from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.public import Public, PublicSettings
-from services.training.adapter import train_adapter
-from services.training.corpus import Corpus
-from services.training.demo import TRAIN, write_demo_corpus
-from services.training.dp_sgd import UNUSED, planned
-from services.training.expectation import TABLE as PART_TABLE
-from services.training.manifest import StatedSize
-from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
-from services.training.packing import Tokens, tokenize
-from services.training.partition import Partition, PartShare
-from services.training.private_base import merge_adapter
-from services.training.public_model import DEFAULT, resolve
-from services.training.splitting import BASE_TABLE, divide_by_size, signal
-from services.units import DELTA
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.foundation.files import building, write_atomically, write_files
+from privmix.services.foundation.units import DELTA
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.text import Block, EvaluationText, Positions, texts_of_users
+from privmix.services.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
+from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.public import Public, PublicSettings
+from privmix.services.training.adapter import train_adapter
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.demo import TRAIN, write_demo_corpus
+from privmix.services.training.dp_sgd import UNUSED, planned
+from privmix.services.training.expectation import TABLE as PART_TABLE
+from privmix.services.training.manifest import StatedSize
+from privmix.services.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
+from privmix.services.training.packing import Tokens, tokenize
+from privmix.services.training.partition import Partition, PartShare
+from privmix.services.training.private_base import merge_adapter
+from privmix.services.training.public_model import DEFAULT, resolve
+from privmix.services.training.splitting import BASE_TABLE, divide_by_size, signal
 from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
 from tests.benchmarks.options import OutputOption, WriteOption, show

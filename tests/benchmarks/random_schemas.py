@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.options import JsonOption
-from services.structure import grammar
-from services.structure.errors import StructureError
+from privmix.cluster.options import JsonOption
+from privmix.services.structure import grammar
+from privmix.services.structure.errors import StructureError
 from tests.benchmarks import schemas as benchmark
 from tests.services.structure.random_schemas import NAMES, random_schema
 

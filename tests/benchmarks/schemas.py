@@ -43,11 +43,11 @@ import typer
 from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
 
-from cluster.options import JsonOption
-from services.structure import grammar
-from services.structure.compiler import begun, limits_of
-from services.structure.errors import StructureError
-from services.structure.matcher import Matcher
+from privmix.cluster.options import JsonOption
+from privmix.services.structure import grammar
+from privmix.services.structure.compiler import begun, limits_of
+from privmix.services.structure.errors import StructureError
+from privmix.services.structure.matcher import Matcher
 from tests.benchmarks.options import show
 from tests.support.structure import vocabulary
 

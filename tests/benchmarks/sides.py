@@ -31,9 +31,9 @@ from typing import Annotated, Any, Literal
 import psutil
 import typer
 
-from cluster.options import JsonOption
-from cluster.topology import cpu_environment
-from services.training.public_model import resolve
+from privmix.cluster.options import JsonOption
+from privmix.cluster.topology import cpu_environment
+from privmix.services.training.public_model import resolve
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_adapters
 from tests.tiny import write_tiny_llama
@@ -66,7 +66,8 @@ class SideProcess:
 
 @contextmanager
 def started(checkout: Path, given: Mapping[str, Any], threads: int) -> Iterator[SideProcess]:
-    environment = {**os.environ, **cpu_environment(threads), "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+    paths = {"PYTHONPATH": str(checkout / ".packages"), "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, **cpu_environment(threads), **paths}
     command = [sys.executable, str(SIDE), json.dumps(given)]
     process = subprocess.Popen(
         command, cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
-from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import EvaluationText
-from services.privacy.events import Event
-from services.privacy.protocol import Protocol, Release
-from services.privacy.protocols.exponential import Exponential, ExponentialSettings
-from services.privacy.protocols.individual import Individual, IndividualSettings
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from services.privacy.settings import Settings
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
+from privmix.services.laboratory.evaluation.tasks import score, score_public
+from privmix.services.laboratory.evaluation.text import EvaluationText
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocol import Protocol, Release
+from privmix.services.privacy.protocols.exponential import Exponential, ExponentialSettings
+from privmix.services.privacy.protocols.individual import Individual, IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.services.privacy.settings import Settings
 
 Planned = tuple[Settings, Protocol]
 

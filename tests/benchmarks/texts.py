@@ -19,15 +19,15 @@ import typer
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from cluster.options import JsonOption
-from services.engine.engine import PUBLIC, AdapterFiles
-from services.engine.part_text import read_text, text_files
-from services.files import write_files
-from services.laboratory.evaluation.adapted_model import AdaptedModel
-from services.training.corpus import Corpus
-from services.training.packing import tokenize
-from services.training.partition import Partition, PartShare
-from services.training.public_model import resolve
+from privmix.cluster.options import JsonOption
+from privmix.services.engine.engine import PUBLIC, AdapterFiles
+from privmix.services.engine.part_text import read_text, text_files
+from privmix.services.foundation.files import write_files
+from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.packing import tokenize
+from privmix.services.training.partition import Partition, PartShare
+from privmix.services.training.public_model import resolve
 from tests.benchmarks.options import CorpusArgument, show
 from tests.benchmarks.public_text import held_apart
 

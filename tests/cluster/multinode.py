@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import yaml
 
-from services.budget.client import STEPS_AHEAD
-from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable, LedgerError
-from services.keys.records import Key, Share
-from services.keys.store import KeyStore
+from privmix.services.budget.client import STEPS_AHEAD
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.foundation.errors import KeysUnavailable, LedgerError
+from privmix.services.keys.records import Key, Share
+from privmix.services.keys.store import KeyStore
 from tests.cluster.charges import Charges
 from tests.cluster.clients import STREAMS, Transcript
 from tests.disks import Clock, Disk, mounted
@@ -34,7 +34,7 @@ LEASE_TOKENS = 8
 PACE_S = 0.25
 """The counting model answers in milliseconds. Streams must last until the faults come."""
 MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + LINES + 2))
-"""A lease covers steps of all streams, lines and probes (`services.budget.client.BudgetClient`)."""
+"""A lease covers steps of all streams, lines and probes (`privmix.services.budget.client.BudgetClient`)."""
 
 KEYS = ("ada", "bob", "carl")
 BATCH_KEY = KEYS[-1]
@@ -162,7 +162,7 @@ class ClusterService:
         config.write_text(yaml.safe_dump(settings))
         node = self.nodes.spare
         url = f"http://{node.address}:{PORT}"
-        process = node.run([sys.executable, "-m", "cluster", "serve", "--config", str(config)])
+        process = node.run([sys.executable, "-m", "privmix", "serve", "--config", str(config)])
         try:
             deadline = time.monotonic() + START_S
             while not is_healthy(url):
@@ -183,7 +183,7 @@ class ClusterService:
         settings.update({name: settings[name] | changes for name, changes in SMALL.items()})
         config, node = self.config.with_name("copy.yaml"), self.nodes.spare
         config.write_text(yaml.safe_dump(settings))
-        process = node.run([sys.executable, "-m", "cluster", "serve", "--config", str(config)])
+        process = node.run([sys.executable, "-m", "privmix", "serve", "--config", str(config)])
         try:
             deadline = time.monotonic() + START_S
             while process.poll() is None and time.monotonic() < deadline:
@@ -197,7 +197,7 @@ class ClusterService:
 
     def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command of `privmix` on the head."""
-        command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "cluster", *arguments]
+        command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "privmix", *arguments]
         environment = self.nodes.head.environment
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=check, timeout=START_S)
 
@@ -206,7 +206,7 @@ class ClusterService:
         return ["serve", "--config", str(self.config), "--address", self.nodes.address]
 
     def _serve(self) -> subprocess.Popen[bytes]:
-        return self.nodes.head.run([sys.executable, "-m", "cluster", *self.serve_command()])
+        return self.nodes.head.run([sys.executable, "-m", "privmix", *self.serve_command()])
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from services.database.service import ServiceDatabase, default_database
-from services.keys.records import Share
-from services.keys.store import KeyStore
+from privmix.cluster.cli import app
+from privmix.services.database.service import ServiceDatabase, default_database
+from privmix.services.keys.records import Share
+from privmix.services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running
 from tests.services.alerts.receiver import Receiver, receiving
 

@@ -7,13 +7,13 @@ import pytest
 import ray
 from pydantic import ValidationError
 
-from cluster.application import Arguments, build
-from cluster.checks import check_ensemble
-from cluster.configuration import Configuration
-from services.budget import actor as budget
-from services.budget.privacy_budget import PrivacyBudget
-from services.errors import ConfigurationError
-from services.ray_session import connected
+from privmix.cluster.application import Arguments, build
+from privmix.cluster.checks import check_ensemble
+from privmix.cluster.configuration import Configuration
+from privmix.services.budget import actor as budget
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.foundation.errors import ConfigurationError
+from privmix.services.foundation.ray_session import connected
 from tests.running import configure, own_ensemble
 
 

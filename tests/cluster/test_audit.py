@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from services.laboratory.audit.attacks import black_box
-from services.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
-from services.laboratory.audit.report import sections
-from services.laboratory.audit.worlds.distributions import pair_laws
-from services.privacy.events import Event
-from services.privacy.mollifiers import projection
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import RatioEvent
+from privmix.services.laboratory.audit.attacks import black_box
+from privmix.services.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
+from privmix.services.laboratory.audit.report import sections
+from privmix.services.laboratory.audit.worlds.distributions import pair_laws
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.mollifiers import projection
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService
 from tests.support.cli import privmix
 

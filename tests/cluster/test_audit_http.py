@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from services.laboratory.audit.attacks import black_box
-from services.laboratory.audit.attacks.black_box import ServiceAnswers
-from services.laboratory.audit.worlds import adjacent
-from services.laboratory.audit.worlds.adjacent import Adjacent
-from services.laboratory.audit.worlds.sizes import AdjacentSize
-from services.privacy.accounting import planning
-from services.privacy.protocols.pmixed import RatioEvent
+from privmix.services.laboratory.audit.attacks import black_box
+from privmix.services.laboratory.audit.attacks.black_box import ServiceAnswers
+from privmix.services.laboratory.audit.worlds import adjacent
+from privmix.services.laboratory.audit.worlds.adjacent import Adjacent
+from privmix.services.laboratory.audit.worlds.sizes import AdjacentSize
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.protocols.pmixed import RatioEvent
 from tests.running import configure, own_ensemble, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

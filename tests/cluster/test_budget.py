@@ -7,12 +7,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.commands.budget import budget
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy import accounting
-from services.privacy.protocols.pmixed import RatioEvent
-from services.privacy.protocols.submix import SubMixEvent
+from privmix.cluster.commands.budget import budget
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy import accounting
+from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.services.privacy.protocols.submix import SubMixEvent
 
 application = typer.Typer()
 application.command()(budget)

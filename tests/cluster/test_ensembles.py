@@ -16,11 +16,11 @@ import openai
 import pytest
 import yaml
 
-from services.budget.reader import read
-from services.database.service import ServiceDatabase
-from services.keys.records import SCOPES
-from services.keys.store import KeyStore
-from services.training.manifest import Apart, Manifest
+from privmix.services.budget.reader import read
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.keys.records import SCOPES
+from privmix.services.keys.store import KeyStore
+from privmix.services.training.manifest import Apart, Manifest
 from tests.browser import page
 from tests.browser import until as in_page
 from tests.ensembles import write_ensemble
@@ -76,7 +76,7 @@ def http(service: RunningService, secret: str) -> Iterator[httpx.Client]:
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command beside the service, like an operator."""
-    command = [sys.executable, "-m", "cluster", *arguments]
+    command = [sys.executable, "-m", "privmix", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from services.training.manifest import Manifest
+from privmix.cluster.cli import app
+from privmix.services.training.manifest import Manifest
 from tests.running import RunningService, configure, own_ensemble, settled
 from tests.services.generation.small_service import SmallService, serving
 
@@ -78,7 +78,7 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
     words = ["generate", "--url", service.base_url, "--output", str(job), "--label", f"urgent={count}"]
     words += ["--max-tokens", str(tokens), "--concurrency", str(concurrency), "--json"]
     before = settled(service)
-    process = subprocess.Popen([sys.executable, "-m", "cluster", *words])
+    process = subprocess.Popen([sys.executable, "-m", "privmix", *words])
     output, deadline = job / "synthetic.jsonl", time.monotonic() + 300
     while not output.exists() or len(output.read_text().splitlines()) < 2:
         assert time.monotonic() < deadline
@@ -108,7 +108,7 @@ def test_one_command_starts_the_service_makes_the_texts_and_ends_it(ensemble: Pa
     config, job = configure(tmp_path, own_ensemble(ensemble, tmp_path)), tmp_path / "job"
     words = ["generate", "--config", str(config), "--output", str(job), *LABELS, "--max-tokens", "8", "--baseline"]
     done = subprocess.run(
-        [sys.executable, "-m", "cluster", *words, "--json"], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "privmix", *words, "--json"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     card = json.loads(done.stdout)["card"]

@@ -59,7 +59,7 @@ def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
 
 def print_transcript(service: RunningService) -> None:
     """Prints the ledger's leases in order: the number of parts of each run of leases, and its tokens."""
-    export = [sys.executable, "-m", "cluster", "ledger", "export", str(service.ledger)]
+    export = [sys.executable, "-m", "privmix", "ledger", "export", str(service.ledger)]
     lines = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     leases = [json.loads(row["body"]) for row in rows if row.get("kind") == "lease"]

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cluster.checks import check_files, check_keys, keys_database
-from cluster.configuration import Configuration
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.database.service import ServiceDatabase
-from services.errors import ConfigurationError, KeysUnavailable
-from services.keys import move
-from services.keys.records import Share
-from services.keys.subjects import subjects_of
+from privmix.cluster.checks import check_files, check_keys, keys_database
+from privmix.cluster.configuration import Configuration
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.foundation.errors import ConfigurationError, KeysUnavailable
+from privmix.services.keys import move
+from privmix.services.keys.records import Share
+from privmix.services.keys.subjects import subjects_of
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.support.cli import privmix

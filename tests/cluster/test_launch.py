@@ -12,17 +12,23 @@ import pytest
 import ray
 from ray import serve
 
-from cluster.checks import check_cohorts, check_ensemble
-from cluster.configuration import Configuration
-from cluster.ensemble_actors import wait_until_healthy
-from cluster.launch import APPLICATION, launch
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.receipt import Receipt
-from services.ensembles import actor as ensembles
-from services.errors import ConfigurationError, CoordinatorUnavailable, LedgerMismatch, ManifestError, WorkError
-from services.ray_session import connected
-from services.training.manifest import Apart, Manifest
+from privmix.cluster.checks import check_cohorts, check_ensemble
+from privmix.cluster.configuration import Configuration
+from privmix.cluster.ensemble_actors import wait_until_healthy
+from privmix.cluster.launch import APPLICATION, launch
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.receipt import Receipt
+from privmix.services.ensembles import actor as ensembles
+from privmix.services.foundation.errors import (
+    ConfigurationError,
+    CoordinatorUnavailable,
+    LedgerMismatch,
+    ManifestError,
+    WorkError,
+)
+from privmix.services.foundation.ray_session import connected
+from privmix.services.training.manifest import Apart, Manifest
 from tests.running import configure, own_ensemble
 
 
@@ -144,7 +150,7 @@ def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path)
 def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.checks.is_writable", lambda directory: directory != spoilable)
+    monkeypatch.setattr("privmix.cluster.checks.is_writable", lambda directory: directory != spoilable)
     with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
         check_ensemble(load(tmp_path, spoilable).choose())
     (tmp_path / "anchors").mkdir()
@@ -178,7 +184,7 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
         assert serve.status().applications[APPLICATION].status == "DEPLOYING"
         raise WorkError("no shard could be started")
 
-    monkeypatch.setattr("cluster.launch.start_actors", fail)
+    monkeypatch.setattr("privmix.cluster.launch.start_actors", fail)
     with pytest.raises(WorkError, match="no shard could be started"):
         launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
     while APPLICATION in serve.status().applications:

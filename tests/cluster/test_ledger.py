@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cluster.checks import check_ensemble
-from cluster.commands.ledger import ledger as application
-from cluster.configuration import Configuration
-from services.budget import ledger as writing
-from services.budget.filter import Filter
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.receipt import anchors_of
-from services.budget.records import KINDS
-from services.budget.signing import SigningKey
-from services.errors import Fenced, LedgerRolledBack
-from services.privacy.protocols.adapmixed import AdaPMixed
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import RatioEvent
+from privmix.cluster.checks import check_ensemble
+from privmix.cluster.commands.ledger import ledger as application
+from privmix.cluster.configuration import Configuration
+from privmix.services.budget import ledger as writing
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.receipt import anchors_of
+from privmix.services.budget.records import KINDS
+from privmix.services.budget.signing import SigningKey
+from privmix.services.foundation.errors import Fenced, LedgerRolledBack
+from privmix.services.privacy.protocols.adapmixed import AdaPMixed
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import RatioEvent
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble
 

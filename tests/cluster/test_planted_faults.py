@@ -17,25 +17,25 @@ from typing import Any
 import pytest
 import ray
 
-from services.batches import actor as batches_actor
-from services.batches import store as batches_store
-from services.batches.actor import Batches
-from services.batches.records import BatchRequest
-from services.batches.settings import BatchSettings
-from services.budget import actor as budget
-from services.budget.client import Reservation
-from services.budget.privacy_budget import PrivacyBudget
-from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
-from services.coordinator.messages import Delta, Generation
-from services.coordinator.sequence import LiveSequence
-from services.database.service import ServiceDatabase
-from services.fleet.fleet import FleetActor, FleetSettings
-from services.keys import actor as keys
-from services.keys.store import KeyStore
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.requests.coordinator_client import CoordinatorClient
-from services.requests.settings import RequestSettings
-from services.structure.matcher import Position
+from privmix.services.batches import actor as batches_actor
+from privmix.services.batches import store as batches_store
+from privmix.services.batches.actor import Batches
+from privmix.services.batches.records import BatchRequest
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.budget import actor as budget
+from privmix.services.budget.client import Reservation
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.coordinator.sequence import LiveSequence
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.fleet.fleet import FleetActor, FleetSettings
+from privmix.services.keys import actor as keys
+from privmix.services.keys.store import KeyStore
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.requests.coordinator_client import CoordinatorClient
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.structure.matcher import Position
 from tests.cluster.charges import Charges
 from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
 from tests.cluster.invariants import batch_violations, charge_violations, text_violations

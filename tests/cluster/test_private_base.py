@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from services.json_lines import write_lines
-from services.training.manifest import Manifest
+from privmix.services.foundation.json_lines import write_lines
+from privmix.services.training.manifest import Manifest
 from tests.running import configure, running, settled
 from tests.tiny import write_tiny_model
 
@@ -30,7 +30,7 @@ CONFIGURED: dict[str, dict[str, Any]] = {
 
 def train(*arguments: str | Path) -> dict[str, Any]:
     """Runs `privmix train` or `train-base` to its end and returns its report."""
-    command = [sys.executable, "-m", "cluster", *map(str, arguments), *COMMON, "--json"]
+    command = [sys.executable, "-m", "privmix", *map(str, arguments), *COMMON, "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=400)
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
@@ -38,7 +38,7 @@ def train(*arguments: str | Path) -> dict[str, Any]:
 
 def killed(when: Callable[[], bool], *arguments: str | Path) -> None:
     """Runs a training and kills it with all its processes as soon as `when` is true."""
-    command = [sys.executable, "-m", "cluster", *map(str, arguments), *COMMON]
+    command = [sys.executable, "-m", "privmix", *map(str, arguments), *COMMON]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + 300

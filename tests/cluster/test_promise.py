@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.configuration import Configuration, EnsembleConfiguration
-from cluster.promise import promise
-from services.budget.filter import Filter
-from services.budget.ledger import Ledger
-from services.budget.reader import check
-from services.errors import LedgerMismatch, LedgerMissing
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.protocols.pmixed import PMixed
-from services.training.manifest import Manifest
+from privmix.cluster.configuration import Configuration, EnsembleConfiguration
+from privmix.cluster.promise import promise
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.reader import check
+from privmix.services.foundation.errors import LedgerMismatch, LedgerMissing
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.training.manifest import Manifest
 from tests import postgresql as postgresql_server
 from tests.running import configure
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cluster.configuration import Configuration
-from services.errors import ConfigurationError
-from services.laboratory.audit.variants import audited
-from services.privacy.protocols import PROTOCOLS
+from privmix.cluster.configuration import Configuration
+from privmix.services.foundation.errors import ConfigurationError
+from privmix.services.laboratory.audit.variants import audited
+from privmix.services.privacy.protocols import PROTOCOLS
 from tests.support.cli import privmix
 
 README = Path(__file__).parents[2] / "services" / "README.md"

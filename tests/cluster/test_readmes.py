@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.parameters import ACCEPTED
+from privmix.cluster.cli import app
+from privmix.cluster.parameters import ACCEPTED
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "k8s", "services", "tests")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cluster.configuration import Configuration
-from cluster.secret_files import MAX_BYTES, SECRETS, is_secret, variable
-from services.errors import ConfigurationError
+from privmix.cluster.configuration import Configuration
+from privmix.cluster.secret_files import MAX_BYTES, SECRETS, is_secret, variable
+from privmix.services.foundation.errors import ConfigurationError
 
 WEBHOOK = "https://hooks.example/hunter2"
 LISTS = {"http.api_keys": ["hunter2", "second"], "alerts.webhooks": [WEBHOOK]}

@@ -6,8 +6,8 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from services.training.manifest import Manifest
+from privmix.cluster.cli import app
+from privmix.services.training.manifest import Manifest
 from tests.running import configure, running, settled
 
 PARTS = 3

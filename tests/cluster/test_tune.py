@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from cluster.configuration import Configuration
-from services.budget.reader import read
-from services.training.corpus import Document
-from services.training.directory import SALT
-from services.training.manifest import Manifest
-from services.training.marks import Marks
+from privmix.cluster.configuration import Configuration
+from privmix.services.budget.reader import read
+from privmix.services.training.corpus import Document
+from privmix.services.training.directory import SALT
+from privmix.services.training.manifest import Manifest
+from privmix.services.training.marks import Marks
 from tests.support.cli import privmix
 from tests.tiny import write_tiny_model
 

@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from services.errors import EXTRAS
+from privmix.services.foundation.errors import EXTRAS
 from tests.distributions import closure
 from tests.running import configure, running
 from tests.support.imports import EXTRA_OF, extra_of, foreign, modules
@@ -28,12 +28,11 @@ from tests.tiny import write_tiny_model
 REPOSITORY = Path(__file__).parents[2]
 IMPORT_EVERYTHING = """
 import importlib, pkgutil
-import cluster, services
-for package in (cluster, services):
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if ".migrations." not in module.name and module.name != "cluster.__main__":  # run by Alembic; runs the command
-            importlib.import_module(module.name)
-print("imported from", cluster.__file__)
+import privmix
+for module in pkgutil.walk_packages(privmix.__path__, "privmix."):
+    if ".migrations." not in module.name and module.name != "privmix.__main__":  # run by Alembic; runs the command
+        importlib.import_module(module.name)
+print("imported from", privmix.__file__)
 """
 RUN_LINES = "import sys; from pkgutil import resolve_name; [exec(line) for line in sys.argv[1:]]"
 
@@ -58,8 +57,9 @@ def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # setuptools would put files of earlier builds in the repository into the wheel
-    for name in ("cluster", "services"):
-        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in (".packages", "cluster", "services"):
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(folder)]
@@ -90,7 +90,9 @@ def run(python: Path, *arguments: str) -> str:
 def test_the_wheel_imports_and_runs_from_its_metadata_alone(wheel: Path, tmp_path: Path) -> None:
     python = install(wheel, tmp_path / "fresh", "cpu", "lab", "heads", "postgresql", "demo")
     assert str(tmp_path / "fresh") in run(python, "-c", IMPORT_EVERYTHING)
-    assert '"pmixed"' in run(python, "-m", "cluster", "protocols", "--json")
+    assert '"pmixed"' in run(python, "-m", "privmix", "protocols", "--json")
+    for name in ("cluster", "services"):  # so they collide with no other project's
+        assert run(python, "-c", f"from importlib.util import find_spec; print(find_spec({name!r}))") == "None\n"
 
 
 @pytest.mark.slow
@@ -118,13 +120,13 @@ def test_the_wheel_without_extras_trains_and_serves(
     corpus.write_text("\n".join(lines))
     model, ensemble = write_tiny_model(tmp_path / "tiny"), tmp_path / "ensemble"
     options = ("--parts", "2", "--epochs", "1", "--block", "64")
-    run(python, "-m", "cluster", "train", str(corpus), "--output", str(ensemble), "--model", str(model), *options)
+    run(python, "-m", "privmix", "train", str(corpus), "--output", str(ensemble), "--model", str(model), *options)
     engine = {"kind": "transformers", "context_length": 96}
     config = configure(tmp_path, ensemble, engine=engine, http={"max_tokens": 8})
-    with running(config, [str(python), "-I", "-m", "cluster"]) as service:
+    with running(config, [str(python), "-I", "-m", "privmix"]) as service:
         url, request = f"{service.base_url}/v1/completions", {"model": "privmix", "prompt": "Person", "max_tokens": 4}
         completion = httpx.post(url, json=request, timeout=60).raise_for_status().json()
     assert completion["usage"]["completion_tokens"] == 4
-    refused = subprocess.run([python, "-I", "-m", "cluster", "heads", "compare"], capture_output=True, text=True)
+    refused = subprocess.run([python, "-I", "-m", "privmix", "heads", "compare"], capture_output=True, text=True)
     assert refused.returncode == 1
     assert "which is not installed: pip install 'privmix[" in refused.stderr

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from services.batches.records import File
-from services.batches.store import BatchStore
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.verification import verify
-from services.database.service import ServiceDatabase
-from services.errors import KeysError
-from services.keys.records import Share
+from privmix.services.batches.records import File
+from privmix.services.batches.store import BatchStore
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.verification import verify
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.foundation.errors import KeysError
+from privmix.services.keys.records import Share
 from tests.k8s.manifests import K8S, Manifests
 from tests.key_store import RequestStore
 from tests.postgresql import Server

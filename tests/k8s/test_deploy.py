@@ -117,7 +117,7 @@ def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.T
     }
     (folder / "url").write_text(str(folder / LEDGER))
     (folder / "api-keys").write_text(json.dumps([KEY]))
-    init = [sys.executable, "-m", "cluster", "ledger", "init", "--config", str(config)]
+    init = [sys.executable, "-m", "privmix", "ledger", "init", "--config", str(config)]
     subprocess.run(init, env={**os.environ, **environment}, check=True)
     return environment
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services import compiled
+from privmix.services.foundation import compiled
 from tests.ensembles import write_adapters
 
 TEXT = (

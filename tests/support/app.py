@@ -5,13 +5,13 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from services.batches.settings import BatchSettings
-from services.ensembles.records import ServedEnsemble
-from services.gateway.app import build_app
-from services.keys.records import Secret
-from services.requests.models import Models
-from services.requests.settings import RequestSettings
-from services.training import public_model
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.ensembles.records import ServedEnsemble
+from privmix.services.gateway.app import build_app
+from privmix.services.keys.records import Secret
+from privmix.services.requests.models import Models
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.training import public_model
 from tests.served import served
 
 NOBODY = "a-namespace-without-actors"

@@ -23,7 +23,7 @@ def costs(service: RunningService, before: int, tokens: int) -> None:
 
 def scale(service: RunningService, shards: int) -> int:
     """Runs `privmix scale` and returns the new number of parts from its output."""
-    command = [sys.executable, "-m", "cluster", "scale", "--shards", str(shards), "--json"]
+    command = [sys.executable, "-m", "privmix", "scale", "--shards", str(shards), "--json"]
     where = ["--address", service.ray_address, "--namespace", service.namespace]
     answer = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
     parts: int = json.loads(answer.stdout)["parts"]

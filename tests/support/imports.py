@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[2]
 def modules() -> Mapping[str, Path]:
     """Returns all modules of the installed packages by name. A package has the name of its folder."""
     files = [file for folder in ("services", "cluster") for file in (ROOT / folder).rglob("*.py")]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    names = (".".join(("privmix", *file.relative_to(ROOT).with_suffix("").parts)) for file in files)
+    return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
 
 
 def is_own(name: str) -> bool:
-    return name.partition(".")[0] in ("services", "cluster", "tests")
+    return name.partition(".")[0] in ("privmix", "tests")
 
 
 def imported(module: str) -> Iterator[str]:
@@ -33,13 +34,13 @@ def imported(module: str) -> Iterator[str]:
 
 
 EXTRA_OF: Mapping[str, str] = {
-    "services.engine": "cpu",
-    "services.database.limited_connection": "postgresql",
-    "services.training.demo": "demo",
-    "services.laboratory": "lab",
-    "services.laboratory.heads": "heads",
-    "cluster.work.plan": "lab",
-    "cluster.work.tune": "lab",
+    "privmix.services.engine": "cpu",
+    "privmix.services.database.limited_connection": "postgresql",
+    "privmix.services.training.demo": "demo",
+    "privmix.services.laboratory": "lab",
+    "privmix.services.laboratory.heads": "heads",
+    "privmix.cluster.work.plan": "lab",
+    "privmix.cluster.work.tune": "lab",
 }
 """The extra whose packages a module, or every module of a package, may import. The longest name counts."""
 

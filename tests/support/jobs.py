@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from services.generation.card import write_card
-from services.generation.client import Sampling, ServiceClient
-from services.generation.job import JobRequest, Progress, opened
-from services.generation.template import items
+from privmix.services.generation.card import write_card
+from privmix.services.generation.client import Sampling, ServiceClient
+from privmix.services.generation.job import JobRequest, Progress, opened
+from privmix.services.generation.template import items
 
 TEMPLATE = "Label: {label}"
 TOKENS = 20

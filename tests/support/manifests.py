@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.training.manifest import Adapter, Manifest, Part
+from privmix.services.training.manifest import Adapter, Manifest, Part
 
 DIGEST = "0" * 64
 

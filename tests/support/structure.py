@@ -13,12 +13,12 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from services.structure import grammar
-from services.structure.compiler import Compiler, limits_of
-from services.structure.matcher import Matcher
-from services.structure.trials import TrialLimits, Trials
-from services.structure.vocabulary import Vocabulary
-from services.training.public_model import resolve
+from privmix.services.structure import grammar
+from privmix.services.structure.compiler import Compiler, limits_of
+from privmix.services.structure.matcher import Matcher
+from privmix.services.structure.trials import TrialLimits, Trials
+from privmix.services.structure.vocabulary import Vocabulary
+from privmix.services.training.public_model import resolve
 
 TICKET: dict[str, Any] = {
     "type": "object",

@@ -7,8 +7,8 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer
 
-from services.coordinator.text import Detokenizer, TextStream
-from services.training import public_model
+from privmix.services.coordinator.text import Detokenizer, TextStream
+from privmix.services.training import public_model
 
 TEXTS = (
     "The clinic opens at nine, and closes at five.",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from services.budget.store.schema import ledger_table
-from services.database.backend import Access, DatabaseUsage
-from services.database.database import Database
-from services.errors import (
+from privmix.services.budget.store.schema import ledger_table
+from privmix.services.database.backend import Access, DatabaseUsage
+from privmix.services.database.database import Database
+from privmix.services.foundation.errors import (
     DatabaseCorrupt,
     DatabaseError,
     DatabaseForeign,

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, delete, insert, select
 
-from services.budget.chain import LedgerRow, link
-from services.budget.records import Checkpoint, Record
-from services.budget.store import schema
-from services.budget.store.schema import beat_table, ledger_table
-from services.database.clock import unix_time
+from privmix.services.budget.chain import LedgerRow, link
+from privmix.services.budget.records import Checkpoint, Record
+from privmix.services.budget.store import schema
+from privmix.services.budget.store.schema import beat_table, ledger_table
+from privmix.services.database.clock import unix_time
 
 _BATCH = 10_000
 

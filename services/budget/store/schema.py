@@ -2,8 +2,8 @@
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, inspect
 
-from services.database.upgrade import Migrations
-from services.errors import LedgerForeign, LedgerMissing
+from privmix.services.database.upgrade import Migrations
+from privmix.services.foundation.errors import LedgerForeign, LedgerMissing
 
 REVISION_TABLE = "privmix_ledger_revision"  # not Alembic's default, because other applications may use that one here
 
@@ -28,7 +28,7 @@ beat_table = Table(
 )
 
 _WITHOUT_REVISION = f"its schema has no revision: restore the table {REVISION_TABLE} from the backup that it came from"
-_migrations = Migrations("services.budget.store:migrations", REVISION_TABLE)
+_migrations = Migrations("privmix.services.budget.store:migrations", REVISION_TABLE)
 
 
 def has_ledger(connection: Connection) -> bool:

@@ -1,4 +1,4 @@
-"""Holds the Alembic revisions of the keys database. The rules are those in `services.budget.store.migrations`.
+"""Holds the Alembic revisions of the keys database. The rules are those in `privmix.services.budget.store.migrations`.
 
-`services.database.service` applies them.
+`privmix.services.database.service` applies them.
 """

@@ -1,5 +1,5 @@
 """Runs the revisions for Alembic."""
 
-from services.database.upgrade import run
+from privmix.services.database.upgrade import run
 
 run()

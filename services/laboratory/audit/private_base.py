@@ -17,15 +17,15 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from safetensors import safe_open
 
-from services.budget import reader
-from services.budget.filter import Filter
-from services.budget.state import Balance
-from services.privacy import accounting
-from services.privacy.events import Event
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.training import public_model
-from services.training.manifest import Manifest, PrivateBase, private_base
-from services.training.private_base import is_trained, merged
+from privmix.services.budget import reader
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.state import Balance
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.training import public_model
+from privmix.services.training.manifest import Manifest, PrivateBase, private_base
+from privmix.services.training.private_base import is_trained, merged
 
 PRECISION = 1e-6
 """The largest difference of an epsilon from dp-accounting's that rounding explains."""

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from services.privacy.events import Accountant
-from services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.events import Accountant
+from privmix.services.privacy.protocols import PROTOCOLS
 
 _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "pmixed": ({"projection": "mix"}, {"q": 0.25}),

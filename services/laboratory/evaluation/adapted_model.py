@@ -16,11 +16,11 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from services.engine import PartKind
-from services.engine.engine import PUBLIC, AdapterFiles
-from services.engine.part_text import read_text
-from services.engine.reader_attention import PublicCache, record, record_text
-from services.engine.switching import using
+from privmix.services.engine import PartKind
+from privmix.services.engine.engine import PUBLIC, AdapterFiles
+from privmix.services.engine.part_text import read_text
+from privmix.services.engine.reader_attention import PublicCache, record, record_text
+from privmix.services.engine.switching import using
 
 
 class AdaptedModel:

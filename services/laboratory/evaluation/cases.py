@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from services.engine.engine import AdapterFiles
-from services.files import write_atomically
-from services.laboratory.evaluation.rows import EnsembleRows
-from services.laboratory.evaluation.text import EvaluationText
-from services.laboratory.evaluation.trial import TrialResult
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.foundation.files import write_atomically
+from privmix.services.laboratory.evaluation.rows import EnsembleRows
+from privmix.services.laboratory.evaluation.text import EvaluationText
+from privmix.services.laboratory.evaluation.trial import TrialResult
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Settings
 
 _FORMAT = 3
 

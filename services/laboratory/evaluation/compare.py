@@ -6,19 +6,19 @@ Each step keeps its results in the output directory and continues there when it 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from services.engine import PartKind
-from services.errors import InputError
-from services.laboratory.evaluation.ensembles import ComparedEnsembles
-from services.laboratory.evaluation.evaluate import evaluate
-from services.laboratory.evaluation.options import COMPARED_PARTS, EvaluationOptions
-from services.laboratory.evaluation.results import Evaluation
-from services.progress import Display
-from services.ray_session import connected
-from services.training import dp_sgd, train
-from services.training.corpus import Corpus
-from services.training.options import PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import run_trainings
-from services.training.split import split
+from privmix.services.engine import PartKind
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.progress import Display
+from privmix.services.foundation.ray_session import connected
+from privmix.services.laboratory.evaluation.ensembles import ComparedEnsembles
+from privmix.services.laboratory.evaluation.evaluate import evaluate
+from privmix.services.laboratory.evaluation.options import COMPARED_PARTS, EvaluationOptions
+from privmix.services.laboratory.evaluation.results import Evaluation
+from privmix.services.training import dp_sgd, train
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.options import PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
+from privmix.services.training.plan import run_trainings
+from privmix.services.training.split import split
 
 _READERS = TrainingOptions(block=128, batch=1, epochs=2)
 """Few passes over the text in small steps: on two processor cores, 190,000 tokens take 12 minutes."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.laboratory.evaluation.options import Quantity
-from services.privacy.accounting import published
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.protocols.adapmixed import AdaPMixedSettings
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.protocols.submix import SubMixSettings
-from services.privacy.settings import Settings
+from privmix.services.laboratory.evaluation.options import Quantity
+from privmix.services.privacy.accounting import published
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.protocols.adapmixed import AdaPMixedSettings
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.services.privacy.protocols.submix import SubMixSettings
+from privmix.services.privacy.settings import Settings
 
 Limits = Mapping[str, Any]
 """`epsilon`, `delta` and `tokens` of a budget."""

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from services.engine.engine import AdapterFiles
-from services.errors import InputError
-from services.training import public_model
-from services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
-from services.training.private_base import is_trained
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.foundation.errors import InputError
+from privmix.services.training import public_model
+from privmix.services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
+from privmix.services.training.private_base import is_trained
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from services.errors import InputError, WorkError
-from services.laboratory.evaluation import comparisons, methods
-from services.laboratory.evaluation.cases import Case, PlannedCase
-from services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
-from services.laboratory.evaluation.options import SWEEP_RUNS, EvaluationOptions, Quantity
-from services.laboratory.evaluation.results import (
+from privmix.services.foundation.errors import InputError, WorkError
+from privmix.services.foundation.progress import Display
+from privmix.services.laboratory.evaluation import comparisons, methods
+from privmix.services.laboratory.evaluation.cases import Case, PlannedCase
+from privmix.services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
+from privmix.services.laboratory.evaluation.options import SWEEP_RUNS, EvaluationOptions, Quantity
+from privmix.services.laboratory.evaluation.results import (
     Evaluation,
     Result,
     ResultTable,
@@ -27,18 +28,17 @@ from services.laboratory.evaluation.results import (
     impossible,
     result,
 )
-from services.laboratory.evaluation.text import EvaluationText, held_out_text
-from services.laboratory.evaluation.workbench import Workbench
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.dp_sgd import DpSgdSettings
-from services.privacy.protocols.ensemble import EnsembleSettings
-from services.privacy.protocols.finetuned import FinetunedSettings
-from services.privacy.protocols.public import PublicSettings
-from services.privacy.settings import Settings
-from services.progress import Display
-from services.training.corpus import Corpus, Document
-from services.training.manifest import Adapter, PrivateTraining
-from services.training.options import TokenBudget
+from privmix.services.laboratory.evaluation.text import EvaluationText, held_out_text
+from privmix.services.laboratory.evaluation.workbench import Workbench
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.dp_sgd import DpSgdSettings
+from privmix.services.privacy.protocols.ensemble import EnsembleSettings
+from privmix.services.privacy.protocols.finetuned import FinetunedSettings
+from privmix.services.privacy.protocols.public import PublicSettings
+from privmix.services.privacy.settings import Settings
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.manifest import Adapter, PrivateTraining
+from privmix.services.training.options import TokenBudget
 
 _WITHOUT_BASE = (PublicSettings, EnsembleSettings, FinetunedSettings, DpSgdSettings)
 """Settings that no private base is charged to: they have no budget, or are the base itself."""

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.methods import labels
-from services.laboratory.evaluation.results import Result, ResultTable, SweepPoint, SweepResult
-from services.privacy import accounting
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.methods import labels
+from privmix.services.laboratory.evaluation.results import Result, ResultTable, SweepPoint, SweepResult
+from privmix.services.privacy import accounting
 
 Theme = Literal["light", "dark"]
 

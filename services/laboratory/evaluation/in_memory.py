@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from services.budget.accounts import NO_ACCOUNTS, Grains
-from services.budget.filter import NO_LOSSES, Filter
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy.events import Event
+from privmix.services.budget.accounts import NO_ACCOUNTS, Grains
+from privmix.services.budget.filter import NO_LOSSES, Filter
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy.events import Event
 
 
 class InMemoryBudget:

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 
-from services.laboratory.evaluation import comparisons
-from services.laboratory.evaluation.comparisons import distinct_label, label
-from services.laboratory.evaluation.options import Quantity
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.protocols.dp_sgd import DpSgdSettings
-from services.privacy.protocols.ensemble import EnsembleSettings
-from services.privacy.settings import Settings
-from services.training.manifest import PrivateTraining
-from services.training.options import TokenBudget
+from privmix.services.laboratory.evaluation import comparisons
+from privmix.services.laboratory.evaluation.comparisons import distinct_label, label
+from privmix.services.laboratory.evaluation.options import Quantity
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.protocols.dp_sgd import DpSgdSettings
+from privmix.services.privacy.protocols.ensemble import EnsembleSettings
+from privmix.services.privacy.settings import Settings
+from privmix.services.training.manifest import PrivateTraining
+from privmix.services.training.options import TokenBudget
 
 
 def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from services.options import Options
-from services.training.options import TokenBudget
+from privmix.services.foundation.options import Options
+from privmix.services.training.options import TokenBudget
 
 if TYPE_CHECKING:
-    from services.privacy.settings import Settings
+    from privmix.services.privacy.settings import Settings
 
 COMPARED_PARTS = (16, 8, 4)
 """The sizes of the ensembles that a comparison trains."""
@@ -54,7 +54,7 @@ class EvaluationOptions(Options):
     @field_validator("protocols")
     @classmethod
     def _known(cls, protocols: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        from services.privacy.protocols import PROTOCOLS  # slow to import
+        from privmix.services.privacy.protocols import PROTOCOLS  # slow to import
 
         unknown = set(protocols or ()) - set(PROTOCOLS)
         if unknown:
@@ -79,7 +79,7 @@ class EvaluationOptions(Options):
 
     def needs_halves(self, parts: int) -> bool:
         """Returns whether a protocol with models of half-parts is to be evaluated on an ensemble of ``parts`` parts."""
-        from services.privacy.protocols import PROTOCOLS  # slow to import
+        from privmix.services.privacy.protocols import PROTOCOLS  # slow to import
 
         chosen = PROTOCOLS if self.protocols is None else self.protocols
         return not self.scores_few(parts) and any(PROTOCOLS[name].mechanism.halves for name in chosen)

@@ -6,7 +6,7 @@ The candidates are the certified choices on the front of a tuning, without those
 ensembles are public. A user's loss under a candidate is 1/2 - g/2, clipped to [0, 1], if the candidate gains g nats per
 token over the public model on that user's first tokens. Every user is scored alone, so one user moves each sum of
 losses by at most 1, and the choice is differentially private for a user's text replaced by any other
-(`services.privacy.sampling.selection`). Only the choice is released: no loss is stored or shown.
+(`privmix.services.privacy.sampling.selection`). Only the choice is released: no loss is stored or shown.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,23 +19,23 @@ import ray
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.budget.ledger import charge_release
-from services.errors import InputError
-from services.fan_out import run_as_ray_tasks
-from services.files import write_atomically
-from services.laboratory.evaluation import tasks
-from services.laboratory.evaluation.cases import CandidateSettings
-from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.laboratory.evaluation.text import texts_of_users
-from services.laboratory.evaluation.tuning import CONTEXT, Tuning, TuningResult
-from services.privacy.protocol import Protocol
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.sampling.selection import SelectionEvent, rate, select
-from services.privacy.settings import Settings
-from services.progress import Display
-from services.ray_session import connected
-from services.training import public_model
-from services.training.corpus import Corpus
+from privmix.services.budget.ledger import charge_release
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.fan_out import run_as_ray_tasks
+from privmix.services.foundation.files import write_atomically
+from privmix.services.foundation.progress import Display
+from privmix.services.foundation.ray_session import connected
+from privmix.services.laboratory.evaluation import tasks
+from privmix.services.laboratory.evaluation.cases import CandidateSettings
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.services.laboratory.evaluation.text import texts_of_users
+from privmix.services.laboratory.evaluation.tuning import CONTEXT, Tuning, TuningResult
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.sampling.selection import SelectionEvent, rate, select
+from privmix.services.privacy.settings import Settings
+from privmix.services.training import public_model
+from privmix.services.training.corpus import Corpus
 
 FILE = "private-choice.json"
 DELTA = 1e-5

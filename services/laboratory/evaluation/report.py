@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.files import write_atomically
-from services.laboratory.evaluation import figures
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.results import Evaluation, Result, ResultTable, SweepResult
-from services.laboratory.evaluation.trial import CONTEXTS
-from services.laboratory.html_report import picture, render
-from services.privacy import accounting
-from services.training.options import TokenBudget
+from privmix.services.foundation.files import write_atomically
+from privmix.services.laboratory.evaluation import figures
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.results import Evaluation, Result, ResultTable, SweepResult
+from privmix.services.laboratory.evaluation.trial import CONTEXTS
+from privmix.services.laboratory.html_report import picture, render
+from privmix.services.privacy import accounting
+from privmix.services.training.options import TokenBudget
 
 JSON_FILE, CSV_FILE, HTML_FILE = "evaluation.json", "evaluation.csv", "report.html"
 

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.laboratory.evaluation.cases import Case
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.options import Quantity
-from services.laboratory.evaluation.trial import CONTEXTS, TrialResult
-from services.privacy import accounting
-from services.privacy.accounting import planning
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings
-from services.training.options import TokenBudget
+from privmix.services.laboratory.evaluation.cases import Case
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.options import Quantity
+from privmix.services.laboratory.evaluation.trial import CONTEXTS, TrialResult
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Settings
+from privmix.services.training.options import TokenBudget
 
 
 @dataclass(frozen=True)

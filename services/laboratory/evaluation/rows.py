@@ -21,9 +21,9 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine import PartKind
-from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.scoring import Head
+from privmix.services.engine import PartKind
+from privmix.services.laboratory.evaluation.options import Precision
+from privmix.services.laboratory.evaluation.scoring import Head
 
 # Increase it after a change of how hidden states are computed or stored, so that older files are not used.
 _FORMAT = 4

@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from services.engine.engine import PUBLIC, AdapterFiles
-from services.errors import InputError
-from services.laboratory.evaluation.adapted_model import AdaptedModel
-from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.text import Block
-from services.training.adapter import gains_from_bfloat16
-from services.training.packing import similar
+from privmix.services.engine.engine import PUBLIC, AdapterFiles
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.services.laboratory.evaluation.options import Precision
+from privmix.services.laboratory.evaluation.text import Block
+from privmix.services.training.adapter import gains_from_bfloat16
+from privmix.services.training.packing import similar
 
 # The maximum number of tokens in a batch. More are not faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}

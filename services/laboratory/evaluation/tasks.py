@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.cases import CandidateSettings
-from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader, writing
-from services.laboratory.evaluation.scoring import Scorer
-from services.laboratory.evaluation.text import EvaluationText
-from services.laboratory.evaluation.trial import TrialResult, run_trials
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.public import Public, PublicSettings
-from services.privacy.sampling.selection import loss_units
-from services.privacy.settings import Settings
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.laboratory.evaluation.cases import CandidateSettings
+from privmix.services.laboratory.evaluation.options import Precision
+from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader, writing
+from privmix.services.laboratory.evaluation.scoring import Scorer
+from privmix.services.laboratory.evaluation.text import EvaluationText
+from privmix.services.laboratory.evaluation.trial import TrialResult, run_trials
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.public import Public, PublicSettings
+from privmix.services.privacy.sampling.selection import loss_units
+from privmix.services.privacy.settings import Settings
 
 
 def score_public(base: Path, text: EvaluationText, precision: Precision, head: Path, public: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import InputError
-from services.people_text import PeopleText
-from services.training.corpus import Document, rendered
+from privmix.services.foundation.errors import InputError
+from privmix.services.tokenization.people_text import PeopleText
+from privmix.services.training.corpus import Document, rendered
 
 Positions = NDArray[np.int64]
 

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.budget.filter import counted
-from services.budget.privacy_budget import PrivacyBudget
-from services.laboratory.evaluation.in_memory import InMemoryBudget
-from services.laboratory.evaluation.rows import RowReader
-from services.privacy.arrays import Reals
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Answers, Protocol
-from services.privacy.protocols.public import Public
-from services.privacy.settings import Settings
+from privmix.services.budget.filter import counted
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.laboratory.evaluation.in_memory import InMemoryBudget
+from privmix.services.laboratory.evaluation.rows import RowReader
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Answers, Protocol
+from privmix.services.privacy.protocols.public import Public
+from privmix.services.privacy.settings import Settings
 
 _POSITIONS_AT_ONCE = 32
 CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))

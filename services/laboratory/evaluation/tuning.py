@@ -16,28 +16,28 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from services.errors import InputError, WorkError
-from services.laboratory.evaluation import comparisons
-from services.laboratory.evaluation.cases import Case, PlannedCase
-from services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.methods import FRACTIONS
-from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
-from services.laboratory.evaluation.results import result
-from services.laboratory.evaluation.text import EvaluationText, held_out_text
-from services.laboratory.evaluation.workbench import Workbench
-from services.privacy.events import Event, GuaranteeStatus
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.settings import Settings
-from services.progress import Display
-from services.ray_session import connected
-from services.training import dp_sgd
-from services.training.corpus import Corpus, Document
-from services.training.marks import Marks
-from services.training.options import DpSgdOptions, Resources, TokenBudget, TrainingOptions
-from services.training.plan import run_trainings
-from services.training.split import split
-from services.training.train import plan
+from privmix.services.foundation.errors import InputError, WorkError
+from privmix.services.foundation.progress import Display
+from privmix.services.foundation.ray_session import connected
+from privmix.services.laboratory.evaluation import comparisons
+from privmix.services.laboratory.evaluation.cases import Case, PlannedCase
+from privmix.services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.methods import FRACTIONS
+from privmix.services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
+from privmix.services.laboratory.evaluation.results import result
+from privmix.services.laboratory.evaluation.text import EvaluationText, held_out_text
+from privmix.services.laboratory.evaluation.workbench import Workbench
+from privmix.services.privacy.events import Event, GuaranteeStatus
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.settings import Settings
+from privmix.services.training import dp_sgd
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.marks import Marks
+from privmix.services.training.options import DpSgdOptions, Resources, TokenBudget, TrainingOptions
+from privmix.services.training.plan import run_trainings
+from privmix.services.training.split import split
+from privmix.services.training.train import plan
 
 HELD_OUT = 0.2
 CONTEXT = 256

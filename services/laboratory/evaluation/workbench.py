@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import ray
 
-from services.engine.engine import AdapterFiles
-from services.errors import InputError
-from services.fan_out import run_as_ray_tasks
-from services.laboratory.evaluation import tasks
-from services.laboratory.evaluation.cases import Outcomes, PlannedCase, grouped
-from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.rows import HIDDEN_TYPE, Drawing, EnsembleRows, RowInputs, is_whole
-from services.laboratory.evaluation.text import EvaluationText, Positions
-from services.progress import Display
-from services.ray_session import connected
-from services.training.manifest import Adapter
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.fan_out import run_as_ray_tasks
+from privmix.services.foundation.progress import Display
+from privmix.services.foundation.ray_session import connected
+from privmix.services.laboratory.evaluation import tasks
+from privmix.services.laboratory.evaluation.cases import Outcomes, PlannedCase, grouped
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.services.laboratory.evaluation.options import Precision
+from privmix.services.laboratory.evaluation.rows import HIDDEN_TYPE, Drawing, EnsembleRows, RowInputs, is_whole
+from privmix.services.laboratory.evaluation.text import EvaluationText, Positions
+from privmix.services.training.manifest import Adapter
 
 ROWS, OUTCOMES = "rows", "outcomes"
 # The maximum number of protocols in a task: enough to share the distributions, few enough to distribute and resume.

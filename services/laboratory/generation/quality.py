@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.scoring import Scorer
-from services.laboratory.evaluation.text import Block
-from services.privacy.arrays import Reals
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.laboratory.evaluation.options import Precision
+from privmix.services.laboratory.evaluation.scoring import Scorer
+from privmix.services.laboratory.evaluation.text import Block
+from privmix.services.privacy.arrays import Reals
 
 NGRAMS = (1, 2, 3)
 MIN_FOR_MAUVE = 100

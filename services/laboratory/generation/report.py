@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from services.engine.engine import AdapterFiles
-from services.errors import InputError
-from services.files import write_atomically
-from services.generation.baseline import load_baseline
-from services.generation.card import load_card
-from services.generation.job import load_job, load_output
-from services.generation.records import records_of
-from services.json_lines import read_lines
-from services.laboratory import html_report
-from services.laboratory.evaluation.figures import PALETTES, Theme
-from services.laboratory.generation import quality
-from services.laboratory.generation.fields import FieldReport, describe
-from services.training.corpus import Corpus
-from services.training.manifest import Manifest
-from services.training.split import held_out
+from privmix.services.engine.engine import AdapterFiles
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import write_atomically
+from privmix.services.foundation.json_lines import read_lines
+from privmix.services.generation.baseline import load_baseline
+from privmix.services.generation.card import load_card
+from privmix.services.generation.job import load_job, load_output
+from privmix.services.generation.records import records_of
+from privmix.services.laboratory import html_report
+from privmix.services.laboratory.evaluation.figures import PALETTES, Theme
+from privmix.services.laboratory.generation import quality
+from privmix.services.laboratory.generation.fields import FieldReport, describe
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.manifest import Manifest
+from privmix.services.training.split import held_out
 
 HTML_FILE, OPERATOR_HTML_FILE = "report.html", "report-operator.html"
 RECORD_FILE, OPERATOR_RECORD_FILE = "report.json", "report-operator.json"

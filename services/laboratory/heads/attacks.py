@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from services.laboratory.audit.attacks.likelihood import held_out_epsilons
-from services.laboratory.audit.attacks.membership import lira
-from services.laboratory.audit.attacks.one_run import correct_guesses
-from services.laboratory.audit.report.bounds import one_run_epsilon
-from services.laboratory.audit.report.finding import CERTAIN, Finding
-from services.laboratory.audit.report.roc import Roc, best_test, epsilon_of
-from services.laboratory.heads import methods
-from services.laboratory.heads.certified import CertifiedSettings, total_losses
-from services.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
-from services.laboratory.heads.flows import Flow
-from services.laboratory.heads.methods import METHODS
-from services.laboratory.heads.models import Parametrised
-from services.laboratory.heads.names import MethodName
-from services.laboratory.heads.table import Table
-from services.privacy.arrays import Reals
-from services.privacy.sampling.selection import SelectionEvent, select
+from privmix.services.laboratory.audit.attacks.likelihood import held_out_epsilons
+from privmix.services.laboratory.audit.attacks.membership import lira
+from privmix.services.laboratory.audit.attacks.one_run import correct_guesses
+from privmix.services.laboratory.audit.report.bounds import one_run_epsilon
+from privmix.services.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.services.laboratory.audit.report.roc import Roc, best_test, epsilon_of
+from privmix.services.laboratory.heads import methods
+from privmix.services.laboratory.heads.certified import CertifiedSettings, total_losses
+from privmix.services.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
+from privmix.services.laboratory.heads.flows import Flow
+from privmix.services.laboratory.heads.methods import METHODS
+from privmix.services.laboratory.heads.models import Parametrised
+from privmix.services.laboratory.heads.names import MethodName
+from privmix.services.laboratory.heads.table import Table
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.sampling.selection import SelectionEvent, select
 
 # Returns `count` independent releases of a table, float64 [count, D].
 Releases = Callable[[Table, int], Reals]

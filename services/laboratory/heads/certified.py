@@ -1,7 +1,8 @@
 """Implements the certified variant: the exponential mechanism on candidates that do not depend on the private rows.
 
 On a finite set the exponential mechanism is sampled exactly, so its guarantee holds: epsilon-differential privacy with
-delta 0 (`services.privacy.sampling.selection`). Candidates come from a prior, or from a flow fitted to public rows.
+delta 0 (`privmix.services.privacy.sampling.selection`). Candidates come from a prior, or from a flow fitted to public
+rows.
 """
 
 from functools import partial
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from services.errors import InputError
-from services.laboratory.heads import expm_nf
-from services.laboratory.heads.expm_nf import ExpMNFSettings
-from services.laboratory.heads.models import Parametrised, squared_loss
-from services.laboratory.heads.row_function import RowFunction
-from services.laboratory.heads.table import Table
-from services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.heads import expm_nf
+from privmix.services.laboratory.heads.expm_nf import ExpMNFSettings
+from privmix.services.laboratory.heads.models import Parametrised, squared_loss
+from privmix.services.laboratory.heads.row_function import RowFunction
+from privmix.services.laboratory.heads.table import Table
+from privmix.services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
 
 UNSCALED = (
     "the features were scaled by the private rows, which no certified guarantee covers; give the bounds of every "

@@ -7,7 +7,7 @@ values are informative, as in intensive care (Che et al. 2018, Figure 1).
 import numpy as np
 from numpy.typing import NDArray
 
-from services.laboratory.heads.table import Table
+from privmix.services.laboratory.heads.table import Table
 
 STAYS, VARIABLES, HOURS = 4000, 12, 24
 MISSING = 0.89

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from services.errors import InputError
-from services.files import write_atomically
-from services.laboratory.heads import methods
-from services.laboratory.heads.methods import METHODS, Method
-from services.laboratory.heads.names import MethodName
-from services.laboratory.heads.score import auc_of, outputs
-from services.laboratory.heads.table import Scaling, Table, TableSplit, fingerprint, split
-from services.progress import Display
-from services.units import Unit
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import write_atomically
+from privmix.services.foundation.progress import Display
+from privmix.services.foundation.units import Unit
+from privmix.services.laboratory.heads import methods
+from privmix.services.laboratory.heads.methods import METHODS, Method
+from privmix.services.laboratory.heads.names import MethodName
+from privmix.services.laboratory.heads.score import auc_of, outputs
+from privmix.services.laboratory.heads.table import Scaling, Table, TableSplit, fingerprint, split
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)
 QUICK_EPSILONS = (1e-3, 0.1, 1.0, 10.0)
@@ -322,7 +322,7 @@ def on_cluster(display: Display) -> Run:
     """Returns a function that runs trials as Ray tasks on the connected cluster, with one core for each."""
     import ray
 
-    from services.fan_out import run_as_ray_tasks
+    from privmix.services.foundation.fan_out import run_as_ray_tasks
 
     stored: dict[int, Any] = {}
 

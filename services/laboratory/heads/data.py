@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from services.errors import DataError
-from services.laboratory.heads.clinic import clinic
-from services.laboratory.heads.table import Table, owners
+from privmix.services.foundation.errors import DataError
+from privmix.services.laboratory.heads.clinic import clinic
+from privmix.services.laboratory.heads.table import Table, owners
 
 
 def rand() -> Table:

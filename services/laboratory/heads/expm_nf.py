@@ -18,8 +18,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from services.laboratory.heads.flows import Draws, Flow, FlowSettings
-from services.laboratory.heads.models import Parametrised, squared_loss
+from privmix.services.laboratory.heads.flows import Draws, Flow, FlowSettings
+from privmix.services.laboratory.heads.models import Parametrised, squared_loss
 
 SENSITIVITY = 1.0
 """s: the maximum change of the sum of l2 losses when one row changes."""

@@ -14,17 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.budget.ledger import charge_release
-from services.errors import InputError
-from services.files import building, sha256, write_atomically
-from services.laboratory.heads import certified, methods, pate, sgd
-from services.laboratory.heads.methods import METHODS
-from services.laboratory.heads.names import MethodName
-from services.laboratory.heads.score import outputs
-from services.laboratory.heads.table import Table
-from services.privacy.events import Event
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.privacy.sampling.selection import Neighbours
+from privmix.services.budget.ledger import charge_release
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import building, sha256, write_atomically
+from privmix.services.laboratory.heads import certified, methods, pate, sgd
+from privmix.services.laboratory.heads.methods import METHODS
+from privmix.services.laboratory.heads.names import MethodName
+from privmix.services.laboratory.heads.score import outputs
+from privmix.services.laboratory.heads.table import Table
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.privacy.sampling.selection import Neighbours
 
 MANIFEST, PARAMETERS = "manifest.json", "head.safetensors"
 

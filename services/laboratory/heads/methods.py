@@ -8,18 +8,18 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from services.errors import InputError
-from services.laboratory.heads import certified, expm_nf, pate, sgd
-from services.laboratory.heads.certified import CertifiedSettings
-from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-from services.laboratory.heads.flows import FlowSettings
-from services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
-from services.laboratory.heads.names import MethodName
-from services.laboratory.heads.pate import PateSettings
-from services.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
-from services.laboratory.heads.table import UNSTATED, Scaling, Table
-from services.privacy import accounting
-from services.privacy.events import GuaranteeStatus
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.heads import certified, expm_nf, pate, sgd
+from privmix.services.laboratory.heads.certified import CertifiedSettings
+from privmix.services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+from privmix.services.laboratory.heads.flows import FlowSettings
+from privmix.services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
+from privmix.services.laboratory.heads.names import MethodName
+from privmix.services.laboratory.heads.pate import PateSettings
+from privmix.services.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
+from privmix.services.laboratory.heads.table import UNSTATED, Scaling, Table
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import GuaranteeStatus
 
 DELTA = 1e-5
 SAMPLES = 1000

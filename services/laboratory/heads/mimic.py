@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from services.errors import DataError
-from services.laboratory.heads.clinic import series
-from services.laboratory.heads.table import Table, save_npz
+from privmix.services.foundation.errors import DataError
+from privmix.services.laboratory.heads.clinic import series
+from privmix.services.laboratory.heads.table import Table, save_npz
 
 HOURS, LEAST_HOURS, LONG_DAYS = 24, 30, 3.0
 _STAY = ["subject_id", "hadm_id", "icustay_id"]

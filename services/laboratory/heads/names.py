@@ -5,4 +5,4 @@ from typing import Literal
 MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified", "gnmax"]
 
 DATASET_NAMES = ("rand", "breast-cancer", "clinic")
-"""The names of the built-in tables, which `services.laboratory.heads.data.DATASETS` loads."""
+"""The names of the built-in tables, which `privmix.services.laboratory.heads.data.DATASETS` loads."""

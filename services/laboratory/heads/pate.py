@@ -20,16 +20,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from services.laboratory.heads import sgd
-from services.laboratory.heads.models import Parametrised
-from services.laboratory.heads.sgd import SgdSettings
-from services.laboratory.heads.table import Table
-from services.privacy.accounting import planning
-from services.privacy.arrays import Integers
-from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
-from services.privacy.protocols.gnmax import SCALES, GNMaxEvent
-from services.privacy.sampling.noise import discrete_gaussian
-from services.units import Unit, check_unit
+from privmix.services.foundation.units import Unit, check_unit
+from privmix.services.laboratory.heads import sgd
+from privmix.services.laboratory.heads.models import Parametrised
+from privmix.services.laboratory.heads.sgd import SgdSettings
+from privmix.services.laboratory.heads.table import Table
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.arrays import Integers
+from privmix.services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
+from privmix.services.privacy.protocols.gnmax import SCALES, GNMaxEvent
+from privmix.services.privacy.sampling.noise import discrete_gaussian
 
 # The capacity of a part lies this many standard deviations above its average number of owners.
 _DEVIATIONS = 7.0

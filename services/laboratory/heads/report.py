@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.files import write_atomically
-from services.laboratory.evaluation.figures import PALETTES, Theme, canvas, png
-from services.laboratory.heads.compare import Cell, HeadComparison
-from services.laboratory.heads.methods import METHODS
-from services.laboratory.heads.names import MethodName
-from services.laboratory.html_report import picture, render
-from services.privacy.accounting import stated
+from privmix.services.foundation.files import write_atomically
+from privmix.services.laboratory.evaluation.figures import PALETTES, Theme, canvas, png
+from privmix.services.laboratory.heads.compare import Cell, HeadComparison
+from privmix.services.laboratory.heads.methods import METHODS
+from privmix.services.laboratory.heads.names import MethodName
+from privmix.services.laboratory.html_report import picture, render
+from privmix.services.privacy.accounting import stated
 
 JSON_FILE, HTML_FILE = "comparison.json", "report.html"
 

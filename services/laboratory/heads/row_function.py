@@ -8,7 +8,7 @@ of all rows they are not: kernels round by shapes, and the number of rows is pri
 the last ones zeros if rows are missing. No operation reads another row, and kernels order their sums by shapes, so the
 bits of a result follow from the row and its place. That its place does not matter is tried beforehand: random rows,
 often permuted, and half of them exchanged, must keep their results to the last bit (compare
-`services.training.row_gradients`). Where they do not, each row has a call of its own.
+`privmix.services.training.row_gradients`). Where they do not, each row has a call of its own.
 """
 
 from collections.abc import Callable

@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from services.laboratory.heads.models import Parametrised
-from services.laboratory.heads.table import Table
-from services.privacy.arrays import Reals
+from privmix.services.laboratory.heads.models import Parametrised
+from privmix.services.laboratory.heads.table import Table
+from privmix.services.privacy.arrays import Reals
 
 _AT_ONCE = 100
 

@@ -13,9 +13,9 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from services.laboratory.heads.row_function import RowFunction
-from services.privacy.sampling.clipping import clipped, noised
-from services.privacy.sampling.randomness import poisson_subsample
+from privmix.services.laboratory.heads.row_function import RowFunction
+from privmix.services.privacy.sampling.clipping import clipped, noised
+from privmix.services.privacy.sampling.randomness import poisson_subsample
 
 Loss = Literal["l2", "cross-entropy"]
 
@@ -86,9 +86,9 @@ def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settin
     """Trains the model in place with DP-SGD.
 
     A row moves the sum of clipped gradients by at most the clip, exactly: its gradient does not depend on the rows
-    beside it (`RowFunction`), and sums are exact (`services.privacy.sampling.clipping`). Batches and noise come from
-    the operating system's randomness, also in comparisons: PyTorch's generator on the CPU takes 32 bits of a seed, so
-    its noise can be found by search, and then the gradients.
+    beside it (`RowFunction`), and sums are exact (`privmix.services.privacy.sampling.clipping`). Batches and noise come
+    from the operating system's randomness, also in comparisons: PyTorch's generator on the CPU takes 32 bits of a seed,
+    so its noise can be found by search, and then the gradients.
     """
     weights = {name: weight.detach() for name, weight in model.named_parameters()}  # the optimiser's own memory
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import DataError
-from services.units import Unit
+from privmix.services.foundation.errors import DataError
+from privmix.services.foundation.units import Unit
 
 Scaling = Literal["public", "private"]
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.errors import DataError
-from services.laboratory.heads.data import labelled_rows
-from services.laboratory.heads.table import Table, owners
-from services.progress import Display
-from services.training.private_base import resolve_public
+from privmix.services.foundation.errors import DataError
+from privmix.services.foundation.progress import Display
+from privmix.services.laboratory.heads.data import labelled_rows
+from privmix.services.laboratory.heads.table import Table, owners
+from privmix.services.training.private_base import resolve_public
 
 FEATURES = 32
 """The number of components of a random projection with fixed signs, small enough for a small model."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.laboratory.heads import expm_nf, methods
-from services.laboratory.heads.flows import Draws
-from services.laboratory.heads.models import Parametrised
-from services.laboratory.heads.score import outputs
-from services.laboratory.heads.table import Table
-from services.privacy.arrays import Reals
+from privmix.services.laboratory.heads import expm_nf, methods
+from privmix.services.laboratory.heads.flows import Draws
+from privmix.services.laboratory.heads.models import Parametrised
+from privmix.services.laboratory.heads.score import outputs
+from privmix.services.laboratory.heads.table import Table
+from privmix.services.privacy.arrays import Reals
 
 
 @dataclass(frozen=True, eq=False)

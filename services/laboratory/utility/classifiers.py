@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from services.privacy.arrays import Integers, Reals
+from privmix.services.privacy.arrays import Integers, Reals
 
 # Maps training rows [n, hidden], their classes [n], rows to classify [k, hidden] and a seed to classes [k].
 Classifier = Callable[[Reals, Integers, Reals, int], Integers]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import InputError
-from services.json_lines import read_lines
-from services.privacy.arrays import Integers
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import read_lines
+from privmix.services.privacy.arrays import Integers
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.privacy.arrays import Reals
+from privmix.services.privacy.arrays import Reals
 
 _TOKENS = 256  # the maximum number of tokens of a text that the model reads
 _BATCH = 16

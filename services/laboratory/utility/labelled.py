@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from services.errors import InputError
-from services.generation.card import JSON_FILE as CARD
-from services.generation.card import load_card
-from services.generation.job import OUTPUT, load_job, load_output
-from services.generation.records import records_of
-from services.generation.template import LABEL
-from services.json_lines import read_lines
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import read_lines
+from privmix.services.generation.card import JSON_FILE as CARD
+from privmix.services.generation.card import load_card
+from privmix.services.generation.job import OUTPUT, load_job, load_output
+from privmix.services.generation.records import records_of
+from privmix.services.generation.template import LABEL
 
 USER = "user"
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.errors import InputError
-from services.files import write_atomically
-from services.generation.card import JSON_FILE as CARD
-from services.generation.job import JOB, OUTPUT
-from services.json_lines import write_lines
-from services.laboratory.utility.labelled import Labelled
-from services.laboratory.utility.references import Amin, InvisibleInk
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import write_atomically
+from privmix.services.foundation.json_lines import write_lines
+from privmix.services.generation.card import JSON_FILE as CARD
+from privmix.services.generation.job import JOB, OUTPUT
+from privmix.services.laboratory.utility.labelled import Labelled
+from privmix.services.laboratory.utility.references import Amin, InvisibleInk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

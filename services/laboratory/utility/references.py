@@ -17,9 +17,9 @@ import numpy as np
 from scipy.optimize import bisect
 from torch import Tensor
 
-from services.errors import InputError
-from services.privacy import accounting
-from services.privacy.accounting.bounded_range import bounded_range_rdp
+from privmix.services.foundation.errors import InputError
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp
 
 _MIN_EPSILON, _MAX_EPSILON = 1e-4, 100.0  # nats
 

@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from services.files import write_atomically
-from services.laboratory import html_report
-from services.laboratory.evaluation.figures import PALETTES, Palette, Theme
-from services.laboratory.utility.classifiers import CLASSIFIERS, Score
-from services.laboratory.utility.task import REAL, TaskReport, UtilityRow
+from privmix.services.foundation.files import write_atomically
+from privmix.services.laboratory import html_report
+from privmix.services.laboratory.evaluation.figures import PALETTES, Palette, Theme
+from privmix.services.laboratory.utility.classifiers import CLASSIFIERS, Score
+from privmix.services.laboratory.utility.task import REAL, TaskReport, UtilityRow
 
 JSON_FILE, HTML_FILE = "task-operator.json", "task-operator.html"
 

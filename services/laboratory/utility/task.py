@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from services.errors import InputError
-from services.laboratory.generation.quality import Likeness, variety
-from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Score, Scores, evaluate
-from services.laboratory.utility.copies import CopiedSpans, PlantedSecret, Secrets, find_secrets, longest_spans
-from services.laboratory.utility.embedding import Embedder
-from services.laboratory.utility.labelled import Labelled, TextOrigin
-from services.privacy.arrays import Integers, Reals
-from services.progress import Display
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.progress import Display
+from privmix.services.laboratory.generation.quality import Likeness, variety
+from privmix.services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Score, Scores, evaluate
+from privmix.services.laboratory.utility.copies import CopiedSpans, PlantedSecret, Secrets, find_secrets, longest_spans
+from privmix.services.laboratory.utility.embedding import Embedder
+from privmix.services.laboratory.utility.labelled import Labelled, TextOrigin
+from privmix.services.privacy.arrays import Integers, Reals
 
 REAL, HELD_OUT = "real text", "held-out real text"
 

@@ -1,6 +1,6 @@
 """Computes the cost of events: composition, conversion to (epsilon, delta), and worst cases."""
 
-from services.privacy.accounting.composition import (
+from privmix.services.privacy.accounting.composition import (
     EARLIER_ORDERS,
     ORDERS,
     Epsilon,

@@ -6,8 +6,8 @@ Q = (1-g) A + g B', where any two of A, B and B' have bounded range.
 
 import numpy as np
 
-from services.privacy.arrays import Reals
-from services.privacy.events import Divergences, Orders, real_orders
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Divergences, Orders, real_orders
 
 # The largest float64 error of the log of a moment.
 ROUNDING = 2.0**-49

@@ -14,8 +14,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from services.privacy.accounting.dominating_pair import DominatingPair
-from services.privacy.worlds import NEVER, Pair, replaced
+from privmix.services.privacy.accounting.dominating_pair import DominatingPair
+from privmix.services.privacy.worlds import NEVER, Pair, replaced
 
 
 @dataclass(frozen=True)

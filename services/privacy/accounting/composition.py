@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
+from privmix.services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.privacy.accounting import composition
-from services.privacy.arrays import Reals
-from services.privacy.events import PLD_INTERVAL, Event
+from privmix.services.privacy.accounting import composition
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import PLD_INTERVAL, Event
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf

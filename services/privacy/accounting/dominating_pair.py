@@ -11,8 +11,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from services.privacy.arrays import Reals
-from services.privacy.events import Divergences, Orders, real_orders
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Divergences, Orders, real_orders
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.lazily import torch
-from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch, to_column
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch, to_column
 
 if TYPE_CHECKING:
     from torch import Tensor

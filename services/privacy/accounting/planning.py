@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import scipy
 
-from services.privacy import accounting
-from services.privacy.accounting import composition, counting
-from services.privacy.accounting.composition import Spent
-from services.privacy.events import PLD_INTERVAL, Accountant, Event, Orders
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import composition, counting
+from privmix.services.privacy.accounting.composition import Spent
+from privmix.services.privacy.events import PLD_INTERVAL, Accountant, Event, Orders
 
 # How closely exact composition is searched, relatively, and the digits of what it finds: a service that starts again on
 # another processor must find the same parameter to the last bit, or it would pay for tokens of another event.

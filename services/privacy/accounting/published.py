@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from services.privacy.events import Divergences, Orders, real_orders
+from privmix.services.privacy.events import Divergences, Orders, real_orders
 
 # The orders to try if the paper's order leaves nothing of the budget.
 _ORDERS = range(2, 65)

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from services.privacy import accounting
-from services.privacy.events import Accountant, Divergences, Event, Orders, real_orders
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Accountant, Divergences, Event, Orders, real_orders
 
 Before = tuple[tuple[Event, int], ...]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.lazily import torch
-from services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
 
 if TYPE_CHECKING:
     from torch import Tensor

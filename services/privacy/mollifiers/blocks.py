@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lazily import torch
+from privmix.services.foundation.lazily import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

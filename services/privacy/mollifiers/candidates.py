@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.lazily import torch
-from services.privacy.protocol import Answers
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.protocol import Answers
 
 if TYPE_CHECKING:
     from torch import Tensor

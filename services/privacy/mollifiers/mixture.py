@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import scipy
 
-from services.lazily import torch
-from services.privacy.mollifiers.blocks import rows_at_once, scratch, totals
-from services.privacy.protocol import Answers
-from services.privacy.sampling.categorical import TOTAL
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers.blocks import rows_at_once, scratch, totals
+from privmix.services.privacy.protocol import Answers
+from privmix.services.privacy.sampling.categorical import TOTAL
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import scipy
 
-from services.lazily import torch
-from services.privacy.arrays import Reals
-from services.privacy.mollifiers.blocks import scratch, totals
-from services.privacy.mollifiers.rows import clip_scales
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.mollifiers.blocks import scratch, totals
+from privmix.services.privacy.mollifiers.rows import clip_scales
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services import compiled
-from services.lazily import torch
-from services.privacy.mollifiers.blocks import powers_of_two, scratch, totals
+from privmix.services.foundation import compiled
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers.blocks import powers_of_two, scratch, totals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +127,7 @@ def centred_steps(
 ) -> Tensor | None:
     """Returns the sum of each sequence's centred log-ratios in whole steps, from logits, int32 [S, V].
 
-    It is `shape_parts`, two steps to the centre of each row (`services.privacy.protocols.exponential`) and
+    It is `shape_parts`, two steps to the centre of each row (`privmix.services.privacy.protocols.exponential`) and
     `summed_steps` in one, without anything of the rows' size between them. None where only torch's operators are: then
     call those, which do the same up to rounding.
 
@@ -189,7 +189,7 @@ def _fits(rows: Tensor, types: Sequence[torch.dtype]) -> bool:
 @cache
 def _triton() -> Any | None:
     try:
-        from services.privacy.mollifiers import rows_triton
+        from privmix.services.privacy.mollifiers import rows_triton
     except ImportError as error:
         logger.warning("rows_triton.py is not used, so rows take longer: Triton cannot be imported (%s)", error)
         return None

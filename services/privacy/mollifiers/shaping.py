@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.lazily import torch
-from services.privacy.mollifiers import rows
-from services.privacy.mollifiers.blocks import on_device, powers_of_two, rows_at_once, scratch, totals
-from services.privacy.protocol import Answers
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.mollifiers import rows
+from privmix.services.privacy.mollifiers.blocks import on_device, powers_of_two, rows_at_once, scratch, totals
+from privmix.services.privacy.protocol import Answers
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pkgutil import resolve_name
 
-from services.privacy.settings import Settings
+from privmix.services.privacy.settings import Settings
 
 DEFAULT = "pmixed"
 _SETTINGS = {

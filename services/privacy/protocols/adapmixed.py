@@ -21,11 +21,11 @@ import scipy
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from services.lazily import torch
-from services.privacy.accounting import leave_one_out, planning
-from services.privacy.accounting.channel import worst_pair
-from services.privacy.arrays import Reals
-from services.privacy.events import (
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.accounting import leave_one_out, planning
+from privmix.services.privacy.accounting.channel import worst_pair
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import (
     SEPARATE_PARTS,
     Accountant,
     Divergences,
@@ -35,15 +35,15 @@ from services.privacy.events import (
     check_parts,
     real_orders,
 )
-from services.privacy.mollifiers import projection, renyi
-from services.privacy.mollifiers.blocks import rows_at_once, scratch
-from services.privacy.mollifiers.mixture import integer_weights, slack
-from services.privacy.mollifiers.projection import Projection
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.protocols.pmixed import Mollifier, RatioEvent, radii
-from services.privacy.sampling import noise
-from services.privacy.settings import Enforced, Settings
-from services.privacy.worlds import Pair
+from privmix.services.privacy.mollifiers import projection, renyi
+from privmix.services.privacy.mollifiers.blocks import rows_at_once, scratch
+from privmix.services.privacy.mollifiers.mixture import integer_weights, slack
+from privmix.services.privacy.mollifiers.projection import Projection
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.protocols.pmixed import Mollifier, RatioEvent, radii
+from privmix.services.privacy.sampling import noise
+from privmix.services.privacy.settings import Enforced, Settings
+from privmix.services.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ class AdaPMixed(Protocol):
     Attributes:
         parts: N, the number of parts. All parts answer every query.
         mollifier: ``ratio`` or ``renyi``.
-        projection: the projection of the ratio mollifier (`services.privacy.mollifiers.projection`).
+        projection: the projection of the ratio mollifier (`privmix.services.privacy.mollifiers.projection`).
         radius: c of the ratio mollifier, in nats.
         beta: the renyi mollifier keeps D_a<-> to the public model within beta a.
         order: the Rényi order a of the measured losses and of the renyi mollifier. As published, a loss is the

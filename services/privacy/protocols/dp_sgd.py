@@ -17,12 +17,12 @@ import numpy as np
 import scipy
 from pydantic import Field
 
-from services.privacy import accounting
-from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.protocols.ensemble import Ensemble
-from services.privacy.settings import Settings, Training
-from services.units import Unit, check_unit
+from privmix.services.foundation.units import Unit, check_unit
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.protocols.ensemble import Ensemble
+from privmix.services.privacy.settings import Settings, Training
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

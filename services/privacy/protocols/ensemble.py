@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from services.lazily import torch
-from services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, real_orders
-from services.privacy.mollifiers.mixture import integer_weights
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.settings import Settings
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, real_orders
+from privmix.services.privacy.mollifiers.mixture import integer_weights
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from services.lazily import torch
-from services.privacy import reduction
-from services.privacy.accounting import planning
-from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
-from services.privacy.accounting.dominating_pair import symmetric_pld
-from services.privacy.arrays import Reals
-from services.privacy.events import (
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy import reduction
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
+from privmix.services.privacy.accounting.dominating_pair import symmetric_pld
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import (
     PLD_INTERVAL,
     Accountant,
     Divergences,
@@ -39,13 +39,13 @@ from services.privacy.events import (
     Orders,
     check_parts,
 )
-from services.privacy.mollifiers.mixture import usable_radii
-from services.privacy.mollifiers.rows import centred_steps, clipped_means, summed_steps
-from services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
-from services.privacy.sampling.categorical import quantise
-from services.privacy.sampling.randomness import fixed_size_subsample
-from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, one_hot, replaced
+from privmix.services.privacy.mollifiers.mixture import usable_radii
+from privmix.services.privacy.mollifiers.rows import centred_steps, clipped_means, summed_steps
+from privmix.services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
+from privmix.services.privacy.sampling.categorical import quantise
+from privmix.services.privacy.sampling.randomness import fixed_size_subsample
+from privmix.services.privacy.settings import Settings
+from privmix.services.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from services.privacy.events import Accountant, Guarantee
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, unprotected
-from services.privacy.settings import Settings
+from privmix.services.privacy.events import Accountant, Guarantee
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, unprotected
+from privmix.services.privacy.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from services.lazily import torch
-from services.privacy import accounting, reduction
-from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
-from services.privacy.arrays import Reals
-from services.privacy.events import SEPARATE_PARTS, Accountant, Divergences, Event, Guarantee, Orders
-from services.privacy.mollifiers.blocks import totals
-from services.privacy.mollifiers.rows import clipped_means, clipped_moments, clipped_sums
-from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
-from services.privacy.sampling.categorical import TOTAL
-from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, one_hot, replaced
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy import accounting, reduction
+from privmix.services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import SEPARATE_PARTS, Accountant, Divergences, Event, Guarantee, Orders
+from privmix.services.privacy.mollifiers.blocks import totals
+from privmix.services.privacy.mollifiers.rows import clipped_means, clipped_moments, clipped_sums
+from privmix.services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
+from privmix.services.privacy.sampling.categorical import TOTAL
+from privmix.services.privacy.settings import Settings
+from privmix.services.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor

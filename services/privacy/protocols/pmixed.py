@@ -24,12 +24,12 @@ import numpy as np
 import scipy
 from pydantic import Field
 
-from services.lazily import torch
-from services.privacy.accounting import planning, published
-from services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
-from services.privacy.accounting.dominating_pair import symmetric_pld
-from services.privacy.arrays import Reals
-from services.privacy.events import (
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.accounting import planning, published
+from privmix.services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
+from privmix.services.privacy.accounting.dominating_pair import symmetric_pld
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import (
     PLD_INTERVAL,
     SEPARATE_PARTS,
     Accountant,
@@ -40,14 +40,14 @@ from services.privacy.events import (
     check_parts,
     real_orders,
 )
-from services.privacy.mollifiers import projection, renyi
-from services.privacy.mollifiers.blocks import scratch
-from services.privacy.mollifiers.mixture import accepted, integer_weights, scaled, slack, usable_radii
-from services.privacy.mollifiers.projection import Projection
-from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
-from services.privacy.sampling.randomness import poisson_subsample, uniform_below
-from services.privacy.settings import ROUNDING_MARGIN, Settings
-from services.privacy.worlds import Pair
+from privmix.services.privacy.mollifiers import projection, renyi
+from privmix.services.privacy.mollifiers.blocks import scratch
+from privmix.services.privacy.mollifiers.mixture import accepted, integer_weights, scaled, slack, usable_radii
+from privmix.services.privacy.mollifiers.projection import Projection
+from privmix.services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
+from privmix.services.privacy.sampling.randomness import poisson_subsample, uniform_below
+from privmix.services.privacy.settings import ROUNDING_MARGIN, Settings
+from privmix.services.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -134,7 +134,7 @@ class PMixed(Protocol):
         q: the probability with which each part is drawn for a token.
         radius: c of the ratio mollifier, in nats, which determines its cost.
         mollifier: ``ratio`` or ``renyi``.
-        projection: the projection of the ratio mollifier (`services.privacy.mollifiers.projection`).
+        projection: the projection of the ratio mollifier (`privmix.services.privacy.mollifiers.projection`).
         order: the integer Rényi order of the renyi mollifier.
         loss: the maximum cost of a token at that order with the renyi mollifier. It determines beta for each number of
             drawn parts.

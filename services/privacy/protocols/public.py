@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
-from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
-from services.privacy.mollifiers.mixture import integer_weights
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.settings import Settings, Training
+from privmix.services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, real_orders
+from privmix.services.privacy.mollifiers.mixture import integer_weights
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.settings import Settings, Training
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from services.lazily import torch
-from services.privacy import accounting
-from services.privacy.accounting import published
-from services.privacy.accounting.leave_one_out import symmetrised
-from services.privacy.accounting.published import removal_then_addition
-from services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, check_parts, real_orders
-from services.privacy.mollifiers.agreement import check_bound, largest_weights
-from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.sampling.categorical import quantise
-from services.privacy.settings import ROUNDING_MARGIN, Enforced, Settings
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import published
+from privmix.services.privacy.accounting.leave_one_out import symmetrised
+from privmix.services.privacy.accounting.published import removal_then_addition
+from privmix.services.privacy.events import Accountant, Divergences, Event, Guarantee, Orders, check_parts, real_orders
+from privmix.services.privacy.mollifiers.agreement import check_bound, largest_weights
+from privmix.services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.sampling.categorical import quantise
+from privmix.services.privacy.settings import ROUNDING_MARGIN, Enforced, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from services.lazily import torch
-from services.privacy.accounting import planning
-from services.privacy.arrays import Reals
-from services.privacy.events import (
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import (
     PLD_INTERVAL,
     Accountant,
     Divergences,
@@ -29,12 +29,12 @@ from services.privacy.events import (
     check_parts,
     real_orders,
 )
-from services.privacy.mollifiers.candidates import Candidates, sequences
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.sampling.categorical import TOTAL
-from services.privacy.sampling.noise import discrete_laplace
-from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, one_hot, replaced
+from privmix.services.privacy.mollifiers.candidates import Candidates, sequences
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.sampling.categorical import TOTAL
+from privmix.services.privacy.sampling.noise import discrete_laplace
+from privmix.services.privacy.settings import Settings
+from privmix.services.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from services.lazily import torch
-from services.privacy.sampling.randomness import uniform_below
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.sampling.randomness import uniform_below
 
 if TYPE_CHECKING:
     from torch import Tensor

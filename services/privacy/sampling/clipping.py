@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.lazily import torch
-from services.privacy.sampling.randomness import normal
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy.sampling.randomness import normal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from opendp.measurements import make_gaussian, make_laplace
 from opendp.metrics import l1_distance, l2_distance
 from opendp.mod import enable_features
 
-from services.privacy.arrays import Integers
+from privmix.services.privacy.arrays import Integers
 
 enable_features("contrib")
 

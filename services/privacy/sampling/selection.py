@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from services.lazily import torch
-from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick
-from services.privacy.accounting.dominating_pair import symmetric_pld
-from services.privacy.arrays import Integers
-from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
-from services.privacy.sampling.categorical import TOTAL, sample
-from services.units import Unit, check_unit
+from privmix.services.foundation.lazily import torch
+from privmix.services.foundation.units import Unit, check_unit
+from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick
+from privmix.services.privacy.accounting.dominating_pair import symmetric_pld
+from privmix.services.privacy.arrays import Integers
+from privmix.services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
+from privmix.services.privacy.sampling.categorical import TOTAL, sample
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from services.requests.answers import (
+from privmix.services.requests.answers import (
     ApiFinishReason,
     Frame,
     FunctionCall,
@@ -22,8 +22,8 @@ from services.requests.answers import (
     absent,
     begins_call,
 )
-from services.requests.errors import ApiError
-from services.requests.responses.schema import ResponsesRequest
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.responses.schema import ResponsesRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from services.requests.schema import (
+from privmix.services.requests.schema import (
     MAX_CALL_ID,
     MAX_TOOLS,
     NEVER_LEAVE,

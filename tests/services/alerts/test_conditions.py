@@ -5,13 +5,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.alerts.alert import Alert
-from services.alerts.conditions import Conditions, EnsembleState
-from services.budget.statement import Statement
-from services.database.clock import now
-from services.keys.records import Key, KeyAccount, Share, ShareAccount, ShareUsage
-from services.keys.traffic import Traffic, TrafficReport
-from services.requests.status import ShardReport
+from privmix.services.alerts.alert import Alert
+from privmix.services.alerts.conditions import Conditions, EnsembleState
+from privmix.services.budget.statement import Statement
+from privmix.services.database.clock import now
+from privmix.services.keys.records import Key, KeyAccount, Share, ShareAccount, ShareUsage
+from privmix.services.keys.traffic import Traffic, TrafficReport
+from privmix.services.requests.status import ShardReport
 
 THRESHOLDS = (0.5, 0.8)
 

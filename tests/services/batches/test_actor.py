@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from services.batches import actor
-from services.batches.actor import Batches
-from services.batches.records import Batch, BatchRequest
-from services.batches.runner import RunningBatch
-from services.batches.settings import BatchSettings
-from services.database import deadline
-from services.errors import BatchesError, KeysUnavailable
-from services.requests.settings import RequestSettings
-from services.training import public_model
+from privmix.services.batches import actor
+from privmix.services.batches.actor import Batches
+from privmix.services.batches.records import Batch, BatchRequest
+from privmix.services.batches.runner import RunningBatch
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.database import deadline
+from privmix.services.foundation.errors import BatchesError, KeysUnavailable
+from privmix.services.requests.settings import RequestSettings
+from privmix.services.training import public_model
 from tests.served import served
 
 pytestmark = pytest.mark.anyio

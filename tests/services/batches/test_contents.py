@@ -10,15 +10,15 @@ import pytest
 from alembic import command
 from sqlalchemy import Connection, text
 
-from services.batches import store as batches_store
-from services.batches.contents import Contents, DirectoryContents, ObjectContents, contents_at, default_place
-from services.batches.records import Batch, File, new_id
-from services.batches.store import DELETING, Answered, BatchStore, OpenBatch
-from services.database.database import Database
-from services.database.service import _KEYS, ServiceDatabase, migrations
-from services.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
-from services.keys.move import move_keys
-from services.keys.store import KeyStore
+from privmix.services.batches import store as batches_store
+from privmix.services.batches.contents import Contents, DirectoryContents, ObjectContents, contents_at, default_place
+from privmix.services.batches.records import Batch, File, new_id
+from privmix.services.batches.store import DELETING, Answered, BatchStore, OpenBatch
+from privmix.services.database.database import Database
+from privmix.services.database.service import _KEYS, ServiceDatabase, migrations
+from privmix.services.foundation.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
+from privmix.services.keys.move import move_keys
+from privmix.services.keys.store import KeyStore
 from tests.support.batches import begin, put, result
 
 DAY_S = 86_400

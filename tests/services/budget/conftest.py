@@ -11,11 +11,11 @@ import ray
 from hypothesis import settings
 from ray.actor import ActorHandle
 
-from services.budget.actor import start
-from services.budget.filter import Filter
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.privacy.events import Event
+from privmix.services.budget.actor import start
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 from tests.support.ray_cluster import ray_cluster

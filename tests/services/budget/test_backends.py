@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from services.budget.ledger import Ledger
-from services.budget.move import move
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.database import database
-from services.database.backend import Backend
-from services.database.sqlite import SQLite
-from services.errors import LedgerForeign
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.move import move
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.database import database
+from privmix.services.database.backend import Backend
+from privmix.services.database.sqlite import SQLite
+from privmix.services.foundation.errors import LedgerForeign
 from tests.services.budget.events import COARSE
 
 

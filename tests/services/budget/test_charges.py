@@ -10,17 +10,17 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.budget.actor import start
-from services.budget.client import BudgetClient
-from services.budget.filter import NO_LOSSES, Filter, Losses
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.statement import Statement, statement
-from services.errors import LeaseRefused
-from services.privacy import accounting
-from services.privacy.protocols.gnmax import GNMaxEvent
-from services.privacy.protocols.submix import SubMixEvent
+from privmix.services.budget.actor import start
+from privmix.services.budget.client import BudgetClient
+from privmix.services.budget.filter import NO_LOSSES, Filter, Losses
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.statement import Statement, statement
+from privmix.services.foundation.errors import LeaseRefused
+from privmix.services.privacy import accounting
+from privmix.services.privacy.protocols.gnmax import GNMaxEvent
+from privmix.services.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.conftest import NAMESPACE, known
 from tests.services.budget.events import COARSE
 

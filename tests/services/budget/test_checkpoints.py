@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from services.budget import state
-from services.budget.chain import LedgerRow, link
-from services.budget.filter import Filter
-from services.budget.ledger import FREE_LEASE, Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read, replay
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import every_row, last_checkpoint
-from services.budget.store.schema import ledger_table
-from services.budget.verification import verify
-from services.errors import Fenced, LeaseRefused, LedgerCorrupt
-from services.privacy.protocols.ensemble import EnsembleEvent
-from services.privacy.protocols.submix import SubMixEvent
+from privmix.services.budget import state
+from privmix.services.budget.chain import LedgerRow, link
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.ledger import FREE_LEASE, Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read, replay
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import every_row, last_checkpoint
+from privmix.services.budget.store.schema import ledger_table
+from privmix.services.budget.verification import verify
+from privmix.services.foundation.errors import Fenced, LeaseRefused, LedgerCorrupt
+from privmix.services.privacy.protocols.ensemble import EnsembleEvent
+from privmix.services.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import tamper
 
@@ -33,7 +33,7 @@ SUBMIX = SubMixEvent(parts=2, order=8.0, beta=0.01)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.budget.ledger.CHECKPOINT_ROWS", EVERY)
+    monkeypatch.setattr("privmix.services.budget.ledger.CHECKPOINT_ROWS", EVERY)
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from services.budget.accounts import Grains
-from services.budget.anchor import Anchor, ChainEnd, DirectoryAnchor
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.errors import LeaseRefused, LedgerMismatch
-from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.services.budget.accounts import Grains
+from privmix.services.budget.anchor import Anchor, ChainEnd, DirectoryAnchor
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.foundation.errors import LeaseRefused, LedgerMismatch
+from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
 from tests.services.budget.events import COARSE
 
 PARTS, FEW = 8, 3

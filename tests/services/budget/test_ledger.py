@@ -2,13 +2,13 @@
 
 import pytest
 
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.records import Leased
-from services.budget.statement import statement
-from services.errors import Fenced, LeaseRefused, LedgerForeign, LedgerMismatch, LedgerMissing
-from services.privacy.protocols.pmixed import RatioEvent
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.records import Leased
+from privmix.services.budget.statement import statement
+from privmix.services.foundation.errors import Fenced, LeaseRefused, LedgerForeign, LedgerMismatch, LedgerMissing
+from privmix.services.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from services.budget.filter import UNLIMITED, Filter
-from services.budget.ledger import FREE_LEASE, Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.statement import statement
-from services.privacy.events import Event
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.privacy.protocols.pmixed import RatioEvent
-from services.privacy.protocols.public import PublicEvent
+from privmix.services.budget.filter import UNLIMITED, Filter
+from privmix.services.budget.ledger import FREE_LEASE, Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.statement import statement
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.services.privacy.protocols.public import PublicEvent
 from tests.services.budget.conftest import known
 
 DELTA = 1e-5

@@ -7,19 +7,19 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
-from services.budget.filter import Filter
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.recomputation import recompute
-from services.budget.statement import statement
-from services.errors import LedgerMismatch
-from services.privacy import accounting
-from services.privacy.events import Accountant
-from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.settings import Settings
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.recomputation import recompute
+from privmix.services.budget.statement import statement
+from privmix.services.foundation.errors import LedgerMismatch
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import Accountant
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.services.privacy.settings import Settings
 
 DELTA = 1e-5
 TOKENS = 1024

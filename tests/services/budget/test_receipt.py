@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from services.budget import receipt
-from services.budget.ledger import Ledger
-from services.budget.move import move
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
-from services.errors import (
+from privmix.services.budget import receipt
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.move import move
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
+from privmix.services.foundation.errors import (
     LedgerForeign,
     LedgerMismatch,
     LedgerMissing,

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert
 
-from services.budget.chain import LedgerRow, link
-from services.budget.export import export
-from services.budget.ledger import Ledger
-from services.budget.move import move
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.records import Leased, Settled
-from services.budget.signing import SigningKey
-from services.budget.store.database import LedgerDatabase
-from services.budget.store.rows import every_row
-from services.budget.store.schema import ledger_table
-from services.budget.verification import verify
-from services.errors import InputError, LedgerUnsigned
+from privmix.services.budget.chain import LedgerRow, link
+from privmix.services.budget.export import export
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.move import move
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.records import Leased, Settled
+from privmix.services.budget.signing import SigningKey
+from privmix.services.budget.store.database import LedgerDatabase
+from privmix.services.budget.store.rows import every_row
+from privmix.services.budget.store.schema import ledger_table
+from privmix.services.budget.verification import verify
+from privmix.services.foundation.errors import InputError, LedgerUnsigned
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.budget.filter import Filter
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.state import Balance
-from services.budget.statement import OperatorStatement, Statement, statement
-from services.privacy import accounting
-from services.privacy.accounting import composition
-from services.privacy.protocols.ensemble import EnsembleEvent
-from services.privacy.protocols.pmixed import PublishedEvent
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.state import Balance
+from privmix.services.budget.statement import OperatorStatement, Statement, statement
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import composition
+from privmix.services.privacy.protocols.ensemble import EnsembleEvent
+from privmix.services.privacy.protocols.pmixed import PublishedEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 

@@ -10,22 +10,22 @@ import pytest
 from scipy.optimize import bisect
 from scipy.stats import binom
 
-from services.budget.filter import Filter, counted
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.statement import statement
-from services.budget.token_counter import TokenCounter
-from services.errors import LedgerMismatch
-from services.privacy.accounting import counting
-from services.privacy.accounting.channel import WorstCaseRatios
-from services.privacy.events import Accountant, Event
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.gnmax import GNMaxSettings
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixedSettings, RatioEvent
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from services.privacy.settings import Settings
+from privmix.services.budget.filter import Filter, counted
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.statement import statement
+from privmix.services.budget.token_counter import TokenCounter
+from privmix.services.foundation.errors import LedgerMismatch
+from privmix.services.privacy.accounting import counting
+from privmix.services.privacy.accounting.channel import WorstCaseRatios
+from privmix.services.privacy.events import Accountant, Event
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.gnmax import GNMaxSettings
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings, RatioEvent
+from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.services.privacy.settings import Settings
 
 DELTA = 1e-5
 EARLIER = Accountant(4.0)  # of ledgers that were planned by Rényi divergences

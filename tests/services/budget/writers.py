@@ -12,16 +12,16 @@ from uuid import uuid4
 from sqlalchemy import Connection as DatabaseConnection
 from sqlalchemy import Engine, event
 
-from services.budget import ledger as ledger_module
-from services.budget.anchor import ChainEnd, DirectoryAnchor
-from services.budget.ledger import Grant, Ledger
-from services.budget.move import move
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.receipt import LedgerCreation, anchors_of, begin
-from services.database import limited_connection, postgresql
-from services.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
-from services.files import write_atomically
+from privmix.services.budget import ledger as ledger_module
+from privmix.services.budget.anchor import ChainEnd, DirectoryAnchor
+from privmix.services.budget.ledger import Grant, Ledger
+from privmix.services.budget.move import move
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.receipt import LedgerCreation, anchors_of, begin
+from privmix.services.database import limited_connection, postgresql
+from privmix.services.foundation.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
+from privmix.services.foundation.files import write_atomically
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from services.budget.privacy_budget import PrivacyBudget
-from services.coordinator import coordinator as coordinating
-from services.coordinator.coordinator import Coordinator
-from services.coordinator.messages import Delta, Generation
-from services.errors import CoordinatorUnavailable
-from services.laboratory.audit.worlds.offline import offline
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixed
-from services.structure import grammar
-from services.training import public_model
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.coordinator import coordinator as coordinating
+from privmix.services.coordinator.coordinator import Coordinator
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.foundation.errors import CoordinatorUnavailable
+from privmix.services.laboratory.audit.worlds.offline import offline
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.structure import grammar
+from privmix.services.training import public_model
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from services.coordinator.messages import Delta, Generation
-from services.coordinator.sequence import LiveSequence
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.structure import grammar
-from services.structure.compiler import begun
-from services.structure.errors import StructureError
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.coordinator.sequence import LiveSequence
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.structure import grammar
+from privmix.services.structure.compiler import begun
+from privmix.services.structure.errors import StructureError
 from tests.services.structure.schemas import described, random_schema
 from tests.support.structure import tokens_of, vocabulary
 from tests.support.texts import smollm

@@ -15,25 +15,25 @@ import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
-from services.coordinator import group, partial_sums, raw_rows
-from services.coordinator.arithmetic import Arithmetic
-from services.coordinator.copies import ShardCopies
-from services.coordinator.ensemble import ShardedEnsemble
-from services.coordinator.group import Group
-from services.coordinator.held_weights import HeldWeights, weigh
-from services.coordinator.partial_sums import PartialSums
-from services.coordinator.pending_release import PendingRelease
-from services.coordinator.raw_rows import RawRows
-from services.coordinator.step import Step
-from services.engine.engine import EngineSettings, Request
-from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.individual import WHOLE, IndividualSettings
-from services.privacy.protocols.pmixed import PMixed
-from services.privacy.sampling import categorical
-from services.shard import LostStepError, Shard
+from privmix.services.coordinator import group, partial_sums, raw_rows
+from privmix.services.coordinator.arithmetic import Arithmetic
+from privmix.services.coordinator.copies import ShardCopies
+from privmix.services.coordinator.ensemble import ShardedEnsemble
+from privmix.services.coordinator.group import Group
+from privmix.services.coordinator.held_weights import HeldWeights, weigh
+from privmix.services.coordinator.partial_sums import PartialSums
+from privmix.services.coordinator.pending_release import PendingRelease
+from privmix.services.coordinator.raw_rows import RawRows
+from privmix.services.coordinator.step import Step
+from privmix.services.engine.engine import EngineSettings, Request
+from privmix.services.fleet.shard_map import PartGroup, ShardMap
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.exponential import Exponential
+from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.privacy.sampling import categorical
+from privmix.services.shards.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 

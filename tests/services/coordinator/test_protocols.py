@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from services.budget.reader import read
-from services.budget.statement import statement
-from services.coordinator.messages import Delta
-from services.engine.engine import EngineSettings
-from services.laboratory.evaluation.comparisons import compared
-from services.privacy.protocols import PROTOCOLS
-from services.shard import ShardActor
-from services.training.manifest import Manifest
+from privmix.services.budget.reader import read
+from privmix.services.budget.statement import statement
+from privmix.services.coordinator.messages import Delta
+from privmix.services.engine.engine import EngineSettings
+from privmix.services.laboratory.evaluation.comparisons import compared
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.shards.shard import ShardActor
+from privmix.services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 from tests.services.coordinator.actors import end
 from tests.support.served_protocols import PARTS, TOKENS, coordinating, generate

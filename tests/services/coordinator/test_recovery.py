@@ -3,8 +3,14 @@
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
 
-from services.coordinator.recovery import is_temporary
-from services.errors import CoordinatorUnavailable, Fenced, LeaseRefused, LedgerUnavailable, Overloaded
+from privmix.services.coordinator.recovery import is_temporary
+from privmix.services.foundation.errors import (
+    CoordinatorUnavailable,
+    Fenced,
+    LeaseRefused,
+    LedgerUnavailable,
+    Overloaded,
+)
 
 
 def raised_by_an_actor(error: Exception) -> RayTaskError:

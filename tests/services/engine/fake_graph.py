@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.platforms import current_platform
 
-from services import compiled
-from services.engine import step_graph
-from services.engine.reader_rows import ReaderRows
+from privmix.services.engine import step_graph
+from privmix.services.engine.reader_rows import ReaderRows
+from privmix.services.foundation import compiled
 
 REFUSED = frozenset(
     {

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
-from services.engine import vllm_engine
-from services.engine.cpu_reader_worker import CPUReaderModelRunner, CPUReaderWorker
-from services.engine.engine import PUBLIC, EngineSettings, Request
+from privmix.services.engine import vllm_engine
+from privmix.services.engine.cpu_reader_worker import CPUReaderModelRunner, CPUReaderWorker
+from privmix.services.engine.engine import PUBLIC, EngineSettings, Request
 
 
 class ApartRunner(CPUReaderModelRunner):

@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig
 from vllm.model_executor.models import registry
 
-from services.engine import lora_on_cpu, vllm_engine
-from services.engine.adapter_config import slot_bytes
-from services.engine.adapter_slots import AdapterSlots
-from services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
-from services.engine.vllm_engine import VllmEngine
+from privmix.services.engine import lora_on_cpu, vllm_engine
+from privmix.services.engine.adapter_config import slot_bytes
+from privmix.services.engine.adapter_slots import AdapterSlots
+from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
+from privmix.services.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_llama
 

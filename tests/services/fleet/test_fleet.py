@@ -14,18 +14,18 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from services.budget import actor as budget
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
-from services.coordinator.messages import Delta, Generation
-from services.errors import FleetError
-from services.fleet.fleet import FleetActor, FleetSettings
-from services.fleet.plan import ShardPlan
-from services.fleet.shard_map import PartGroup, ShardMap
-from services.fleet.size import FleetSize
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.services.budget import actor as budget
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.fleet.fleet import FleetActor, FleetSettings
+from privmix.services.fleet.plan import ShardPlan
+from privmix.services.fleet.shard_map import PartGroup, ShardMap
+from privmix.services.fleet.size import FleetSize
+from privmix.services.foundation.errors import FleetError
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import KeysUnavailable
-from services.fleet.size import FleetSize
+from privmix.services.fleet.size import FleetSize
+from privmix.services.foundation.errors import KeysUnavailable
 
 
 @pytest.fixture

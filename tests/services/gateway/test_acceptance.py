@@ -6,11 +6,18 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.requests.models import PromptTokenizer
-from services.requests.preparation import COMPLETION_TOKENS, answer_length
-from services.requests.schema import ChatRequest, CompletionRequest, Fallbacks, Function, GenerationRequest, Message
-from services.requests.settings import RequestSettings
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.requests.models import PromptTokenizer
+from privmix.services.requests.preparation import COMPLETION_TOKENS, answer_length
+from privmix.services.requests.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Fallbacks,
+    Function,
+    GenerationRequest,
+    Message,
+)
+from privmix.services.requests.settings import RequestSettings
 from tests.support.app import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}

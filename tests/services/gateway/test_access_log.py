@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.requests.models import PromptTokenizer
+from privmix.services.requests.models import PromptTokenizer
 from tests.support.app import MakeClient
 
 SECRET = "the patient is called Wilhelmina"
@@ -41,7 +41,7 @@ def test_an_invalid_request_id_is_replaced(client: TestClient, given: str | None
 def test_one_line_for_each_request_without_text(
     client: TestClient, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any], status: int
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "services"):
+    with caplog.at_level(logging.DEBUG, "privmix"):
         client.post(path, json=body, headers={"x-request-id": "mine"})
     line = only_line(caplog)
     assert (line["request_id"], line["http.request.method"]) == ("mine", "POST")
@@ -53,8 +53,8 @@ def test_one_line_for_each_request_without_text(
 
 def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Returns the gateway's log records without those of its channels, which cannot connect here."""
-    entries = (entry for entry in caplog.records if entry.name.startswith("services"))
-    return [entry for entry in entries if entry.name != "services.requests.channel"]
+    entries = (entry for entry in caplog.records if entry.name.startswith("privmix"))
+    return [entry for entry in entries if entry.name != "privmix.services.requests.channel"]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_a_key_is_logged_by_its_id(
     make_client: MakeClient, caplog: pytest.LogCaptureFixture, secret: str, key: str | None
 ) -> None:
     client = make_client(api_keys=("first-key", "second-key"))
-    with caplog.at_level(logging.DEBUG, "services"):
+    with caplog.at_level(logging.DEBUG, "privmix"):
         client.get("/v1/models", headers={"authorization": f"Bearer {secret}"})
     line = only_line(caplog)
     assert line["privmix.key"] == key

@@ -13,10 +13,10 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from services.batches.settings import BatchSettings
-from services.database.service import ServiceDatabase, default_database
-from services.keys.records import Share
-from services.keys.store import KeyStore
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.database.service import ServiceDatabase, default_database
+from privmix.services.keys.records import Share
+from privmix.services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
 from tests.support.app import MakeClient, app_client
 

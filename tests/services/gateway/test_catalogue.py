@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.requests.admission import HEARTBEAT, kept_alive
-from services.requests.errors import ApiError, unavailable
-from services.requests.responses.schema import ResponsesRequest
-from services.requests.schema import ChatRequest, CompletionRequest
+from privmix.services.requests.admission import HEARTBEAT, kept_alive
+from privmix.services.requests.errors import ApiError, unavailable
+from privmix.services.requests.responses.schema import ResponsesRequest
+from privmix.services.requests.schema import ChatRequest, CompletionRequest
 from tests.support.app import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]

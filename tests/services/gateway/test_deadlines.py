@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
-from services.batches.settings import BatchSettings
-from services.database import deadline
-from services.errors import KeysError
-from services.gateway import batches as batch_routes
-from services.keys.actor import Keys
-from services.keys.messages import AdmissionLimits, Admitted, RateStates
-from services.requests import keys as request_keys
-from services.requests.errors import ApiError
-from services.requests.keys import ANONYMOUS, KeyService
-from services.requests.status import Status
+from privmix.services.batches.settings import BatchSettings
+from privmix.services.database import deadline
+from privmix.services.foundation.errors import KeysError
+from privmix.services.gateway import batches as batch_routes
+from privmix.services.keys.actor import Keys
+from privmix.services.keys.messages import AdmissionLimits, Admitted, RateStates
+from privmix.services.requests import keys as request_keys
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.keys import ANONYMOUS, KeyService
+from privmix.services.requests.status import Status
 from tests.support.app import MakeClient, app_client
 
 ANSWER_S = 0.2

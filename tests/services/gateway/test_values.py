@@ -5,10 +5,10 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from services.gateway.administration import NewKey, ShareBody
-from services.gateway.batches import expiry
-from services.requests.errors import ApiError
-from services.requests.values import MAX_COUNT
+from privmix.services.gateway.administration import NewKey, ShareBody
+from privmix.services.gateway.batches import expiry
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.values import MAX_COUNT
 
 DIGITS = "9" * 5000
 NUMBERS = [DIGITS, "-1", "1e3", "٣", "", " 7", "0x7", "7.0"]

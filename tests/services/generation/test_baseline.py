@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InputError
-from services.generation.baseline import baseline_model
-from services.training.public_model import resolve, revision
+from privmix.services.foundation.errors import InputError
+from privmix.services.generation.baseline import baseline_model
+from privmix.services.training.public_model import resolve, revision
 from tests.tiny import write_tiny_base, write_tiny_model
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import BudgetEndedError, GenerationError, InputError
-from services.generation.card import COVERED, UNCOVERED
-from services.generation.client import StreamedPiece
-from services.generation.job import JOURNAL, OUTPUT, Progress, _record, load_output, opened
+from privmix.services.foundation.errors import BudgetEndedError, GenerationError, InputError
+from privmix.services.generation.card import COVERED, UNCOVERED
+from privmix.services.generation.client import StreamedPiece
+from privmix.services.generation.job import JOURNAL, OUTPUT, Progress, _record, load_output, opened
 from tests.services.generation.small_service import SmallService, serving
 from tests.support.jobs import TEMPLATE, TOKENS, request, run
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import event
 
-from services.database import deadline
-from services.errors import KeysUnavailable
-from services.keys import actor as keys_actor
-from services.keys import open_requests
-from services.keys.actor import Keys
-from services.keys.messages import (
+from privmix.services.database import deadline
+from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.keys import actor as keys_actor
+from privmix.services.keys import open_requests
+from privmix.services.keys.actor import Keys
+from privmix.services.keys.messages import (
     AdmissionLimits,
     Admitted,
     EnsembleTraffic,
@@ -26,9 +26,9 @@ from services.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from services.keys.records import KeyAccount, Secret, Share
-from services.keys.store import KeyStore
-from services.keys.usage import usage_by_key
+from privmix.services.keys.records import KeyAccount, Secret, Share
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.usage import usage_by_key
 from tests.postgresql import Server
 from tests.wire import Wire
 

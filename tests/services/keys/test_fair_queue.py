@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from services.keys.fair_queue import FairQueue, QueueFull
+from privmix.services.keys.fair_queue import FairQueue, QueueFull
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from services.coordinator.messages import Delta, Generation
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.requests.answers import Answer, AnsweringBase, CompletionStyle, ToolStyle
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.requests.answers import Answer, AnsweringBase, CompletionStyle, ToolStyle
 
 
 @pytest.mark.parametrize("base", ["public", "base"])

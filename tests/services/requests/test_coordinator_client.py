@@ -18,15 +18,15 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from services.coordinator.messages import Delta, Generation
-from services.errors import CoordinatorUnavailable, Overloaded
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.requests.admission import complete_answer, stream_answer
-from services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
-from services.requests.coordinator_client import CoordinatorClient
-from services.requests.counters import TokenCounters
-from services.requests.errors import ApiError
-from services.requests.response_queue import ResponseQueue
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.foundation.errors import CoordinatorUnavailable, Overloaded
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.requests.admission import complete_answer, stream_answer
+from privmix.services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
+from privmix.services.requests.coordinator_client import CoordinatorClient
+from privmix.services.requests.counters import TokenCounters
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.response_queue import ResponseQueue
 from tests.support.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.anyio

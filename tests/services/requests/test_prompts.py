@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from services.requests.errors import ApiError
-from services.requests.models import INLINE_CHARACTERS, LIKELY_CHARACTERS, SLACK_TOKENS, THREADS, PromptTokenizer
-from services.requests.schema import ChatRequest, Function, Message
-from services.structure.trials import Trials
-from services.training.public_model import resolve
-from services.turns import Turns
+from privmix.services.foundation.turns import Turns
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.models import (
+    INLINE_CHARACTERS,
+    LIKELY_CHARACTERS,
+    SLACK_TOKENS,
+    THREADS,
+    PromptTokenizer,
+)
+from privmix.services.requests.schema import ChatRequest, Function, Message
+from privmix.services.structure.trials import Trials
+from privmix.services.training.public_model import resolve
 from tests.support.texts import ids, smollm, streamed
 
 LIMIT = 1000

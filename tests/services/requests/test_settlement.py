@@ -8,14 +8,14 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from services.database.service import ServiceDatabase
-from services.keys import actor
-from services.keys.messages import AdmissionLimits, Identity
-from services.keys.records import Share, ShareUsage
-from services.keys.store import KeyStore
-from services.keys.subjects import subjects_of
-from services.requests import keys as requests_keys
-from services.requests.keys import KeyService
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.keys import actor
+from privmix.services.keys.messages import AdmissionLimits, Identity
+from privmix.services.keys.records import Share, ShareUsage
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.subjects import subjects_of
+from privmix.services.requests import keys as requests_keys
+from privmix.services.requests.keys import KeyService
 from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "settlement"

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.requests.errors import ApiError
-from services.requests.schema import ChatRequest
-from services.requests.structure import structure_of
-from services.structure.grammar import of_json_schema, of_structural_tag
-from services.structure.trials import TrialLimits, Trials
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.schema import ChatRequest
+from privmix.services.requests.structure import structure_of
+from privmix.services.structure.grammar import of_json_schema, of_structural_tag
+from privmix.services.structure.trials import TrialLimits, Trials
 from tests.support.structure import described, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

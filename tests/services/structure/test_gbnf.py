@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.structure import grammar
+from privmix.services.structure import grammar
 from tests.support.structure import engine, follows
 
 

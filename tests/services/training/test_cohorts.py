@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from services import ray_session
-from services.engine import part_text
-from services.errors import InputError, WorkError
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.training.cohorts import EarlierEnsembles, not_apart
-from services.training.corpus import Corpus, Document
-from services.training.directory import SALT
-from services.training.manifest import Apart, Manifest, Part, PrivateBase, PrivateTraining
-from services.training.marks import FILE as MARKS
-from services.training.marks import NEXT, Marks
-from services.training.options import TrainingOptions
-from services.training.partition import read_salt, salt_id
-from services.training.plan import run_training
-from services.training.reading import read
-from services.training.train import plan
+from privmix.services.engine import part_text
+from privmix.services.foundation import ray_session
+from privmix.services.foundation.errors import InputError, WorkError
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.training.cohorts import EarlierEnsembles, not_apart
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.directory import SALT
+from privmix.services.training.manifest import Apart, Manifest, Part, PrivateBase, PrivateTraining
+from privmix.services.training.marks import FILE as MARKS
+from privmix.services.training.marks import NEXT, Marks
+from privmix.services.training.options import TrainingOptions
+from privmix.services.training.partition import read_salt, salt_id
+from privmix.services.training.plan import run_training
+from privmix.services.training.reading import read
+from privmix.services.training.train import plan
 from tests.support.manifests import adapter, manifest
 from tests.support.training import write_corpus
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.cli import load
-from services.budget.receipt import Receipt
-from services.training.corpus import Document
-from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
-from services.training.directory import SALT as DIRECTORY_SALT
-from services.training.manifest import Apart, Manifest
-from services.training.marks import Marks
-from services.training.options import DP_SGD_TRAINING, TrainingOptions
+from privmix.cluster.cli import load
+from privmix.services.budget.receipt import Receipt
+from privmix.services.training.corpus import Document
+from privmix.services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
+from privmix.services.training.directory import SALT as DIRECTORY_SALT
+from privmix.services.training.manifest import Apart, Manifest
+from privmix.services.training.marks import Marks
+from privmix.services.training.options import DP_SGD_TRAINING, TrainingOptions
 from tests.inline import run_inline
 from tests.services.training.perplexity import perplexities
 from tests.support.cli import privmix
@@ -257,7 +257,7 @@ def test_demo_corpus_is_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "cluster", "train", str(ensemble.corpus), *flags(ensemble, tmp_path / "new")]
+    command = [sys.executable, "-m", "privmix", "train", str(ensemble.corpus), *flags(ensemble, tmp_path / "new")]
     training = psutil.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     for line in training.stderr:
         if "done (1 of" in line:

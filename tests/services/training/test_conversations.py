@@ -9,12 +9,12 @@ import pytest
 from pyarrow import parquet
 from transformers import AutoTokenizer
 
-from services.errors import CorpusError, InputError
-from services.people_text import PeopleText
-from services.training.corpus import Corpus, Document
-from services.training.packing import tokenize
-from services.training.partition import Partition, PartShare
-from services.training.split import split
+from privmix.services.foundation.errors import CorpusError, InputError
+from privmix.services.tokenization.people_text import PeopleText
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.packing import tokenize
+from privmix.services.training.partition import Partition, PartShare
+from privmix.services.training.split import split
 from tests.support.training import SALT
 
 OPENAI = [

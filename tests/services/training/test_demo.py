@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from jsonschema import validate
 
-from services.errors import InputError
-from services.training.corpus import Corpus
-from services.training.demo import CANARIES, HELD_OUT, REASONS, SCHEMA, TRAIN, write_demo_corpus
+from privmix.services.foundation.errors import InputError
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.demo import CANARIES, HELD_OUT, REASONS, SCHEMA, TRAIN, write_demo_corpus
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine import PartKind
-from services.errors import InputError
-from services.privacy.accounting import planning
-from services.privacy.protocols.individual import IndividualSettings
-from services.training import expectation
-from services.training.expectation import Measured, Population, Requirements, candidates, propose
-from services.training.options import TokenBudget
+from privmix.services.engine import PartKind
+from privmix.services.foundation.errors import InputError
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.training import expectation
+from privmix.services.training.expectation import Measured, Population, Requirements, candidates, propose
+from privmix.services.training.options import TokenBudget
 
 BUDGET = TokenBudget(epsilon=8.0, delta=1e-5, tokens=100_000)
 

@@ -1,5 +1,5 @@
 """Alembic's environment script, which runs the revisions."""
 
-from services.database.upgrade import run
+from privmix.services.database.upgrade import run
 
 run()

@@ -15,15 +15,15 @@ import torch
 from scipy.special import log_softmax
 from torch import Tensor
 
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import ANY_ORDER, PrivacyBudget
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.worlds.distributions import renyi_divergence
-from services.privacy.accounting.tilts import moment_factor
-from services.privacy.arrays import Reals
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Answers, Protocol
-from services.privacy.protocols.individual import WHOLE, Individual
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import ANY_ORDER, PrivacyBudget
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.audit.worlds.distributions import renyi_divergence
+from privmix.services.privacy.accounting.tilts import moment_factor
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Answers, Protocol
+from privmix.services.privacy.protocols.individual import WHOLE, Individual
 
 ATTACK = "accounts"
 

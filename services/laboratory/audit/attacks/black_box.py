@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from services.laboratory.audit.attacks.likelihood import claims_of, held_out_epsilons
-from services.laboratory.audit.attacks.service_client import client
-from services.laboratory.audit.report.finding import CERTAIN, Finding
-from services.privacy.arrays import Reals
-from services.privacy.events import Event, from_json
+from privmix.services.laboratory.audit.attacks.likelihood import claims_of, held_out_epsilons
+from privmix.services.laboratory.audit.attacks.service_client import client
+from privmix.services.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Event, from_json
 
 MODEL = "privmix"
 _BATCH = {"prompts": 16, "n": 8}

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.privacy.sampling.clipping import GRAINS
-from services.training import public_model
-from services.training.adapter import with_lora
-from services.training.options import DP_SGD_TRAINING, DpSgdOptions
-from services.training.packing import Tokens
-from services.training.per_unit import UnitGradients
+from privmix.services.privacy.sampling.clipping import GRAINS
+from privmix.services.training import public_model
+from privmix.services.training.adapter import with_lora
+from privmix.services.training.options import DP_SGD_TRAINING, DpSgdOptions
+from privmix.services.training.packing import Tokens
+from privmix.services.training.per_unit import UnitGradients
 
 USERS, SHORT, LONG = 31, 15, 17
 

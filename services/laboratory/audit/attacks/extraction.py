@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from services.laboratory.audit.attacks.service_client import client
-from services.laboratory.audit.worlds.canaries import Canary
-from services.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
-from services.laboratory.audit.worlds.models import ModelOutput
-from services.privacy.arrays import Reals
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings
+from privmix.services.laboratory.audit.attacks.service_client import client
+from privmix.services.laboratory.audit.worlds.canaries import Canary
+from privmix.services.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
+from privmix.services.laboratory.audit.worlds.models import ModelOutput
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Settings
 
 LEAKS = 0.9
 """The minimum hit rate without privacy. With a lower one, the attack is too weak for a conclusion."""

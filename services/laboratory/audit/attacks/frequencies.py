@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from services.laboratory.audit.report.finding import CERTAIN, Finding
-from services.privacy.arrays import Reals
-from services.privacy.protocol import Protocol
+from privmix.services.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.protocol import Protocol
 
 ATTACK = "frequencies of draws"
 

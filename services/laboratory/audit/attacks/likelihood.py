@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from services.laboratory.audit.attacks.frequencies import refuted, token_counts
-from services.laboratory.audit.report.finding import CERTAIN, Finding
-from services.laboratory.audit.report.roc import Roc, best_test, epsilon_of
-from services.laboratory.audit.worlds import distributions
-from services.privacy.accounting import planning
-from services.privacy.arrays import Reals
-from services.privacy.events import Event
-from services.privacy.protocol import Protocol
-from services.privacy.worlds import Pair
+from privmix.services.laboratory.audit.attacks.frequencies import refuted, token_counts
+from privmix.services.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.services.laboratory.audit.report.roc import Roc, best_test, epsilon_of
+from privmix.services.laboratory.audit.worlds import distributions
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.worlds import Pair
 
 # The largest Rényi order for the comparison of pairs. Larger orders prefer tokens too rare for any number of trials.
 _MAX_ORDER = 8.0

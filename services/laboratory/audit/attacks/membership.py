@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from services.laboratory.audit.report.roc import Roc
-from services.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
-from services.laboratory.audit.worlds.models import ModelOutput
-from services.laboratory.audit.worlds.shadow_ensembles import Shadows
-from services.privacy.arrays import Reals
-from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings
+from privmix.services.laboratory.audit.report.roc import Roc
+from privmix.services.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
+from privmix.services.laboratory.audit.worlds.models import ModelOutput
+from privmix.services.laboratory.audit.worlds.shadow_ensembles import Shadows
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.settings import Settings
 
 # The minimum standard deviation of the scores, for samples too small to estimate it.
 _LEAST_DEVIATION = 1e-6

@@ -17,18 +17,18 @@ import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 
-from services.laboratory.audit.attacks import likelihood
-from services.laboratory.audit.report.bounds import TradeOff, f_one_run_p_value, one_run_epsilon
-from services.laboratory.audit.report.finding import CERTAIN, Finding
-from services.laboratory.audit.worlds import distributions
-from services.laboratory.audit.worlds.chances import release
-from services.laboratory.audit.worlds.models import ModelOutput
-from services.laboratory.audit.worlds.testbed import Testbed
-from services.privacy.arrays import Reals
-from services.privacy.events import Event
-from services.privacy.protocol import Protocol
-from services.privacy.sampling.categorical import sample
-from services.privacy.worlds import Pair, World
+from privmix.services.laboratory.audit.attacks import likelihood
+from privmix.services.laboratory.audit.report.bounds import TradeOff, f_one_run_p_value, one_run_epsilon
+from privmix.services.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.services.laboratory.audit.worlds import distributions
+from privmix.services.laboratory.audit.worlds.chances import release
+from privmix.services.laboratory.audit.worlds.models import ModelOutput
+from privmix.services.laboratory.audit.worlds.testbed import Testbed
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.sampling.categorical import sample
+from privmix.services.privacy.worlds import Pair, World
 
 ATTACK, F_ATTACK = "one-run audit", "one-run audit by the trade-off curve"
 _ORDER = 2.0

@@ -21,12 +21,12 @@ from typing import Any
 import httpx
 import yaml
 
-from services.errors import WorkError
-from services.files import digest_files
-from services.laboratory.audit.report.finding import Finding
-from services.training.corpus import Document
-from services.training.manifest import ADAPTER_FILES, Manifest
-from services.training.partition import part_of
+from privmix.services.foundation.errors import WorkError
+from privmix.services.foundation.files import digest_files
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.training.corpus import Document
+from privmix.services.training.manifest import ADAPTER_FILES, Manifest
+from privmix.services.training.partition import part_of
 
 SALT = bytes(range(32))
 USERS = 95
@@ -75,7 +75,7 @@ def run_command(words: Sequence[str]) -> str:
     Raises:
         WorkError: the command failed.
     """
-    done = subprocess.run([sys.executable, "-m", "cluster", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "privmix", *words], capture_output=True, text=True)
     if done.returncode:
         raise WorkError(f"privmix {words[0]} failed: {done.stderr[-1000:]}")
     return f"{done.stdout}\n\n{done.stderr}"
@@ -256,7 +256,7 @@ def _serving(world: PipelineWorld) -> Iterator[tuple[str, httpx.Client]]:
     config, url = folder / "privmix.yaml", f"http://127.0.0.1:{port}"
     config.write_text(yaml.safe_dump(settings))
     with config.with_suffix(".log").open("wb") as log:
-        words = [sys.executable, "-m", "cluster", "serve", "--config", str(config)]
+        words = [sys.executable, "-m", "privmix", "serve", "--config", str(config)]
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             with httpx.Client(base_url=url, timeout=300) as client:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from services.laboratory.audit.attacks import likelihood
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.worlds import distributions
-from services.privacy.accounting import published
-from services.privacy.arrays import Reals
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
-from services.privacy.worlds import Pair, removed
+from privmix.services.laboratory.audit.attacks import likelihood
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.audit.worlds import distributions
+from privmix.services.privacy.accounting import published
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
+from privmix.services.privacy.worlds import Pair, removed
 
 # The probabilities of the rare token to try; the service keeps tokens down to 2**-36.
 _RARE = 2.0 ** -np.arange(8.0, 35.5, 1.5)

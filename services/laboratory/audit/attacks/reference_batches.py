@@ -6,8 +6,8 @@ no other user moves to another batch when one user's texts are replaced.
 
 from collections.abc import Iterator, Sequence
 
-from services.laboratory.utility.labelled import Labelled
-from services.laboratory.utility.reference_texts import ReferenceBatch, batches
+from privmix.services.laboratory.utility.labelled import Labelled
+from privmix.services.laboratory.utility.reference_texts import ReferenceBatch, batches
 
 ATTACK = "comparison of batches"
 _USERS, _REFERENCES, _SEEDS = 200, 16, range(3)

@@ -13,24 +13,24 @@ from typing import get_args
 
 import numpy as np
 
-from services.errors import InputError
-from services.generation.card import load_card
-from services.generation.job import load_output
-from services.json_lines import read_lines, write_lines
-from services.laboratory.audit.attacks.one_run import correct_guesses
-from services.laboratory.audit.report.bounds import one_run_epsilon
-from services.laboratory.audit.report.finding import CERTAIN, Finding
-from services.laboratory.audit.worlds.canaries import Canary
-from services.laboratory.audit.worlds.models import LocalModels
-from services.laboratory.audit.worlds.testbed import TRAINING
-from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.privacy.arrays import Reals
-from services.privacy.events import GuaranteeStatus
-from services.progress import Display
-from services.training.corpus import Corpus
-from services.training.plan import run_training
-from services.training.public_model import resolve
-from services.training.train import plan
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import read_lines, write_lines
+from privmix.services.foundation.progress import Display
+from privmix.services.generation.card import load_card
+from privmix.services.generation.job import load_output
+from privmix.services.laboratory.audit.attacks.one_run import correct_guesses
+from privmix.services.laboratory.audit.report.bounds import one_run_epsilon
+from privmix.services.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.services.laboratory.audit.worlds.canaries import Canary
+from privmix.services.laboratory.audit.worlds.models import LocalModels
+from privmix.services.laboratory.audit.worlds.testbed import TRAINING
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import GuaranteeStatus
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.plan import run_training
+from privmix.services.training.public_model import resolve
+from privmix.services.training.train import plan
 
 ATTACK = "one-run audit of released text"
 CARD_CLAIM = "card"

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import log_softmax
 
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.worlds import distributions
-from services.privacy.protocol import Protocol
-from services.privacy.worlds import World
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.audit.worlds import distributions
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.worlds import World
 
 ATTACK = "releases"
 _WORLDS, _DRAWS, _VOCABULARY, _SPREAD = 8, 8, 24, 1.5

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from services.budget.anchor import DirectoryAnchor
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.services.budget.anchor import DirectoryAnchor
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
 
 ATTACK = "restoration of older copies"
 _PARTS, _FEW, _TOKENS = 8, 3, 64

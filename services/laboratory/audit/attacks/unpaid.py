@@ -14,20 +14,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from services.budget.accounts import Grains
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.coordinator.coordinator import Coordinator
-from services.coordinator.messages import Delta, Generation
-from services.laboratory.audit.attacks import pipeline
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.worlds.offline import CountedArithmetic, offline
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixed
-from services.structure import grammar
-from services.training import public_model
+from privmix.services.budget.accounts import Grains
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.coordinator.coordinator import Coordinator
+from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.laboratory.audit.attacks import pipeline
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.audit.worlds.offline import CountedArithmetic, offline
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.structure import grammar
+from privmix.services.training import public_model
 
 PARTS, TOKENS = 2, 2
 GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import bisect
 from scipy.stats import beta, binom
 
-from services.privacy.arrays import Reals
+from privmix.services.privacy.arrays import Reals
 
 # The largest epsilon of a search.
 _MAX_EPSILON = 200.0

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
-from services.privacy import accounting
-from services.privacy.events import GuaranteeStatus
-from services.privacy.protocol import Protocol
+from privmix.services.privacy import accounting
+from privmix.services.privacy.events import GuaranteeStatus
+from privmix.services.privacy.protocol import Protocol
 
 Verdict = Literal["holds", "doubtful", "broken", "no claim"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from services.files import write_atomically
-from services.laboratory.audit.report.finding import Finding, broken
-from services.laboratory.audit.report.roc import Roc
-from services.laboratory.html_report import picture, render
+from privmix.services.foundation.files import write_atomically
+from privmix.services.laboratory.audit.report.finding import Finding, broken
+from privmix.services.laboratory.audit.report.roc import Roc
+from privmix.services.laboratory.html_report import picture, render
 
 TableRows = Sequence[Mapping[str, Any]]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from services.laboratory.audit.report.bounds import two_sample_epsilon
-from services.privacy.arrays import Reals
+from privmix.services.laboratory.audit.report.bounds import two_sample_epsilon
+from privmix.services.privacy.arrays import Reals
 
 # The maximum number of thresholds.
 _MAX_THRESHOLDS = 2000

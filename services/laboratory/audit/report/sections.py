@@ -10,27 +10,34 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from services.laboratory.audit.attacks import extraction, likelihood, membership, one_run, published, released_text
-from services.laboratory.audit.attacks.accounts import audit_accounts
-from services.laboratory.audit.attacks.extraction import ExtractionResult
-from services.laboratory.audit.attacks.frequencies import audit_draws
-from services.laboratory.audit.attacks.membership import Observation
-from services.laboratory.audit.attacks.released_text import ReleasedTexts
-from services.laboratory.audit.attacks.releases import audit_releases
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.report.page import AttackSection, bars, roc_figure
-from services.laboratory.audit.report.roc import Roc
-from services.laboratory.audit.worlds.canaries import SAMPLED_TOKENS, Canary
-from services.laboratory.audit.worlds.distributions import NoPairError
-from services.laboratory.audit.worlds.sampled_secrets import TEMPERATURE
-from services.laboratory.audit.worlds.shadow_ensembles import Shadows
-from services.laboratory.audit.worlds.testbed import Testbed
-from services.privacy.arrays import Reals
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.ensemble import Ensemble
-from services.privacy.protocols.finetuned import Finetuned
-from services.privacy.protocols.public import Public
-from services.privacy.settings import Settings
+from privmix.services.laboratory.audit.attacks import (
+    extraction,
+    likelihood,
+    membership,
+    one_run,
+    published,
+    released_text,
+)
+from privmix.services.laboratory.audit.attacks.accounts import audit_accounts
+from privmix.services.laboratory.audit.attacks.extraction import ExtractionResult
+from privmix.services.laboratory.audit.attacks.frequencies import audit_draws
+from privmix.services.laboratory.audit.attacks.membership import Observation
+from privmix.services.laboratory.audit.attacks.released_text import ReleasedTexts
+from privmix.services.laboratory.audit.attacks.releases import audit_releases
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.audit.report.page import AttackSection, bars, roc_figure
+from privmix.services.laboratory.audit.report.roc import Roc
+from privmix.services.laboratory.audit.worlds.canaries import SAMPLED_TOKENS, Canary
+from privmix.services.laboratory.audit.worlds.distributions import NoPairError
+from privmix.services.laboratory.audit.worlds.sampled_secrets import TEMPERATURE
+from privmix.services.laboratory.audit.worlds.shadow_ensembles import Shadows
+from privmix.services.laboratory.audit.worlds.testbed import Testbed
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.ensemble import Ensemble
+from privmix.services.privacy.protocols.finetuned import Finetuned
+from privmix.services.privacy.protocols.public import Public
+from privmix.services.privacy.settings import Settings
 
 ShowStep = Callable[[str], None]
 """Shows the user a step of the work."""

@@ -15,19 +15,19 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from services.engine.engine import PUBLIC, EngineSettings, Request, create
-from services.files import write_atomically
-from services.json_lines import write_lines
-from services.laboratory.audit.worlds.sizes import AdjacentSize
-from services.laboratory.audit.worlds.testbed import SALT, claim_directory
-from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.progress import Display
-from services.training.corpus import Corpus
-from services.training.options import Resources, TrainingOptions
-from services.training.partition import part_of, read_salt
-from services.training.plan import run_trainings
-from services.training.public_model import resolve
-from services.training.train import plan
+from privmix.services.engine.engine import PUBLIC, EngineSettings, Request, create
+from privmix.services.foundation.files import write_atomically
+from privmix.services.foundation.json_lines import write_lines
+from privmix.services.foundation.progress import Display
+from privmix.services.laboratory.audit.worlds.sizes import AdjacentSize
+from privmix.services.laboratory.audit.worlds.testbed import SALT, claim_directory
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.options import Resources, TrainingOptions
+from privmix.services.training.partition import part_of, read_salt
+from privmix.services.training.plan import run_trainings
+from privmix.services.training.public_model import resolve
+from privmix.services.training.train import plan
 
 WITH, WITHOUT, QUESTION = "with", "without", "question.json"
 _PROMPTS = tuple(

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.errors import InputError
-from services.json_lines import load_lines, write_lines
-from services.training import demo
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import load_lines, write_lines
+from privmix.services.training import demo
 
 CORPUS = "planted.jsonl"
 PLANTED = "planted-canaries.jsonl"

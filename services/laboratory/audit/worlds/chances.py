@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from services.budget.privacy_budget import PrivacyBudget
-from services.laboratory.audit.attacks.frequencies import draw_law
-from services.laboratory.audit.worlds.models import ModelOutput
-from services.laboratory.evaluation.in_memory import InMemoryBudget
-from services.privacy.arrays import Reals
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Protocol, Release
-from services.privacy.protocols.public import Public
-from services.privacy.settings import Settings
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.laboratory.audit.attacks.frequencies import draw_law
+from privmix.services.laboratory.audit.worlds.models import ModelOutput
+from privmix.services.laboratory.evaluation.in_memory import InMemoryBudget
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Protocol, Release
+from privmix.services.privacy.protocols.public import Public
+from privmix.services.privacy.settings import Settings
 
 End = Callable[[Reals, Reals], None]
 """Given the probabilities and losses of all queries, replaces the probabilities after the budget's end in place."""

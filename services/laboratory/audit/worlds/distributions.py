@@ -11,12 +11,12 @@ from scipy.optimize import bisect
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 
-from services.privacy.arrays import Reals
-from services.privacy.events import Event
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Answers, Protocol
-from services.privacy.sampling.categorical import sample
-from services.privacy.worlds import Pair, World
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Answers, Protocol
+from privmix.services.privacy.sampling.categorical import sample
+from privmix.services.privacy.worlds import Pair, World
 
 DrawnParts = tuple[int, ...]
 """The kinds of the parts that answer a query."""

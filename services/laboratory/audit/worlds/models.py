@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from services.engine.engine import PUBLIC, AdapterFiles
-from services.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.services.engine.engine import PUBLIC, AdapterFiles
+from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from services.budget.accounts import Grains
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.coordinator.arithmetic import Arithmetic
-from services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from services.coordinator.draws import DrawQueue
-from services.coordinator.partial_sums import PartialSums
-from services.coordinator.pending_release import PendingRelease
-from services.coordinator.step import Costs, Step, StepResult
-from services.coordinator.text import Detokenizer
-from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.events import from_json
-from services.privacy.mollifiers.shaping import shape_public
-from services.privacy.protocol import PartRows, Protocol
+from privmix.services.budget.accounts import Grains
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.coordinator.arithmetic import Arithmetic
+from privmix.services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from privmix.services.coordinator.draws import DrawQueue
+from privmix.services.coordinator.partial_sums import PartialSums
+from privmix.services.coordinator.pending_release import PendingRelease
+from privmix.services.coordinator.step import Costs, Step, StepResult
+from privmix.services.coordinator.text import Detokenizer
+from privmix.services.fleet.shard_map import PartGroup, ShardMap
+from privmix.services.privacy.events import from_json
+from privmix.services.privacy.mollifiers.shaping import shape_public
+from privmix.services.privacy.protocol import PartRows, Protocol
 
 FAVOURED = 5
 """Every part gives tokens of these ids' remainder a greater probability than the public model does."""

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import InputError
-from services.json_lines import write_lines
-from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
-from services.laboratory.audit.worlds.sizes import ShadowSize
-from services.laboratory.audit.worlds.testbed import SALT, claim_directory
-from services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
-from services.privacy.protocol import Protocol
-from services.progress import Display
-from services.training import demo
-from services.training.corpus import Corpus, Document
-from services.training.options import Resources, TrainingOptions
-from services.training.plan import run_trainings
-from services.training.public_model import resolve
-from services.training.train import plan
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.json_lines import write_lines
+from privmix.services.foundation.progress import Display
+from privmix.services.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from privmix.services.laboratory.audit.worlds.sizes import ShadowSize
+from privmix.services.laboratory.audit.worlds.testbed import SALT, claim_directory
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.training import demo
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.options import Resources, TrainingOptions
+from privmix.services.training.plan import run_trainings
+from privmix.services.training.public_model import resolve
+from privmix.services.training.train import plan
 
 TRAINING = TrainingOptions(rank=4, block=64, batch=2, epochs=3, learning_rate=2e-3, precision="float32")
 

@@ -6,22 +6,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.errors import InputError
-from services.files import write_atomically
-from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
-from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
-from services.laboratory.audit.worlds.sampled_secrets import SecretSampler
-from services.laboratory.audit.worlds.sizes import PlantedSize
-from services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
-from services.privacy.protocol import Protocol
-from services.progress import Display
-from services.training.corpus import Corpus
-from services.training.manifest import FILE
-from services.training.options import Resources, TrainingOptions
-from services.training.partition import part_of, read_salt
-from services.training.plan import run_trainings
-from services.training.public_model import resolve
-from services.training.train import plan
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import write_atomically
+from privmix.services.foundation.progress import Display
+from privmix.services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
+from privmix.services.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from privmix.services.laboratory.audit.worlds.sampled_secrets import SecretSampler
+from privmix.services.laboratory.audit.worlds.sizes import PlantedSize
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.manifest import FILE
+from privmix.services.training.options import Resources, TrainingOptions
+from privmix.services.training.partition import part_of, read_salt
+from privmix.services.training.plan import run_trainings
+from privmix.services.training.public_model import resolve
+from privmix.services.training.train import plan
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -7,19 +7,19 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.laboratory.audit.private_base import faults
-from services.privacy.events import Event
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.settings import Settings
-from services.training import dp_sgd
-from services.training.corpus import Corpus
-from services.training.manifest import PRIVATE_BASE, Manifest
-from services.training.options import DpSgdOptions, TrainingOptions
-from services.training.plan import run_training
-from services.training.private_base import merged
-from services.training.train import plan
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.laboratory.audit.private_base import faults
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.settings import Settings
+from privmix.services.training import dp_sgd
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.manifest import PRIVATE_BASE, Manifest
+from privmix.services.training.options import DpSgdOptions, TrainingOptions
+from privmix.services.training.plan import run_training
+from privmix.services.training.private_base import merged
+from privmix.services.training.train import plan
 from tests.inline import run_inline
 from tests.support.cli import privmix
 from tests.support.training import small_documents, write_corpus

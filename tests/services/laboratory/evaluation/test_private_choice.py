@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.budget.reader import read
-from services.errors import InputError, WorkError
-from services.laboratory.evaluation import private_choice, tasks
-from services.laboratory.evaluation.cases import CandidateSettings
-from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.private_choice import FILE, choose
-from services.laboratory.evaluation.text import EvaluationText, texts_of_users
-from services.laboratory.evaluation.tuning import Tuning, TuningResult
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
-from services.training import public_model
-from services.training.corpus import Corpus, Document
-from services.training.options import TokenBudget
+from privmix.services.budget.reader import read
+from privmix.services.foundation.errors import InputError, WorkError
+from privmix.services.laboratory.evaluation import private_choice, tasks
+from privmix.services.laboratory.evaluation.cases import CandidateSettings
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.private_choice import FILE, choose
+from privmix.services.laboratory.evaluation.text import EvaluationText, texts_of_users
+from privmix.services.laboratory.evaluation.tuning import Tuning, TuningResult
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
+from privmix.services.training import public_model
+from privmix.services.training.corpus import Corpus, Document
+from privmix.services.training.options import TokenBudget
 from tests.ensembles import write_ensemble
 from tests.inline import run_inline
 from tests.tiny import write_tiny_model

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from services.laboratory.evaluation.comparisons import drawing
-from services.laboratory.evaluation.rows import RowReader, writing
-from services.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.adapmixed import AdaPMixedSettings
-from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from services.privacy.protocols.ensemble import EnsembleSettings
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.gnmax import GNMaxSettings
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.protocols.public import PublicSettings
-from services.privacy.protocols.submix import SubMixSettings
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from services.privacy.settings import Settings
+from privmix.services.laboratory.evaluation.comparisons import drawing
+from privmix.services.laboratory.evaluation.rows import RowReader, writing
+from privmix.services.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.adapmixed import AdaPMixedSettings
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.services.privacy.protocols.ensemble import EnsembleSettings
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.gnmax import GNMaxSettings
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.services.privacy.protocols.public import PublicSettings
+from privmix.services.privacy.protocols.submix import SubMixSettings
+from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.services.privacy.settings import Settings
 from tests.services.laboratory.evaluation.hidden_states import VOCABULARY, StoredRows, write_rows
 
 PARTS, POSITIONS = 4, 80

@@ -6,19 +6,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.errors import InputError
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.tuning import TOLERANCE, TuningResult, candidates, front, recommend, refuse_private
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.privacy.protocols.ensemble import EnsembleSettings
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.protocols.public import PublicSettings
-from services.privacy.protocols.submix import SubMixSettings
-from services.training.corpus import Document
-from services.training.marks import Marks
-from services.training.options import TokenBudget
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.laboratory.evaluation.tuning import (
+    TOLERANCE,
+    TuningResult,
+    candidates,
+    front,
+    recommend,
+    refuse_private,
+)
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.services.privacy.protocols.ensemble import EnsembleSettings
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.services.privacy.protocols.public import PublicSettings
+from privmix.services.privacy.protocols.submix import SubMixSettings
+from privmix.services.training.corpus import Document
+from privmix.services.training.marks import Marks
+from privmix.services.training.options import TokenBudget
 
 BUDGET = TokenBudget(epsilon=100, delta=1e-5, tokens=100)
 """Too large for exact composition, which would plan each choice in seconds."""

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import InputError
-from services.laboratory.utility.copies import PlantedSecret, Secrets, find_secrets, longest_spans, read_canaries
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.utility.copies import (
+    PlantedSecret,
+    Secrets,
+    find_secrets,
+    longest_spans,
+    read_canaries,
+)
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=5)
 

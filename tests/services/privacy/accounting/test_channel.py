@@ -7,9 +7,9 @@ import pytest
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
-from services.privacy.accounting.channel import WorstCaseRatios, worst_channel
-from services.privacy.mollifiers.projection import Projection
-from services.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.services.privacy.accounting.channel import WorstCaseRatios, worst_channel
+from privmix.services.privacy.mollifiers.projection import Projection
+from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import (
     Rows,
     climb,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.privacy import accounting
-from services.privacy.accounting import composition, planning
-from services.privacy.events import Accountant
-from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import composition, planning
+from privmix.services.privacy.events import Accountant
+from privmix.services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 
 
 @pytest.mark.parametrize(

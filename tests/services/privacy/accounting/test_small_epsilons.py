@@ -11,19 +11,19 @@ import pytest
 from mpmath import mp, mpf
 from scipy.optimize import brentq
 
-from services.budget.filter import Filter, counted
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy import accounting
-from services.privacy.accounting import planning
-from services.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
-from services.privacy.accounting.tilts import account_rdp, largest_account
-from services.privacy.events import Accountant
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.gnmax import GNMaxSettings
-from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixedSettings, RatioEvent
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from services.privacy.settings import Settings
+from privmix.services.budget.filter import Filter, counted
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
+from privmix.services.privacy.accounting.tilts import account_rdp, largest_account
+from privmix.services.privacy.events import Accountant
+from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.gnmax import GNMaxSettings
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings, RatioEvent
+from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.services.privacy.settings import Settings
 
 # parts, q, tokens, epsilon, delta, and the share of the largest radius that a plan must reach
 TABLE = [

@@ -7,13 +7,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from services.privacy.accounting import planning
-from services.privacy.events import Event
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
-from services.privacy.protocols.finetuned import Finetuned, FinetunedEvent, FinetunedSettings
-from services.privacy.protocols.public import Public, PublicEvent, PublicSettings
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.events import Event
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
+from privmix.services.privacy.protocols.finetuned import Finetuned, FinetunedEvent, FinetunedSettings
+from privmix.services.privacy.protocols.public import Public, PublicEvent, PublicSettings
 
 
 def test_the_public_model_alone_answers() -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from services.laboratory.audit.variants import variants
-from services.privacy.accounting import planning
-from services.privacy.events import from_json
-from services.privacy.mollifiers.shaping import shape
-from services.privacy.protocol import Answers, Protocol
-from services.privacy.protocols import PROTOCOLS, name_of
-from services.privacy.settings import Settings
+from privmix.services.laboratory.audit.variants import variants
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.events import from_json
+from privmix.services.privacy.mollifiers.shaping import shape
+from privmix.services.privacy.protocol import Answers, Protocol
+from privmix.services.privacy.protocols import PROTOCOLS, name_of
+from privmix.services.privacy.settings import Settings
 
 PARTS = 4
 EVERY = [

@@ -8,13 +8,19 @@ import pytest
 import torch
 from scipy.optimize import bisect
 
-from services.privacy import accounting
-from services.privacy.accounting import published
-from services.privacy.events import Accountant, from_json
-from services.privacy.mollifiers.agreement import largest_weights
-from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers, Release
-from services.privacy.protocols.submix import SubMix, SubMixEvent, SubMixSettings, partition_to_user, random_stopping
+from privmix.services.privacy import accounting
+from privmix.services.privacy.accounting import published
+from privmix.services.privacy.events import Accountant, from_json
+from privmix.services.privacy.mollifiers.agreement import largest_weights
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.services.privacy.protocol import Answers, Release
+from privmix.services.privacy.protocols.submix import (
+    SubMix,
+    SubMixEvent,
+    SubMixSettings,
+    partition_to_user,
+    random_stopping,
+)
 from tests.services.privacy.mechanism import Rows, log_softmax, renyi_divergence
 
 KINDS = ("near", "far", "one-hot", "twins", "one-sided")

@@ -16,16 +16,16 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
 
-from services.privacy.accounting import planning
-from services.privacy.accounting.bounded_range import bounded_range_rdp
-from services.privacy.arrays import Reals
-from services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, check_parts
-from services.privacy.mollifiers.candidates import Candidates
-from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.sampling.categorical import quantise
-from services.privacy.sampling.randomness import uniform_below
-from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, one_hot, replaced
+from privmix.services.privacy.accounting import planning
+from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp
+from privmix.services.privacy.arrays import Reals
+from privmix.services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, check_parts
+from privmix.services.privacy.mollifiers.candidates import Candidates
+from privmix.services.privacy.protocol import Answers, Protocol, Release
+from privmix.services.privacy.sampling.categorical import quantise
+from privmix.services.privacy.sampling.randomness import uniform_below
+from privmix.services.privacy.settings import Settings
+from privmix.services.privacy.worlds import Pair, one_hot, replaced
 
 
 @dataclass(frozen=True)

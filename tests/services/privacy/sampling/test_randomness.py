@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import cluster
-import services
-from services.privacy.sampling.randomness import poisson_subsample, uniform_below
+from privmix import cluster, services
+from privmix.services.privacy.sampling.randomness import poisson_subsample, uniform_below
 
 ROOT = Path(next(iter(services.__path__))).parent
 
@@ -19,7 +18,7 @@ SAMPLING = {"services/privacy/sampling/randomness.py", "services/privacy/samplin
 NOT_PRIVATE = {
     "cluster/work/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
     "services/budget/verification.py": ({"Generator"}, "the type of a reading, which draws no numbers"),
-    "services/people_text.py": ({"secrets"}, "the name of the marks in one chat, which nobody can type"),
+    "services/tokenization/people_text.py": ({"secrets"}, "the name of the marks in one chat, which nobody can type"),
     "services/structure/compiler.py": ({"random"}, "texts that a new grammar is tried with, from its own text alone"),
     "services/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
     "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
@@ -143,7 +142,7 @@ def drawn_in(source: str) -> set[str]:
         match node:
             case ast.Import():
                 names |= {alias.name for alias in node.names if {alias.name, alias.name.split(".")[0]} & MODULES}
-            case ast.ImportFrom(module=str(module)) if module.startswith("services.privacy.sampling"):
+            case ast.ImportFrom(module=str(module)) if module.startswith("privmix.services.privacy.sampling"):
                 own |= {alias.asname or alias.name for alias in node.names}
             case ast.ImportFrom(module=str(module)):
                 whole = module.split(".")[0] in MODULES or module in MODULES

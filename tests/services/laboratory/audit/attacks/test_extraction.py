@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from services.errors import InputError
-from services.laboratory.audit.attacks import extraction
-from services.laboratory.audit.attacks.one_run import correct_guesses, of_users
-from services.laboratory.audit.report.page import AuditReport
-from services.laboratory.audit.report.sections import Subject, extraction_section
-from services.laboratory.audit.worlds import testbed
-from services.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
-from services.laboratory.audit.worlds.chances import next_token_chances
-from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
-from services.laboratory.audit.worlds.sampled_secrets import SecretSampler
-from services.laboratory.audit.worlds.sizes import PlantedSize
-from services.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.protocols.ensemble import Ensemble
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from services.privacy.protocols.public import Public
-from services.training.corpus import Corpus
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.audit.attacks import extraction
+from privmix.services.laboratory.audit.attacks.one_run import correct_guesses, of_users
+from privmix.services.laboratory.audit.report.page import AuditReport
+from privmix.services.laboratory.audit.report.sections import Subject, extraction_section
+from privmix.services.laboratory.audit.worlds import testbed
+from privmix.services.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
+from privmix.services.laboratory.audit.worlds.chances import next_token_chances
+from privmix.services.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from privmix.services.laboratory.audit.worlds.sampled_secrets import SecretSampler
+from privmix.services.laboratory.audit.worlds.sizes import PlantedSize
+from privmix.services.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
+from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.services.privacy.protocols.ensemble import Ensemble
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.services.privacy.protocols.public import Public
+from privmix.services.training.corpus import Corpus
 
 DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0

@@ -19,27 +19,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.budget.chain import LedgerRow
-from services.budget.state import LedgerState
-from services.laboratory.audit.attacks import likelihood, one_run
-from services.laboratory.audit.attacks.accounts import audit_accounts
-from services.laboratory.audit.attacks.frequencies import audit_draws
-from services.laboratory.audit.attacks.releases import audit_releases
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.variants import audited, variants
-from services.privacy import protocols
-from services.privacy.accounting import composition
-from services.privacy.arrays import Integers
-from services.privacy.mollifiers import projection
-from services.privacy.protocol import Protocol
-from services.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
-from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.individual import WHOLE, Individual
-from services.privacy.protocols.pmixed import PMixed
-from services.privacy.sampling.categorical import quantise
-from services.privacy.sampling.noise import discrete_gaussian, discrete_laplace
-from services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
-from services.privacy.settings import Settings
+from privmix.services.budget.chain import LedgerRow
+from privmix.services.budget.state import LedgerState
+from privmix.services.laboratory.audit.attacks import likelihood, one_run
+from privmix.services.laboratory.audit.attacks.accounts import audit_accounts
+from privmix.services.laboratory.audit.attacks.frequencies import audit_draws
+from privmix.services.laboratory.audit.attacks.releases import audit_releases
+from privmix.services.laboratory.audit.report.finding import Finding
+from privmix.services.laboratory.audit.variants import audited, variants
+from privmix.services.privacy import protocols
+from privmix.services.privacy.accounting import composition
+from privmix.services.privacy.arrays import Integers
+from privmix.services.privacy.mollifiers import projection
+from privmix.services.privacy.protocol import Protocol
+from privmix.services.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
+from privmix.services.privacy.protocols.exponential import Exponential
+from privmix.services.privacy.protocols.individual import WHOLE, Individual
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.privacy.sampling.categorical import quantise
+from privmix.services.privacy.sampling.noise import discrete_gaussian, discrete_laplace
+from privmix.services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
+from privmix.services.privacy.settings import Settings
 
 pytest_plugins = ["pytester"]
 
@@ -349,7 +349,7 @@ def test_a_fault_that_nothing_calls_fails_its_test(pytester: pytest.Pytester) ->
     pytester.makepyfile(
         """
         import secrets
-        from services.privacy.protocols.pmixed import PMixed
+        from privmix.services.privacy.protocols.pmixed import PMixed
 
         def test_stale(plant):
             plant(secrets, "choice", lambda drawn: drawn[0])

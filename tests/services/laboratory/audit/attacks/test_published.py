@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from services.laboratory.audit.attacks import published
-from services.laboratory.audit.worlds.distributions import answers
-from services.privacy.mollifiers.renyi import mollify
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from services.privacy.worlds import Pair
+from privmix.services.laboratory.audit.attacks import published
+from privmix.services.laboratory.audit.worlds.distributions import answers
+from privmix.services.privacy.mollifiers.renyi import mollify
+from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.services.privacy.worlds import Pair
 
 
 def as_published(parts: int, q: float, tokens: int) -> PMixed:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InputError
-from services.laboratory.audit.report.sections import Subject, membership_section
-from services.laboratory.audit.worlds.shadow_ensembles import evaluate_shadows, train_shadows
-from services.laboratory.audit.worlds.sizes import ShadowSize
-from services.privacy.protocols.ensemble import Ensemble
-from services.privacy.protocols.submix import SubMix
+from privmix.services.foundation.errors import InputError
+from privmix.services.laboratory.audit.report.sections import Subject, membership_section
+from privmix.services.laboratory.audit.worlds.shadow_ensembles import evaluate_shadows, train_shadows
+from privmix.services.laboratory.audit.worlds.sizes import ShadowSize
+from privmix.services.privacy.protocols.ensemble import Ensemble
+from privmix.services.privacy.protocols.submix import SubMix
 from tests.displays import Recorder
 
 

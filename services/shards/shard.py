@@ -15,10 +15,10 @@ import psutil
 import ray
 from numpy.typing import NDArray
 
-from services import tracing
-from services.actors import concurrent
-from services.engine.engine import EngineSettings, Request, create
-from services.reduction import Reduced, Reducer, Reduction, Weighed, on_host, pick
+from privmix.services.engine.engine import EngineSettings, Request, create
+from privmix.services.foundation import tracing
+from privmix.services.foundation.actors import concurrent
+from privmix.services.shards.reducer import Reduced, Reducer, Reduction, Weighed, on_host, pick
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from ray._private import parameter, ray_constants, services
 from ray._private.authentication import authentication_token_setup as authentication
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
-from services.errors import WorkError
+from privmix.services.foundation.errors import WorkError
 
 _DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 

@@ -6,8 +6,8 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
-from services.errors import InputError, WorkError
-from services.progress import Display
+from privmix.services.foundation.errors import InputError, WorkError
+from privmix.services.foundation.progress import Display
 
 
 def run_as_ray_tasks(

@@ -9,12 +9,12 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from services import shard as shards
-from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-from services.privacy.mollifiers.shaping import SamplingOptions
-from services.privacy.protocols.pmixed import PMixed
-from services.reduction import Reduction
-from services.shard import LostStepError, Shard, StepKey
+from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.shards import shard as shards
+from privmix.services.shards.reducer import Reduction
+from privmix.services.shards.shard import LostStepError, Shard, StepKey
 from tests.ensembles import write_adapters
 from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.errors import InputError
-from services.files import replacing
+from privmix.services.foundation.errors import InputError
+from privmix.services.foundation.files import replacing
 
 LINE_LIMIT = 2**20
 """The most bytes of a line."""

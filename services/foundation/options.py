@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.errors import InputError
+from privmix.services.foundation.errors import InputError
 
 
 class Options(BaseModel):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cpus import available_cpus
+from privmix.services.foundation.cpus import available_cpus
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lazily import torch
-from services.privacy import reduction
-from services.privacy.mollifiers.blocks import on_device
-from services.privacy.mollifiers.rows import prepare
-from services.privacy.mollifiers.shaping import SamplingOptions, begin_public, check_usable
-from services.privacy.protocol import Partial, Protocol
-from services.privacy.sampling.categorical import accumulated, quantise, tokens_at
+from privmix.services.foundation.lazily import torch
+from privmix.services.privacy import reduction
+from privmix.services.privacy.mollifiers.blocks import on_device
+from privmix.services.privacy.mollifiers.rows import prepare
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions, begin_public, check_usable
+from privmix.services.privacy.protocol import Partial, Protocol
+from privmix.services.privacy.sampling.categorical import accumulated, quantise, tokens_at
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import ray
 
-from services.budget import actor as budget
-from services.budget.filter import Filter
-from services.budget.privacy_budget import PrivacyBudget
-from services.privacy.protocols.pmixed import RatioEvent
-from services.privacy.protocols.submix import SubMixEvent
+from privmix.services.budget import actor as budget
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.services.privacy.protocols.submix import SubMixEvent
 from tests.running import free_port
 from tests.support.ray_cluster import ray_cluster
 

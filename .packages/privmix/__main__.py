@@ -1,0 +1,3 @@
+from privmix.cluster.cli import app
+
+app()
