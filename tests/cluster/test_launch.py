@@ -4,6 +4,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,10 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_of_ones_own_runs_no_monitors() -> None:
     """Its log goes nowhere, and it has one node."""
-    words = {Path(word).name for child in psutil.Process().children(recursive=True) for word in child.cmdline()}
+    words = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            words |= {Path(word).name for word in child.cmdline()}
     assert "raylet" in words
     assert not {"log_monitor.py", "monitor.py"} & words
 
