@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from privmix.services.coordinator.pending_release import PendingRelease
 from privmix.services.coordinator.step import Costs, StepResult
 from privmix.services.privacy.mollifiers.rows import prepare
+from privmix.services.privacy.protocol import Protocol
 from privmix.services.shards.reducer import single_threaded_pool
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class LocalResult(StepResult):
     """Holds what left the shards for a step that is mixed here."""
 
     arithmetic: Arithmetic
+    protocol: Protocol
     _pending: list[PendingRelease] = field(default_factory=list, init=False)
 
     @abstractmethod

@@ -53,7 +53,7 @@ class ShardedEnsemble:
         self._groups = [
             Group(group, protocol, ShardCopies(group.shards, actor, patience_s)) for group in shard_map.groups
         ]
-        self._arithmetic = arithmetic
+        self._arithmetic: Arithmetic | None = arithmetic
         self._timeout_s = timeout_s
         self._ask: Callable[[Step], Awaitable[StepResult]]
         if not protocol.additive:
@@ -61,8 +61,7 @@ class ShardedEnsemble:
         elif len(self._groups) > 1:
             self._ask = partial(partial_sums.reduce, self._groups, protocol, arithmetic)
         else:
-            self._ask = partial(held_weights.weigh, self._groups[0], timeout_s)
-        self._mixes = protocol.additive and len(self._groups) == 1
+            self._ask, self._arithmetic = partial(held_weights.weigh, self._groups[0], timeout_s), None
 
     @property
     def rows_of_a_sequence(self) -> int:
@@ -71,7 +70,7 @@ class ShardedEnsemble:
 
     def prepare(self) -> None:
         """Prepares the arithmetic, unless the shards mix. It takes seconds."""
-        if not self._mixes:
+        if self._arithmetic is not None:
             self._arithmetic.prepare()
 
     async def ask(self, step: Step) -> StepResult:

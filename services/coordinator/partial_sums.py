@@ -31,7 +31,6 @@ class PartialSums(LocalResult):
         charges: of each private sequence, what it charges to each part, int64 [parts]; empty without accounts.
     """
 
-    protocol: Protocol
     public: Sequence[np.ndarray]
     sums: Sequence[Sequence[np.ndarray]]
     charges: Sequence[np.ndarray]

@@ -31,7 +31,6 @@ class RawRows(LocalResult):
         drawn: one row for each drawn model, grouped by private sequence.
     """
 
-    protocol: Protocol
     public: Sequence[np.ndarray]
     drawn: Sequence[np.ndarray]
 
@@ -49,12 +48,12 @@ async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arith
     asked = [(step, frozenset({ZERO})), *[(private, frozenset({ZERO, PUBLIC}))] * (len(groups) - 1)]
     calls = (_rows(group, own, unused) for group, (own, unused) in zip(groups, asked, strict=True))
     answers = await asyncio.gather(*calls)
-    rows = [iter(chain.from_iterable(in_order((batch, own) for batch, own in answer))) for answer in answers]
+    rows = [chain.from_iterable(in_order(answer)) for answer in answers]
+    of_model = {model: own for group, own in zip(groups, rows, strict=True) for model in group.models}
     public, drawn = list[np.ndarray](), list[np.ndarray]()
     for place in range(len(step.sequences)):
         public.append(next(rows[0]))
-        draw = step.draws[place] if place < step.private else ()
-        drawn += (next(own) for model in draw for group, own in zip(groups, rows, strict=True) if model in group.models)
+        drawn += (next(of_model[model]) for model in (step.draws[place] if place < step.private else ()))
     return RawRows(
         step,
         sum(batch.computed for answer in answers for batch, _ in answer),

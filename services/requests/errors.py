@@ -57,8 +57,12 @@ def unavailable(message: str, code: str = "service_unavailable", headers: Mappin
 
 def limited(message: str, code: str, retry_after_s: float) -> ApiError:
     """Returns error 429 for a key that exceeds a limit of a gateway for a while."""
-    headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
-    return ApiError(429, message, code=code, kind="rate_limit_error", headers=headers)
+    return ApiError(429, message, code=code, kind="rate_limit_error", headers=wait_header(retry_after_s))
+
+
+def wait_header(seconds: float) -> dict[str, str]:
+    """Returns the header that says when the same request can succeed: whole seconds, rounded up."""
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def generation_failed(retry_after: float | None) -> ApiError:

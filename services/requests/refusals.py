@@ -3,7 +3,7 @@
 from privmix.services.foundation.errors import KeysError, KeysUnavailable, UnknownKey
 from privmix.services.keys.messages import InvalidKey, RateState, RateStates, Refused
 from privmix.services.keys.records import Scope
-from privmix.services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
+from privmix.services.requests.errors import NO_RETRY, ApiError, invalid, unavailable, wait_header
 
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
@@ -37,7 +37,7 @@ def refusal(refused: Refused, wanted: int, generations: int) -> ApiError:
             unit = refused.reason.removesuffix("_per_minute")
             message, code = f"this key may use {limit} {unit} per minute", "rate_limit_exceeded"
     if refused.retry_after_s is not None:
-        headers = {**headers, "retry-after": str(max(1, -int(-refused.retry_after_s // 1)))}
+        headers |= wait_header(refused.retry_after_s)
     return ApiError(429, message, code=code, kind="rate_limit_error", headers=headers)
 
 

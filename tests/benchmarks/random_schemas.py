@@ -25,6 +25,7 @@ from privmix.cluster.options import JsonOption
 from privmix.services.structure import grammar
 from privmix.services.structure.errors import StructureError
 from tests.benchmarks import schemas as benchmark
+from tests.benchmarks.options import show
 from tests.services.structure.random_schemas import NAMES, random_schema
 
 PIECE = 1000
@@ -61,7 +62,7 @@ def main(
         examples += piece["examples"]
     names = (*benchmark.COUNTS, "wrongly_empty", "cpu_s")
     measured = {"first": numbers.start, **{name: found[name] for name in names}, "examples": examples}
-    print(json.dumps(measured, ensure_ascii=False) if as_json else json.dumps(measured, indent=2, ensure_ascii=False))
+    show(measured, as_json)
 
 
 def pieces(numbers: range, kept: Path | None) -> Iterator[dict[str, Any]]:
