@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 
 from privmix.services.foundation.files import write_atomically
 from privmix.services.laboratory.evaluation.figures import PALETTES, canvas, logarithmic, shared_legend
-from tests.benchmarks.figures import TOKENS, base_gain, record
+from tests.benchmarks.figures import TOKENS, base_figures, base_gain
 
 FIGURE = Path(__file__).with_name("cost.svg")
-CORPUS = "commits"
+CORPUS = "mts_dialog_train"
 _PALETTE = PALETTES["light"]
 
 # By the number of tokens, a mean with the ends of its interval.
@@ -35,7 +35,7 @@ def shown_gains() -> dict[str, dict[str, Gains]]:
             name: {tokens: base_gain(CORPUS, epsilon, method, tokens, based) for tokens in TOKENS}
             for name, (method, based) in methods.items()
         }
-        for epsilon in sorted(record("private_base").figures["corpora"][CORPUS], key=float)
+        for epsilon in sorted(base_figures(CORPUS)["corpora"][CORPUS], key=float)
     }
 
 
@@ -47,7 +47,7 @@ def draw() -> bytes:
     for axes, (epsilon, gains) in zip(panels, by_epsilon.items(), strict=True):
         axes.set_title(f"epsilon {epsilon}", fontsize=9, color=_PALETTE.ink)
         _level(axes, gains["DP-SGD"], trained, "DP-SGD: any number of tokens")
-        _line(axes, gains["ensemble"], alone, f"ensemble of {record('private_base').figures['size']['parts']} parts")
+        _line(axes, gains["ensemble"], alone, f"ensemble of {_parts()} parts")
         _line(axes, gains["ensemble on a private base"], based, "ensemble on a private base")
         logarithmic(axes, list(TOKENS))
         axes.axhline(0, color=_PALETTE.muted, linewidth=1, label="public model")
@@ -58,6 +58,13 @@ def draw() -> bytes:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "privmix"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Description": json.dumps(by_epsilon)})
     return file.getvalue()
+
+
+def _parts() -> int:
+    """Returns the number of parts of the figure's ensembles."""
+    rows = [row for of in base_figures(CORPUS)["corpora"][CORPUS].values() for row in of]
+    (parts,) = {row["parts"] for row in rows if row["parts"] is not None}
+    return int(parts)
 
 
 def _line(axes: Axes, gains: Gains, colour: str, label: str) -> None:

@@ -40,7 +40,7 @@ NODE_EUR_AN_HOUR, NODE_TOKENS_A_SECOND = 2, 1000
 
 def titled(corpus: str) -> str:
     """Returns what the pages call a corpus, which records name by its file."""
-    return {"shakespeare": "speeches"}.get(corpus, corpus)
+    return {"shakespeare": "speeches", "mts_dialog_train": "dialogues"}.get(corpus, corpus)
 
 
 record = cache(MeasuredRecord.read)
@@ -350,16 +350,35 @@ def fading() -> str:
 # A private base
 
 
+BASES = {"mts_dialog_train": "private_base-dialogues"}
+"""The records of corpora that are measured with other sizes than those of `private_base`."""
+
+
+def base_corpora() -> list[str]:
+    """Returns the corpora on which private bases are measured."""
+    return [*BASES, *record("private_base").figures["corpora"]]
+
+
+def base_figures(corpus: str) -> Mapping[str, Any]:
+    """Returns the record's figures for this corpus."""
+    return record(BASES.get(corpus, "private_base")).figures
+
+
 def _base_cell(corpus: str, epsilon: str, method: str, tokens: int, based: bool) -> Mapping[str, Any]:
-    """Returns one method's row, on a private base or not. DP-SGD is that with all of epsilon, for any tokens."""
-    trained = method == "DP-SGD"
-    (row,) = (
+    """Returns one method's row, on a private base or not. DP-SGD is that with all of epsilon, for any tokens.
+
+    Where the rule leaves nothing to an ensemble, the row on a base is DP-SGD's.
+    """
+    rows = base_figures(corpus)["corpora"][corpus][epsilon]
+    trained = next(row for row in rows if (row["method"], row["base_epsilon"]) == ("DP-SGD", float(epsilon)))
+    if method == "DP-SGD":
+        return trained
+    found = (
         row
-        for row in record("private_base").figures["corpora"][corpus][epsilon]
-        if (row["method"], row["tokens"]) == (method, None if trained else tokens)
-        and (row["base_epsilon"] == float(epsilon) if trained else (row["base_epsilon"] is not None) == based)
+        for row in rows
+        if (row["method"], row["tokens"], row["base_epsilon"] is not None) == (method, tokens, based)
     )
-    return row
+    return next(found, {**trained, "over_dp_sgd": None})
 
 
 def base_gain(corpus: str, epsilon: str, method: str, tokens: int, based: bool) -> tuple[float, float, float]:
@@ -371,8 +390,8 @@ def base_gain(corpus: str, epsilon: str, method: str, tokens: int, based: bool) 
 def private_base() -> str:
     """Shows individual budgets, alone and on a private base, beside DP-SGD with all of epsilon."""
     rows = []
-    for corpus, by_epsilon in record("private_base").figures["corpora"].items():
-        for epsilon in sorted(by_epsilon, key=float, reverse=True):
+    for corpus in base_corpora():
+        for epsilon in sorted(base_figures(corpus)["corpora"][corpus], key=float, reverse=True):
             trained, *_ = base_gain(corpus, epsilon, "DP-SGD", TOKENS[0], False)
             alone = (base_gain(corpus, epsilon, "individual", tokens, False) for tokens in TOKENS)
             based = (_base_cell(corpus, epsilon, "individual", tokens, True) for tokens in TOKENS)
@@ -380,22 +399,44 @@ def private_base() -> str:
             gains = ", ".join(f"{mean:.3f}" for mean, _, _ in alone)
             rows.append([name, f"{trained:.3f}", gains, *map(_beside_dp_sgd, based)])
     columns = ["corpus, epsilon", "DP-SGD", "ensemble alone", *(f"on a base: {tokens:,}" for tokens in TOKENS)]
-    return table(columns, rows, where("private_base"))
+    return table(columns, rows, where(*BASES.values(), "private_base"))
 
 
 def _beside_dp_sgd(row: Mapping[str, Any]) -> str:
+    if row["over_dp_sgd"] is None:
+        return "DP-SGD alone"
     mean, low, high = row["over_dp_sgd"]
     return f"{mean:+.3f} ({low:.3f} to {high:.3f})"
 
 
 def _verdict(corpus: str, epsilon: str) -> str:
     """Says for how many tokens the ensemble on a base is ahead of DP-SGD outside the interval, level, or behind."""
-    found: dict[str, list[str]] = {"ahead": [], "level": [], "behind": []}
+    found: dict[str, list[str]] = {"ahead": [], "level": [], "behind": [], "DP-SGD itself": []}
     for tokens in TOKENS:
-        _, low, high = _base_cell(corpus, epsilon, "individual", tokens, True)["over_dp_sgd"]
-        found["ahead" if low > 0 else "behind" if high < 0 else "level"].append(f"{tokens:,}")
+        found[_place(_base_cell(corpus, epsilon, "individual", tokens, True)["over_dp_sgd"])].append(f"{tokens:,}")
     said = [f"{word} for {' and '.join(filter(None, (', '.join(n[:-1]), n[-1])))}" for word, n in found.items() if n]
     return ", ".join(said) + " tokens"
+
+
+def _place(over_dp_sgd: tuple[float, float, float] | None) -> str:
+    if over_dp_sgd is None:
+        return "DP-SGD itself"
+    _, low, high = over_dp_sgd
+    return "ahead" if low > 0 else "behind" if high < 0 else "level"
+
+
+def base_contexts() -> str:
+    """Shows the gains on the dialogues by the number of tokens before the position, for 1,024 private tokens."""
+    corpus = "mts_dialog_train"
+    ways = {"DP-SGD": ("DP-SGD", False), "ensemble alone": ("individual", False), "on a base": ("individual", True)}
+    epsilons = sorted(base_figures(corpus)["corpora"][corpus], key=float, reverse=True)
+    gains = {
+        f"{epsilon}, {name}": _base_cell(corpus, epsilon, method, TOKENS[0], based)["contexts"]
+        for epsilon, (name, (method, based)) in product(epsilons, ways.items())
+    }
+    ranges, *_ = gains.values()
+    rows = [[name, *(f"{gain:.3f}" for gain in contexts.values())] for name, contexts in gains.items()]
+    return table(["epsilon", *ranges], rows, where(BASES[corpus]))
 
 
 # Training
@@ -612,14 +653,15 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         for function in (
             *(speed, decoded, other_speeds, reduced_bytes, reduced_ms, gpu),
             *(ensembles, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
+            base_contexts,
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
             *(schema_ms, first_token_ratios, verified, charged),
             *(text_parts, references, part_gains, published, tasks, task_more),
         )
     },
     **{
-        f"base_{corpus}_{epsilon}": partial(_verdict, corpus, epsilon)
-        for corpus, epsilon in product(("commits", "demo"), ("8", "2"))
+        f"base_{titled(corpus)}_{epsilon}": partial(_verdict, corpus, epsilon)
+        for corpus, epsilon in product(("mts_dialog_train", "commits"), ("8", "2"))
     },
     "adding_sent": lambda: _adding("sent_ms"),
     "adding_wide": lambda: _adding("wide_ms"),

@@ -193,7 +193,8 @@ def misbehaving(url: str, key: str, name: str) -> Iterator[Callable[[], Counter[
     process.start()
     statuses: Counter[int] = Counter()
     try:
-        begun.wait(TIMEOUT_S)
+        if not begun.wait(TIMEOUT_S):
+            raise TimeoutError(f"no request of the other key ended within {TIMEOUT_S:g} s")
         yield lambda: statuses
     finally:
         stop.set()
@@ -216,11 +217,10 @@ async def _repeat(url: str, key: str, way: Misuse, at_once: int, begun: Any, sto
                 statuses[await way(http, number)] += 1
             except httpx.HTTPError:
                 statuses[0] += 1
+            begun.set()  # it has misbehaved before the ordinary key asks
 
     async with _client(url, key) as http:
         clients = [asyncio.create_task(client(http)) for _ in range(at_once)]
-        await asyncio.sleep(1.0)  # it misbehaves before the ordinary key asks
-        begun.set()
         await asyncio.to_thread(stop.wait)
         for task in clients:
             task.cancel()

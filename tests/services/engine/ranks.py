@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 from vllm.distributed.parallel_state import get_tp_group
 
 from privmix.services.engine import vllm_engine
@@ -36,10 +37,11 @@ class WaitingWorker(CPUReaderWorker):
 
     waiting_rank = 0
 
-    def begin(self, rows: int) -> None:
+    @override
+    def begin_step(self, *_: Any) -> None:
         if self.rank == self.waiting_rank:
             print("waits", flush=True)
-            get_tp_group().all_reduce(torch.zeros(rows))
+            get_tp_group().all_reduce(torch.zeros(1))
         else:
             threading.Event().wait()
 
