@@ -51,7 +51,6 @@ LEAST_PRIORITY = 19
 SECTIONS: dict[str, dict[str, Any]] = {
     "privacy": {"epsilon": 1000.0, "tokens": 1_000_000},
     "budget": {"ledger": "ledger.db", "lease_tokens": 256},
-    "batches": {"changes_per_minute": 1_000_000},  # the way `files` measures the writing, not the limit
 }
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 ASK = {"model": "privmix", "prompt": "The caller asks whether", "max_tokens": TOKENS, "ignore_eos": True}
