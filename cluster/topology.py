@@ -184,9 +184,15 @@ def cpu_environment(threads: int) -> dict[str, str]:
     they are mapped page by page otherwise. glibc keeps freed memory for the next step: it would return such tensors
     to Linux, and where free memory is fragmented, mapping them again can take as long as the step. It keeps them in
     its main arena alone.
+
+    Between two operations, GNU OpenMP's threads wait in a loop of 300,000 rounds before they sleep, so that they take
+    the processors that gateways need, and all of them wait for a thread that lost its processor. They sleep after as
+    many rounds as it gives them where there are more threads than processors
+    (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html), because there are: those of all processes.
     """
     return {
         "OMP_NUM_THREADS": str(threads),
+        "GOMP_SPINCOUNT": "1000",
         "THP_MEM_ALLOC_ENABLE": "1",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_MAX_": "0",
