@@ -1,11 +1,20 @@
 """Decides which request starts next while the service is full: the one whose key has the fewest live generations.
 
-Background requests (batches) start after all others and leave half of the capacity free for them.
+Background requests (batches) start after all others and leave half of the capacity free for them. While several keys
+ask, none fills the capacity: another's next request would wait for a long answer to end.
 """
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+TIMES_FREE = 3
+"""What a key may have live at most, as a multiple of what stays free: three quarters of the capacity for one key, and
+a part of the rest for the next one (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998)."""
+RECENT_S = 60.0
+"""How long after its last request a key counts as one that asks."""
 
 
 class QueueFull(Exception):  # noqa: N818 (the name says the state)
@@ -39,11 +48,24 @@ class FairQueue:
     """Limits the live generations to `capacity` and shares them fairly among keys.
 
     Free capacity goes to the waiting key with the fewest live generations; among equal keys, to the one that was served
-    least recently. So a key with many requests gets what the others leave, and cannot fill the queue. A request larger
-    than `capacity` runs alone. Not thread-safe: belongs to one event loop.
+    least recently. So a key with many requests gets what the others leave, and cannot fill the queue. If another key has
+    asked lately, a key that has live generations may have at most `TIMES_FREE` times as many as stay free. A request
+    larger than `capacity` runs alone. Not thread-safe: belongs to one event loop.
+
+    Args:
+        clock: returns seconds.
     """
 
-    def __init__(self, capacity: int, max_waiting: int, max_waiting_of_key: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        max_waiting: int,
+        max_waiting_of_key: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._last, self._last_of_others = ("", -RECENT_S), -RECENT_S
         self._capacity = capacity
         self._max_waiting = max_waiting
         self.max_waiting_of_key = max_waiting if max_waiting_of_key is None else max_waiting_of_key
@@ -76,7 +98,9 @@ class FairQueue:
         """
         class_ = self._class(background)
         queue = class_.keys.setdefault(key, _KeyQueue())
-        if not self._foreground.waiting and not class_.waiting and self._fits(class_, generations):
+        if not background:
+            self._note(key)
+        if self._is_next(class_, queue) and self._fits(class_, key, generations):
             self._start(class_, queue, generations)
             return
         waiting_of_key = sum(waiting for waiting, _ in queue.waiting)
@@ -111,6 +135,23 @@ class FairQueue:
             class_.remove_if_idle(key)
             self._start_waiting()
 
+    def _note(self, key: str) -> None:
+        """Keeps when a key asked, and when another one did."""
+        before, at = self._last
+        if before != key:
+            self._last_of_others = at
+        self._last = key, self._clock()
+
+    def _others_ask(self, key: str) -> bool:
+        last, at = self._last
+        return self._clock() - (self._last_of_others if last == key else at) < RECENT_S
+
+    def _is_next(self, class_: _PriorityClass, queue: _KeyQueue) -> bool:
+        """Tells whether no waiting request goes before one of this key."""
+        if class_ is self._background:
+            return not self._foreground.waiting and not class_.waiting
+        return all(queue.live < other.live for other in class_.keys.values() if other.waiting)
+
     def _class(self, background: bool) -> _PriorityClass:
         return self._background if background else self._foreground
 
@@ -126,7 +167,7 @@ class FairQueue:
             key = min(waiting_keys, key=lambda key: class_.keys[key].live)
             queue = class_.keys[key]
             generations, started = queue.waiting[0]
-            if not started.cancelled() and not self._fits(class_, generations):
+            if not started.cancelled() and not self._fits(class_, key, generations):
                 return
             queue.waiting.popleft()
             class_.waiting -= generations
@@ -138,9 +179,15 @@ class FairQueue:
             self._start(class_, queue, generations)
             started.set_result(None)
 
-    def _fits(self, class_: _PriorityClass, generations: int) -> bool:
-        in_class = class_.live + generations <= class_.capacity
-        return self.live == 0 or (in_class and self.live + generations <= self._capacity)
+    def _fits(self, class_: _PriorityClass, key: str, generations: int) -> bool:
+        if self.live == 0:
+            return True
+        free = self._capacity - self.live - generations
+        if free < 0 or class_.live + generations > class_.capacity:
+            return False
+        live = class_.keys[key].live
+        is_limited = live and class_ is self._foreground and self._others_ask(key)
+        return not is_limited or live + generations <= TIMES_FREE * free
 
     def _start(self, class_: _PriorityClass, queue: _KeyQueue, generations: int) -> None:
         queue.live += generations

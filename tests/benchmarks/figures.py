@@ -638,6 +638,19 @@ def verified() -> str:
     return f"{' and '.join(seconds)} for {found['sqlite']['rows']:,} rows"
 
 
+def neighbours() -> str:
+    """Tables what one key does to another's requests."""
+    rows = [
+        [name, f"**{way['ratio']:.2f}**", f"{way['p50']:.2f}", f"{way['alone_s']:.2f}, {way['beside_s']:.2f}", _sent(way)]
+        for name, way in record("neighbours").figures["ways"].items()
+    ]
+    return table(["way", "p99", "p50", "p99 alone, beside, s", "answers to the other key"], rows, where("neighbours"))
+
+
+def _sent(way: Mapping[str, Any]) -> str:
+    return ", ".join(f"{number:,} of {status}" for status, number in way["statuses"].items())
+
+
 def charged() -> str:
     """Lists the tokens a second that leases of 32 grant to one holder and to 32."""
     found, speeds = record("ledger").figures, []
@@ -655,7 +668,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
             *(ensembles, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
             base_contexts,
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
-            *(schema_ms, first_token_ratios, verified, charged),
+            *(schema_ms, first_token_ratios, verified, charged, neighbours),
             *(text_parts, references, part_gains, published, tasks, task_more),
         )
     },

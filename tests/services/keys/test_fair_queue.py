@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from privmix.services.keys.fair_queue import FairQueue, QueueFull
+from privmix.services.keys.fair_queue import RECENT_S, FairQueue, QueueFull
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +26,42 @@ async def test_a_key_with_many_requests_does_not_delay_others() -> None:
     await asyncio.gather(*busy, *light)
     assert max(position for position, key in enumerate(order) if key == "light") < 12
     assert (queue.live, queue.waiting) == (0, 0)
+
+
+async def test_keys_that_ask_for_much_leave_room_for_others() -> None:
+    now = 1000.0
+    queue = FairQueue(capacity=64, max_waiting=1000, clock=lambda: now)
+    await queue.acquire("light", 1)
+    queue.free("light", 1)
+    tasks = [asyncio.create_task(queue.acquire(key, 1)) for key in ("long", "other") for _ in range(80)]
+    await asyncio.sleep(0)
+    started = [sum(task.done() for task in tasks[:80]), sum(task.done() for task in tasks[80:])]
+    assert started == [48, 12]
+    for _ in range(2):
+        await asyncio.wait_for(queue.acquire("light", 1), 0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
+    now = 1000.0
+    queue = FairQueue(capacity=8, max_waiting=100, clock=lambda: now)
+    await queue.acquire("light", 1)
+    queue.free("light", 1)
+    tasks = [asyncio.create_task(queue.acquire("long", 1)) for _ in range(12)]
+    await asyncio.sleep(0)
+    assert sum(task.done() for task in tasks) == 6, "the other key asked just before"
+    now += RECENT_S
+    queue.free("long", 1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert queue.live == 8
+    queue.free("long", 8)
+    await asyncio.gather(*tasks[:9])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_keys_with_equal_demand_alternate() -> None:
