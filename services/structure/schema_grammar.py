@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 
 from privmix.services.structure import patterns
+from privmix.services.structure.ending import EndFinder
 from privmix.services.structure.errors import StructureError
 from privmix.services.structure.numbers import (
     DIGITS,
@@ -43,6 +44,8 @@ MAX_STATES = 1000
 MAX_PATTERNS = 4
 """The maximum number of patterns of names of one object."""
 MAX_STEP_DIGITS = 15
+MAX_MADE_NAMES = 16
+"""The maximum number of properties without a name in the schema that an object must have."""
 
 _ZERO = Decimal(0)
 
@@ -292,7 +295,34 @@ class _Writer:
             if (node := schemas.property_(object_, name)) != schemas.nothing or name in object_.required
         ]
         others = self._others(object_, [name for name, _, _ in named] + list(object_.named), texts) if opened else []
-        return ('"{"', _Counted(self, object_, named, others).rule(), '"}"')
+        fulfilled = sum(needed or schemas.may_have(schemas.property_(object_, name)) for name, _, needed in named)
+        missing = object_.least - 1 - fulfilled
+        made = self._made_names(others, missing) if missing > 0 else []
+        taken = tuple(name for name, _ in made)
+        free = [
+            (self._terminal(key), COLON, rule)
+            for text, rule in others
+            for key in self._texts(replace(text, excluded=text.excluded + taken))
+        ]
+        named += [(name, rule, False) for name, rule in made]
+        return ('"{"', _Counted(self, object_, named, free).rule(), '"}"')
+
+    def _made_names(self, others: Sequence[tuple[Text, int]], count: int) -> list[tuple[str, int]]:
+        """Returns at most so many names that no schema names, with the rules of their values.
+
+        An object with a minimum may need them: two properties that the rule of all others writes may have one name.
+        """
+        if count > MAX_MADE_NAMES:
+            raise StructureError("minProperties: so many properties that no schema names are not supported")
+        found: list[tuple[str, int]] = []
+        for text, rule in others:
+            while len(found) < count and (expressions := self._texts(text)):
+                name = _shortest(expressions[0])
+                if name is None:
+                    break
+                found.append((name, rule))
+                text = replace(text, excluded=(*text.excluded, name))
+        return found
 
     def _names(self, node: Node) -> tuple[list[str], list[Text]]:
         """Returns the names that `propertyNames` lists, and the shapes of its others."""
@@ -307,14 +337,14 @@ class _Writer:
                 texts.append(shape.text)
         return [name for name in listed if isinstance(name, str)], texts
 
-    def _others(self, object_: Object, named: Sequence[str], texts: Sequence[Text]) -> list[tuple[Symbol, ...]]:
-        """Returns the properties that are not named, by the patterns that their names match."""
+    def _others(self, object_: Object, named: Sequence[str], texts: Sequence[Text]) -> list[tuple[Text, int]]:
+        """Returns the names and the rules of the properties that are not named, by the patterns that names match."""
         matched = list(dict.fromkeys(pattern for layer in object_.layers for pattern, _ in layer.patterns))
         if len(matched) > MAX_PATTERNS:
             raise StructureError(f"patternProperties: give at most {MAX_PATTERNS} patterns for one object")
         layers = [layer for layer in object_.layers if not layer.negative]
         closed = any(layer.patterns for layer in layers) and not any(layer.evaluates for layer in layers)
-        found: list[tuple[Symbol, ...]] = []
+        found: list[tuple[Text, int]] = []
         for text, chosen in product(texts, product([False, True], repeat=len(matched))):
             matching = {pattern for pattern, does in zip(matched, chosen, strict=True) if does}
             if closed and not matching:
@@ -331,18 +361,18 @@ class _Writer:
                 nodes += [node for pattern, node in layer.patterns if pattern in matching] or [layer.others]
             node = joined(*nodes)
             if name is not None and node != self._schemas.nothing:
-                rule = self._rule(node)
-                found += [(self._terminal(key), COLON, rule) for key in self._texts(name)]
+                found.append((name, self._rule(node)))
         return found
 
     # Arrays.
 
     def _array(self, array: Array) -> tuple[Symbol, ...]:
         most = array.most
+        contained = [one for one in array.contained if one.least or one.most is not None]
         if array.unique and (most is None or most > 1):
-            return ('"["', self._different(array), '"]"')
-        if array.contained:
-            return ('"["', self._containing(array), '"]"')
+            return ('"["', self._different(array, contained), '"]"')
+        if contained:
+            return ('"["', self._containing(array, contained), '"]"')
         return ('"["', self._items(array, 0), '"]"')
 
     def _items(self, array: Array, index: int) -> int:
@@ -367,50 +397,46 @@ class _Writer:
     def _comma(self, index: int) -> tuple[Symbol, ...]:
         return (COMMA,) if index else ()
 
-    def _containing(self, array: Array) -> int:
-        """Returns the rule of arrays that count the items which a node admits."""
-        contained = array.contained[0]
-        if len(array.contained) > 1:
-            if any(one.least != 1 or one.most is not None for one in array.contained):
-                raise StructureError("contains: only one with minContains or maxContains for an array is supported")
-            # One item does for all of them. Others would too; but for many, the states would be their subsets.
-            contained = Contained(joined(*(one.node for one in array.contained)))
+    def _containing(self, array: Array, contained: Sequence[Contained]) -> int:
+        """Returns the rule of arrays that count the items which nodes admit."""
         last = max(array.first, array.least, array.most or 0)
-        enough = contained.least if contained.most is None else contained.most + 1
-        if (last + 2) * (enough + 2) > MAX_STATES:
+        enough = [one.least if one.most is None else one.most for one in contained]
+        if (last + 2) * math.prod(2 * (count + 1) for count in enough) > 2 * MAX_STATES:
+            if len(contained) > 1 and all(one.least == 1 and one.most is None for one in contained):
+                # One item does for all of them. Others would, too.
+                return self._containing(array, [Contained(joined(*(one.node for one in contained)))])
             raise StructureError("contains: its counts, beside those of the items, are too large")
-        states: dict[tuple[int, int], int] = {}
+        states: dict[tuple[int, tuple[int, ...]], int] = {}
 
-        def state(index: int, count: int) -> int:
-            key = (min(index, last + 1), min(count, enough))
+        def state(index: int, counts: tuple[int, ...]) -> int:
+            key = (min(index, last + 1), counts)
             if key not in states:
                 states[key] = self._new()
                 self._rules[states[key]].alternatives = list(alternatives(*key))
             return states[key]
 
-        def alternatives(index: int, count: int) -> Iterator[tuple[Symbol, ...]]:
-            if index >= array.least and count >= contained.least:
+        def alternatives(index: int, counts: tuple[int, ...]) -> Iterator[tuple[Symbol, ...]]:
+            if index >= array.least and all(count >= one.least for count, one in zip(counts, contained, strict=True)):
                 yield ('""',)
             if array.most is not None and index >= array.most:
                 return
-            comma, node = self._comma(index), array.at(index)
-            if contained.most is None or count < contained.most:
-                found = self._rule(joined(node, contained.node))
-                yield (*comma, found, state(index + 1, count + 1))
-            other = joined(node, self._complement(contained)) if contained.most is not None else node
-            yield (*comma, self._rule(other), state(index + 1, count))
+            # An item of a node may count or not: what has no maximum may have more items than are counted.
+            choices = ([False, True] if count < most else [False] for count, most in zip(counts, enough, strict=True))
+            for chosen in product(*choices):
+                nodes = [array.at(index)]
+                for one, counted in zip(contained, chosen, strict=True):
+                    if counted:
+                        nodes.append(one.node)
+                    elif one.most is not None:
+                        nodes.append(self._schemas.complement(one.node))
+                after = tuple(count + counted for count, counted in zip(counts, chosen, strict=True))
+                yield (*self._comma(index), self._rule(joined(*nodes)), state(index + 1, after))
 
-        return state(0, 0)
+        return state(0, (0,) * len(contained))
 
-    def _complement(self, contained: Contained) -> Node:
-        if len(contained.node) != 1 or not contained.node[0].holds:
-            return self._schemas.nothing
-        (atom,) = contained.node
-        return (atom._replace(holds=False),)
-
-    def _different(self, array: Array) -> int:
+    def _different(self, array: Array, contained: Sequence[Contained]) -> int:
         """Returns the rule of the arrays of different values of a finite set, in any order."""
-        values = self._finite(array.at(0)) if not array.first and not array.contained else None
+        values = self._finite(array.at(0)) if not array.first and not contained else None
         if values is None:
             raise StructureError(
                 f"uniqueItems in {array.unique}: it is supported for items of at most {MAX_UNIQUE} values that an enum "
@@ -600,13 +626,23 @@ def _possible(expression: str) -> bool:
     Raises:
         StructureError: the engine does not support it.
     """
-    grammar = json.dumps({"grammars": [{"lark_grammar": f"start: T\nT: {expression}"}]}, ensure_ascii=False)
-    engine = LLMatcher(BYTES.tokenizer, grammar, log_level=0)
+    engine = _engine(expression)
     if engine.is_error():
         if "nsatisfiable" in engine.get_error():
             return False
         raise StructureError("a regular expression is invalid or not supported")
     return any(engine.compute_bitmask()) and not engine.is_error()
+
+
+def _shortest(expression: str) -> str | None:
+    """Returns a short string whose JSON text an expression matches; None if none is found."""
+    found = EndFinder(lambda: _engine(expression), BYTES).after(())
+    return None if found is None else json.loads(bytes(found))
+
+
+def _engine(expression: str) -> LLMatcher:
+    grammar = json.dumps({"grammars": [{"lark_grammar": f"start: T\nT: {expression}"}]}, ensure_ascii=False)
+    return LLMatcher(BYTES.tokenizer, grammar, log_level=0)
 
 
 def _needed(symbol: Symbol) -> int | None:

@@ -118,6 +118,8 @@ class Schemas:
         self._node_shapes: dict[Node, list[JsonShape]] = {}
         self._possible: dict[Node, bool] = {}
         self._open: set[Atom] = set()
+        self._made: list[Any] = []  # kept, because schemas are known by their identities
+        self._contains_evaluates = not (isinstance(root, Mapping) and "2019-09" in str(root.get("$schema")))
         self._expressions: dict[str, str | None] = {}
         self.written: dict[str, Any] = {}
         """The values of enumerations as the schema writes them, by their canonical texts."""
@@ -258,16 +260,30 @@ class Schemas:
         return shape.numbers is not None and _within(shape.numbers, value)
 
     def _admits_array(self, array: Array, items: list[Any]) -> bool:
-        counts = (
-            (sum(self.holds(contained.node, item) for item in items), contained.least, _or_infinite(contained.most))
-            for contained in array.contained
-        )
         return (
             array.least <= len(items) <= _or_infinite(array.most)
             and all(self.holds(array.at(index), item) for index, item in enumerate(items))
-            and all(least <= count <= most for count, least, most in counts)
+            and all(self._contains(items, contained) for contained in array.contained)
             and (not array.unique or len(set(map(canonical, items))) == len(items))
         )
+
+    def _contains(self, items: list[Any], contained: Contained) -> bool:
+        """Tells whether the number of items that a node admits is within its bounds.
+
+        Where shapes are narrowed, an item may be neither of a node nor of its complement: it counts for the maximum.
+        """
+        least = sum(self.holds(contained.node, item) for item in items) >= contained.least
+        if contained.most is None or not least:
+            return least
+        others = self.complement(contained.node)
+        return sum(not self.holds(others, item) for item in items) <= contained.most
+
+    def complement(self, node: Node) -> Node:
+        """Returns the values that a node of one schema at most does not admit."""
+        if not node:
+            return self.nothing
+        (atom,) = node
+        return (atom._replace(holds=not atom.holds),)
 
     def _product(self, one: Sequence[JsonShape], other: Sequence[JsonShape]) -> list[JsonShape]:
         if list(other) == [ANYTHING]:
@@ -289,15 +305,15 @@ class Schemas:
                 shape, values=tuple(value for value in shape.values if self.admits(shape, json.loads(value)))
             )
         object_, array = shape.object_, shape.array
-        if object_ and not all(self._may_have(self.property_(object_, name), depth) for name in object_.required):
+        if object_ and not all(self.may_have(self.property_(object_, name), depth) for name in object_.required):
             shape = replace(shape, object_=None)
         if array and not all(
-            self._may_have(array.at(index), depth) for index in range(min(array.least, array.first + 1))
+            self.may_have(array.at(index), depth) for index in range(min(array.least, array.first + 1))
         ):
             shape = replace(shape, array=None)
         return shape if shape.possible else None
 
-    def _may_have(self, node: Node, depth: int) -> bool:
+    def may_have(self, node: Node, depth: int = MAX_LOOK) -> bool:
         """Tells whether a node may have a value. False is never wrong."""
         if not depth:
             return True
@@ -423,8 +439,28 @@ class Schemas:
             ]
         if schema.get("unevaluatedItems", True) is not True:
             rest = self._node(schema["unevaluatedItems"])
-            shapes = [shape if shape.array is None else _rest_of_array(shape, shape.array, rest) for shape in shapes]
+            shapes = [
+                shape if shape.array is None else self._rest_of_array(shape, shape.array, rest) for shape in shapes
+            ]
         return [shape for shape in map(self._pruned, shapes) if shape]
+
+    def _rest_of_array(self, shape: JsonShape, array: Array, rest: Node) -> JsonShape:
+        layers = [layer for layer in array.layers if not layer.negative]
+        if any(layer.evaluates for layer in layers):
+            return shape
+        first = max((len(layer.first) for layer in layers), default=0)
+        if self._contains_evaluates:
+            rest = self._either(rest, *(one.node for one in array.contained if not one.negative))
+        layer = Items(tuple(() for _ in range(first)), rest, evaluates=True)
+        return replace(shape, array=replace(array, layers=(*array.layers, layer)))
+
+    def _either(self, *nodes: Node) -> Node:
+        """Returns the node of the values that one of these nodes admits, each of which has one schema at most."""
+        if () in nodes or len(nodes) == 1:
+            return () if () in nodes else nodes[0]
+        made = {"anyOf": [self._schemas[atom.schema] for (atom,) in nodes]}
+        self._made.append(made)
+        return self._node(made)
 
     def _own(self, schema: Mapping[str, Any]) -> list[JsonShape]:
         """Returns the shape of the keywords that say nothing of alternatives."""
@@ -537,8 +573,7 @@ class Schemas:
         contained: tuple[Contained, ...] = ()
         if "contains" in schema:
             least, most = self._count(schema, "minContains", 1), self._most(schema, "maxContains")
-            if least or most is not None:
-                contained = (Contained(self._node(schema["contains"]), least, most),)
+            contained = (Contained(self._node(schema["contains"]), least, most),)
         unique = self._places.get(id(schema), "the root") if schema.get("uniqueItems") is True else None
         if schema.get("uniqueItems", False) not in (True, False):
             raise self.error(schema, "uniqueItems", "is no boolean")
@@ -736,15 +771,6 @@ def _rest_of_object(shape: JsonShape, object_: Object, rest: Node) -> JsonShape:
     matched = tuple((pattern, ()) for layer in layers for pattern, _ in layer.patterns)
     layer = Properties(named, matched, rest, opens=True, evaluates=True)
     return replace(shape, object_=replace(object_, layers=(*object_.layers, layer)))
-
-
-def _rest_of_array(shape: JsonShape, array: Array, rest: Node) -> JsonShape:
-    layers = [layer for layer in array.layers if not layer.negative]
-    if any(layer.evaluates for layer in layers):
-        return shape
-    first = max((len(layer.first) for layer in layers), default=0)
-    layer = Items(tuple(() for _ in range(first)), rest, evaluates=True)
-    return replace(shape, array=replace(array, layers=(*array.layers, layer)))
 
 
 def _except(values: Sequence[str]) -> list[JsonShape]:

@@ -66,11 +66,16 @@ class Items:
 
 @dataclass(frozen=True)
 class Contained:
-    """Bounds the number of items that a node admits."""
+    """Bounds the number of items that a node admits.
+
+    Attributes:
+        negative: it is a complement, which evaluates no item.
+    """
 
     node: Node
     least: int = 1
     most: int | None = None
+    negative: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,11 @@ class JsonShape:
         """Returns the same values, of which nothing counts as evaluated."""
         array, object_ = self.array, self.object_
         if array:
-            array = replace(array, layers=tuple(replace(layer, negative=True) for layer in array.layers))
+            array = replace(
+                array,
+                layers=tuple(replace(layer, negative=True) for layer in array.layers),
+                contained=tuple(replace(one, negative=True) for one in array.contained),
+            )
         if object_:
             object_ = replace(object_, layers=tuple(replace(layer, negative=True) for layer in object_.layers))
         return replace(self, array=array, object_=object_)

@@ -186,6 +186,11 @@ OBJECTS: list[tuple[Any, str, str]] = [
         '{"x": 1}  {"x": 1, "y": 2}',
         '{}  {"x": 1, "y": 2, "z": 3}',
     ),
+    (  # two properties that one rule writes may have one name
+        {"type": "object", "minProperties": 3, "propertyNames": {"pattern": "^[ab]$|^$"}, "additionalProperties": {}},
+        '{"": 1, "a": 1, "b": 2}',
+        '{"a": 1, "b": 2}  {"a": 1, "b": 2, "b": 3}',
+    ),
     (
         {
             "type": "object",
@@ -236,6 +241,53 @@ def test_objects(schema: Any, admitted: str, refused: str) -> None:
             {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2, "maxContains": 2},
             "[2, 1, 2]",
             "[2]  [2, 2, 2]",
+        ),
+        (  # no item does for both
+            {"items": {"enum": [1, 2, 3]}, "allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}}]},
+            "[1, 2]  [3, 2, 1, 1]",
+            "[1]  [1, 1]  [2, 3]",
+        ),
+        (
+            {
+                "items": {"enum": [1, 2]},
+                "contains": {"const": 1},
+                "minContains": 2,
+                "allOf": [{"contains": {"const": 2}, "maxContains": 1}],
+                "type": "array",
+            },
+            "[1, 2, 1]  [1, 1, 1, 2]",
+            "[1, 2]  [1, 1]  [1, 2, 1, 2]",
+        ),
+        (
+            {"enum": [[2], [1, 4], [3]], "contains": {"not": {"multipleOf": 2}}, "minContains": 0, "maxContains": 0},
+            "[2]",
+            "[3]  [1, 4]",
+        ),
+        (  # what `contains` admits is evaluated, but not in a complement, nor in the draft of 2019-09
+            {"type": "array", "prefixItems": [{}], "contains": {"type": "string"}, "unevaluatedItems": False},
+            '[1, "a"]  ["a"]',
+            '[1]  [1, "a", 2]',
+        ),
+        (
+            {"type": "array", "contains": {"const": 1}, "minContains": 0, "unevaluatedItems": {"const": 2}},
+            "[1, 2, 1]  []",
+            "[3]  [1, 3]",
+        ),
+        (
+            {"type": "array", "not": {"not": {"contains": {"enum": [1, 2]}}}, "unevaluatedItems": {"const": 2}},
+            "[2, 2]",
+            "[1, 2]  []",
+        ),
+        (
+            {
+                "$schema": "https://json-schema.org/draft/2019-09/schema",
+                "type": "array",
+                "prefixItems": [{}],
+                "contains": {"const": 1},
+                "unevaluatedItems": {"const": 2},
+            },
+            "[1, 2]",
+            "[1, 1]",
         ),
         ({"type": "array", "not": {"items": {"type": "integer"}}}, '["a"]  [1, "a"]', "[]  [1]"),
     ],
