@@ -48,9 +48,9 @@ class FairQueue:
     """Limits the live generations to `capacity` and shares them fairly among keys.
 
     Free capacity goes to the waiting key with the fewest live generations; among equal keys, to the one that was served
-    least recently. So a key with many requests gets what the others leave, and cannot fill the queue. If another key has
-    asked lately, a key that has live generations may have at most `TIMES_FREE` times as many as stay free. A request
-    larger than `capacity` runs alone. Not thread-safe: belongs to one event loop.
+    least recently. So a key with many requests gets what the others leave, and cannot fill the queue. If another key
+    has asked lately, a key that has live generations may have at most `TIMES_FREE` times as many as stay free. A
+    request larger than `capacity` runs alone. Not thread-safe: belongs to one event loop.
 
     Args:
         clock: returns seconds.

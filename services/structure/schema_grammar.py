@@ -88,10 +88,20 @@ def rules_of(schema: Mapping[str, Any] | bool, start: str, arguments: bool = Fal
 
 
 class _Writer:
-    def __init__(self, schema: Mapping[str, Any] | bool, start: str, arguments: bool) -> None:
+    """Writes the rules of one schema.
+
+    Args:
+        closes: an object that names properties has no others, unless the schema says so.
+    """
+
+    def __init__(
+        self, schema: Mapping[str, Any] | bool, start: str, arguments: bool = False, *, closes: bool = True
+    ) -> None:
         self._schemas = Schemas(schema)
+        self._schema = schema
         self._start = start
         self._arguments = arguments
+        self._closes = closes
         self._rules: list[Rule] = [Rule()]
         self._terminals: dict[str, str] = {}
         self._of_node: dict[Node, int] = {}
@@ -99,21 +109,30 @@ class _Writer:
         self._waiting: list[tuple[int, Node]] = []
 
     def text(self) -> str:
+        ends = self._finished()
+        if 0 not in ends:
+            self._refuse()
+        return self._written(ends)
+
+    def _finished(self) -> set[int]:
+        """Makes all rules. Returns those that have a finite text."""
         self._rules[0].alternatives = [(self._rule(self._schemas.root),)]
         if self._arguments:
             self._rules[0].alternatives = self._argument_objects()
         while self._waiting:
             number, node = self._waiting.pop()
             self._rules[number].alternatives = self._alternatives(self._schemas.shapes(node))
-        ends = self._ending()
-        if 0 not in ends:
-            self._refuse()
-        return self._written(ends)
+        return self._ending()
 
     def _refuse(self) -> None:
         narrowed = ", ".join(sorted(self._schemas.narrowed))
         if narrowed:
             raise StructureError(f"the schema admits no value, or its complement is not supported (of {narrowed})")
+        if self._closes and 0 in _Writer(self._schema, self._start, closes=False)._finished():
+            raise StructureError(
+                "the schema admits no value whose objects have only the properties that it names; name those that it "
+                "needs, or allow others by additionalProperties"
+            )
         raise StructureError("the schema admits no finite value")
 
     def _argument_objects(self) -> list[tuple[Symbol, ...]]:
@@ -286,7 +305,9 @@ class _Writer:
         listed, texts = self._names(names)
         layers = [layer for layer in object_.layers if not layer.negative]
         if opened is None:
-            opened = any(layer.opens for layer in layers) or not any(layer.closes for layer in layers)
+            opened = (
+                not self._closes or any(layer.opens for layer in layers) or not any(layer.closes for layer in layers)
+            )
         else:
             opened = any(layer.opens for layer in layers)
         named = [
@@ -343,7 +364,7 @@ class _Writer:
         if len(matched) > MAX_PATTERNS:
             raise StructureError(f"patternProperties: give at most {MAX_PATTERNS} patterns for one object")
         layers = [layer for layer in object_.layers if not layer.negative]
-        closed = any(layer.patterns for layer in layers) and not any(layer.evaluates for layer in layers)
+        closed = self._closes and any(one.patterns for one in layers) and not any(one.evaluates for one in layers)
         found: list[tuple[Text, int]] = []
         for text, chosen in product(texts, product([False, True], repeat=len(matched))):
             matching = {pattern for pattern, does in zip(matched, chosen, strict=True) if does}

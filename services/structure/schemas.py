@@ -655,6 +655,8 @@ class Schemas:
             found.append(without(*self._types(schema)))
         values = self._values(schema)
         if values is not None:
+            if any(value[0] in "[{" for value in values):
+                self.narrowed |= {"const", "enum"} & schema.keys()
             found += _except(values)
         numbers = self._number(schema)
         if numbers.low is not None:

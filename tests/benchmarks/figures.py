@@ -641,14 +641,16 @@ def verified() -> str:
 def neighbours() -> str:
     """Tables what one key does to another's requests."""
     rows = [
-        [name, f"**{way['ratio']:.2f}**", f"{way['p50']:.2f}", f"{way['alone_s']:.2f}, {way['beside_s']:.2f}", _sent(way)]
+        [
+            name,
+            f"**{way['ratio']:.3g}**",
+            f"{way['p50']:.3g}",
+            f"{way['alone_s']:.2f}, {way['beside_s']:.2f}",
+            ", ".join(f"{number:,} of {status}" for status, number in way["statuses"].items()),
+        ]
         for name, way in record("neighbours").figures["ways"].items()
     ]
     return table(["way", "p99", "p50", "p99 alone, beside, s", "answers to the other key"], rows, where("neighbours"))
-
-
-def _sent(way: Mapping[str, Any]) -> str:
-    return ", ".join(f"{number:,} of {status}" for status, number in way["statuses"].items())
 
 
 def charged() -> str:

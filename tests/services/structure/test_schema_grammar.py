@@ -1,6 +1,7 @@
 """Claim: what the grammar of a JSON Schema admits is a value of the schema, and its values are admitted."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -410,3 +411,20 @@ def test_values_and_names_are_no_schemas() -> None:
     assert admits(values, json.dumps(values["enum"][0]))
     names = {"type": "object", "properties": {"properties": {"type": "integer"}, "$ref": {"const": 1}}}
     assert admits(names, '{"properties": 1, "$ref": 1}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no finite value"),
+        ({"type": "object", "properties": {"a": False}, "minProperties": 1}, "only the properties that it names"),
+        (
+            {"type": "object", "patternProperties": {"^a": False, "b": {"$ref": "#"}}, "minProperties": 1},
+            "only the properties that it names",
+        ),
+        ({"type": "object", "not": {"enum": [{}, 1]}}, "its complement is not supported (of enum)"),
+    ],
+)
+def test_a_schema_without_a_value_is_refused_for_its_reason(schema: Any, reason: str) -> None:
+    with pytest.raises(StructureError, match=re.escape(reason)):
+        grammar.of_json_schema(schema)
