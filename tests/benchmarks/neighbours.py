@@ -11,7 +11,8 @@ in one way, in turns of both. For each way:
 
 Each way is written to standard error once it is measured. The other key is a process of its own, which stands for
 another machine: it gets the processor time that the service leaves. (Ray's workers have a low priority, so that a
-client at the usual one would take their processors away, whatever it sends.) `--quick` measures each way with few
+client at the usual one would take their processors away, whatever it sends. And Linux gives each session as much time
+as any other, whatever the priorities in it are, unless the session has one.) `--quick` measures each way with few
 requests, which tells only whether the program runs.
 """
 
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -203,6 +204,9 @@ def misbehaving(url: str, key: str, name: str) -> Iterator[Callable[[], Counter[
 
 def _misbehave(url: str, key: str, name: str, begun: Any, stop: Any, told: "Queue[Counter[int]]") -> None:
     os.nice(LEAST_PRIORITY)
+    os.setsid()
+    with suppress(FileNotFoundError):  # a kernel without groups of sessions
+        Path("/proc/self/autogroup").write_text(str(LEAST_PRIORITY))
     told.put(asyncio.run(_repeat(url, key, *WAYS[name], begun, stop)))
 
 
