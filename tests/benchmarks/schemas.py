@@ -19,16 +19,22 @@ and for `library`, llguidance's own reading of the same schemas:
 - `compile_ms`: the median and the greatest time until a schema can be followed; `mask_us`: the median time of a mask.
 - `by_keyword`: the same counts, where one is not 0, for the schemas that use a keyword.
 
+- `kept_kb`, with `--memory`: what a process of its own grows by for each schema that it can follow and keeps, of which
+  it has computed the first mask; for xgrammar, too.
+
 `vllm` counts the schemas that vLLM's own validation with xgrammar refuses, and those that one of both refuses alone.
 """
 
 import json
+import multiprocessing
 import random
 import re
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -39,15 +45,18 @@ from typing import Annotated, Any
 
 import jsonschema
 import numpy as np
+import psutil
 import typer
 from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
+from transformers import AutoTokenizer
 
 from privmix.cluster.options import JsonOption
 from privmix.services.structure import grammar
 from privmix.services.structure.compiler import begun, limits_of
 from privmix.services.structure.errors import StructureError
 from privmix.services.structure.matcher import Matcher
+from privmix.services.training.public_model import resolve
 from tests.benchmarks.options import show
 from tests.support.structure import vocabulary
 
@@ -70,6 +79,8 @@ COUNTS = (
 WRONG = ("invalid_texts", "dead_ends", "left_broken", "not_admitted", "wrongly_empty")
 SPARE = 30
 """The greatest number of tokens that an answer may have beside those of the shortest one."""
+COPIES = 20
+"""How many of each schema are kept where memory is measured."""
 _ENDING = ('"', "}", "]", '"}', '"]', "}}", "]}", '",', ",", "0", "1")
 
 
@@ -134,6 +145,7 @@ def main(
         bool, typer.Option("--vllm", help="Compare with vLLM's validation, which takes long to start.")
     ] = False,
     library: Annotated[bool, typer.Option(help="Compare with the library's own reading.")] = True,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure what kept schemas take, also of xgrammar.")] = False,
     examples: Annotated[bool, typer.Option("--examples", help="Print what was wrong, in full.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Ten schemas.")] = False,
     as_json: JsonOption = False,
@@ -153,6 +165,8 @@ def main(
             chance = random.Random(f"{seed} {case.name}")
             measure(case, make, sides[name], draws, tokens, chance, ends=name == "privmix")
     measured: dict[str, Any] = {name: side.summary() for name, side in sides.items()}
+    if memory:
+        measured["kept_kb"] = {name: kept_kb(name, [case.schema for case in found]) for name in FOLLOWERS}
     if vllm:
         refused = {case.name for case in found if not vllm_accepts(case.schema)}
         measured["vllm"] = {
@@ -180,6 +194,57 @@ def of_library(schema: Any) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     return str(LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False)))
+
+
+def kept_kb(reader: str, schemas: list[Any]) -> float:
+    """Returns the kilobytes that one reader keeps for each schema that it accepts."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(_kept_kb, reader, schemas).result()
+
+
+def _kept_kb(reader: str, schemas: list[Any]) -> float:
+    follow, kept, sizes = FOLLOWERS[reader](), [], []
+    for _ in range(1 + COPIES):  # what the first ones take is mostly what was free after their reading
+        for schema in schemas:
+            with suppress(ValueError, RuntimeError, StructureError):  # it is refused
+                kept.append(follow(schema))
+        sizes.append(psutil.Process().memory_info().rss)
+    return round((sizes[-1] - sizes[0]) / 1024 / (len(kept) * COPIES / len(sizes)))
+
+
+def _llguidance(make: Callable[[Any], str]) -> Callable[[Any], object]:
+    vocabulary()
+
+    def follow(schema: Any) -> object:
+        engine = engine_of(make(schema))
+        if engine.is_error():
+            raise StructureError(engine.get_error())
+        engine.compute_bitmask()
+        return engine
+
+    return follow
+
+
+def _xgrammar() -> Callable[[Any], object]:
+    import xgrammar  # it imports torch
+
+    tokenizer = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(resolve()))
+    compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+
+    def follow(schema: Any) -> object:
+        matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(json.dumps(schema)))
+        matcher.fill_next_token_bitmask(xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size))
+        return matcher
+
+    return follow
+
+
+FOLLOWERS: dict[str, Callable[[], Callable[[Any], object]]] = {
+    "privmix": lambda: _llguidance(grammar.of_json_schema),
+    "library": lambda: _llguidance(of_library),
+    "xgrammar": _xgrammar,
+}
+"""Makes what returns an object that follows a schema, by the reader."""
 
 
 def vllm_accepts(schema: Any) -> bool:
