@@ -631,6 +631,12 @@ def first_token_ratios() -> str:
     return " and ".join(f"{figures[f'prompt of {tokens}']['new_over_none']:.2f}" for tokens in (64, 512))
 
 
+def schemas_kept() -> str:
+    """Compares what readers keep for a schema of ours that they accept."""
+    kept = record("schemas").figures["kept_kb"]
+    return f"{kept['privmix']} kB, {kept['library']} by the library's own reading, and {kept['xgrammar']} with xgrammar"
+
+
 def verified() -> str:
     """Says how long the verification of a ledger takes."""
     found = record("ledger").figures
@@ -670,7 +676,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
             *(ensembles, protocols, budgets, budgets_ahead, budgets_ratio, fading, private_base),
             base_contexts,
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
-            *(schema_ms, first_token_ratios, verified, charged, neighbours),
+            *(schema_ms, first_token_ratios, schemas_kept, verified, charged, neighbours),
             *(text_parts, references, part_gains, published, tasks, task_more),
         )
     },
