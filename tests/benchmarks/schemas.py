@@ -466,6 +466,10 @@ def is_valid(schema: Any, text: str) -> bool | None:
         return bool(validator(schema).is_valid(value))
     except (re.error, Unresolvable, RecursionError):  # what Python lacks, another document, a circle of references
         return None
+    except BaseException as error:  # its maps, which are of Rust, panic where Python would raise a RecursionError
+        if type(error).__name__ != "PanicException":
+            raise
+        return None
 
 
 def validator(schema: Any) -> Any:
