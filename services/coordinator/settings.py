@@ -11,7 +11,7 @@ class StepSettings:
     """Limits what a coordinator does in a step and how long it waits. The section `coordinator` has the same keys.
 
     Attributes:
-        max_live: the maximum number of sequences in a step.
+        max_live: the maximum number of sequences in a step. While several keys ask, one gets 3/4 at most.
         max_waiting: the maximum number of further sequences in the queue.
         step_timeout_s: a shard that does not answer within this time counts as stalled.
         recovery_s: how long a sequence waits for a shard, the budget or its database to recover before it fails.
