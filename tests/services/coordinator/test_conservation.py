@@ -14,7 +14,7 @@ from privmix.services.coordinator import coordinator as coordinating
 from privmix.services.coordinator.coordinator import Coordinator
 from privmix.services.coordinator.messages import Delta, Generation
 from privmix.services.foundation.errors import CoordinatorUnavailable
-from privmix.services.laboratory.audit.worlds.offline import offline
+from privmix.services.laboratory.audit.worlds.offline import HeldHere, offline
 from privmix.services.privacy.mollifiers.shaping import SamplingOptions
 from privmix.services.privacy.protocol import Protocol
 from privmix.services.privacy.protocols.individual import IndividualSettings
@@ -25,6 +25,7 @@ from privmix.services.training import public_model
 Call = Callable[..., Awaitable[Any]]
 
 PARTS, SEQUENCES, TOKENS = 2, 3, 4
+SAMPLE = HeldHere.sample
 GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")
 INDIVIDUAL = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
 ACCOUNTED = INDIVIDUAL.plan(PARTS)
@@ -62,7 +63,9 @@ class Faults:
         return called
 
 
-async def run_schedule(kind: str, held: bool, ledger: Path, faults: Faults) -> dict[str, tuple[int, ...]]:
+async def run_schedule(
+    kind: str, held: bool, ledger: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, tuple[int, ...]]:
     """Runs answers during faults; returns by place what was sampled and paid: tokens, and then the accounts' grains."""
     coordinator, arithmetic, budget = offline(Coordinator, *WORLDS[kind], ledger, public_model.resolve(), held=held)
     deltas: list[Delta] = []
@@ -79,11 +82,11 @@ async def run_schedule(kind: str, held: bool, ledger: Path, faults: Faults) -> d
     await coordinator.submit("channel", generations)
     leasing = coordinator._budget._budget.lease
     shards: Any = coordinator._ensemble
-    if held:
-        shards.sample = faults.in_calls("pick", shards.sample, 0.0, 0.2)  # its points are drawn at once
+    # Its points are drawn at once, so only its answer may be lost.
+    monkeypatch.setattr(HeldHere, "sample", faults.in_calls("pick", SAMPLE, 0.0, 0.2))
     for owner, name, before, after in (
-        (shards, "reduce", 0.1, 0.1),
-        (arithmetic, "combine", 0.1, 0.1),
+        (shards, "ask", 0.1, 0.1),
+        (arithmetic, "mix", 0.1, 0.1),
         (arithmetic, "sample", 0.0, 0.2),
         (coordinator, "_positions", 0.1, 0.1),
         (leasing, "remote", 0.2, 0.0),  # a lease whose answer is lost stays charged
@@ -116,8 +119,8 @@ def test_what_is_sampled_is_paid_for_in_every_schedule_of_faults(
     struck: set[str] = set()
     for seed in range(6):
         faults = Faults(random.Random(seed))
-        paid = asyncio.run(run_schedule(kind, held, tmp_path / f"{seed}.db", faults))
+        paid = asyncio.run(run_schedule(kind, held, tmp_path / f"{seed}.db", faults, monkeypatch))
         assert paid["sampled"] == paid["ledger"] == paid["keys"], f"seed {seed}: {faults.struck}"
         struck |= set(faults.struck)
-    own = {"pick, after"} if held else {"sample, after", "combine, before"}
+    own = {"pick, after"} if held else {"sample, after", "mix, before"}
     assert {*own, "_positions, after", "remote, before", "a client leaves"} <= struck
