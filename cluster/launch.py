@@ -29,6 +29,7 @@ from privmix.cluster.checks import (
 from privmix.cluster.configuration import Configuration
 from privmix.cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
 from privmix.cluster.named_actors import CLOSING_S, all_or_none, call, kill
+from privmix.cluster.ports import Endpoint, claimed
 from privmix.services.alerts import actor as alerts
 from privmix.services.alerts.actor import ServiceActors
 from privmix.services.batches import actor as batches
@@ -95,10 +96,10 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
     check_keys(configuration, report)
     route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
     has_room, is_deployed = _route_has_room(configuration, checked), False
-    with all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
+    with claimed(_ports(configuration)), all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
 
         def open_early() -> None:
-            """Listens, so that a used port ends the start at once, and deploys the route, whose imports take seconds.
+            """Listens, and deploys the route, whose imports take seconds.
 
             Then it waits for the actors (`Gateway`).
             """
@@ -248,6 +249,17 @@ def _start_batches(configuration: Configuration, settings: RequestSettings, keep
 def _start_alerts(configuration: Configuration, keep: bool) -> None:
     service = ServiceActors(configuration.namespace, keys.NAME, ensembles.NAME)
     alerts.start(keys_database(configuration), configuration.alerts, service, lifetime="detached", keep=keep)
+
+
+def _ports(configuration: Configuration) -> Iterator[Endpoint]:
+    """Yields the ports that the service will open on this machine: none if Serve has opened them already."""
+    http, this = configuration.http, ray.get_runtime_context().get_node_id()
+    head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
+    if this != head or any(actor["namespace"] == "serve" for actor in ray.util.list_named_actors(all_namespaces=True)):
+        return
+    yield "http.port", http.host, http.port
+    if http.administration_port is not None:
+        yield "http.administration_port", http.administration_host, http.administration_port
 
 
 def _listen(configuration: Configuration) -> None:

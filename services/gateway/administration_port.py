@@ -14,7 +14,7 @@ async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[None]:
     """Serves an app until the block ends. Gateways of one node, such as an old one and its successor, share the port.
 
     Raises:
-        OSError: another program has the port.
+        OSError: a program has the port that does not share it. A service claims its ports when it starts.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listener:

@@ -7,13 +7,16 @@ Prints their size, and how well real text teaches each label: what synthetic tex
 - demo: the reason for the call.
 - speeches (tiny Shakespeare, in its order): the play, for the first eight of the nine.
 - commits (messages of the git project): the area before the colon of the subject, which is removed from the text.
+- dialogues (MTS-Dialog, Ben Abacha et al., EACL 2023): the section of the clinician's note. `--held-out` is its
+  validation file.
 
 A document is the text after its label, in the form of the prompts of `privmix generate --label`.
 """
 
+import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +37,7 @@ from tests.benchmarks.options import OutputOption
 LABEL, TEXT, DOCUMENT = "label", "text", "document"
 
 _LONGEST = 240  # characters of a text
+_LONGEST_DIALOGUE = 400
 _SHORTEST = 40
 _HELD_OUT = 0.2  # of the users
 
@@ -60,11 +64,35 @@ _AREAS = {
     "build": r"makefile|build|configure|mingw|cmake|ci|meson|config\.mak\.\w+",
     "tests": r"t|t/.*|t\d{4}.*|tests?|test-lib(-functions)?|perf",
 }
+
+# What the section headers of MTS-Dialog stand for.
+_SECTIONS = {
+    "FAM/SOCHX": "family and social history",
+    "GENHX": "history of present illness",
+    "PASTMEDICALHX": "past medical history",
+    "CC": "chief complaint",
+    "PASTSURGICAL": "past surgical history",
+    "ALLERGY": "allergies",
+    "ROS": "review of systems",
+    "MEDICATIONS": "medications",
+    "ASSESSMENT": "assessment",
+    "EXAM": "physical exam",
+    "DIAGNOSIS": "diagnosis",
+    "DISPOSITION": "disposition",
+    "PLAN": "plan",
+    "EDCOURSE": "emergency department course",
+    "IMMUNIZATIONS": "immunizations",
+    "IMAGING": "imaging",
+    "GYNHX": "gynecologic history",
+    "PROCEDURES": "procedures",
+    "OTHER_HISTORY": "other history",
+    "LABS": "labs",
+}
 _SUBJECT = re.compile(r"([\w./\-]+(?: [\w\-]+)?): ")
 
 
 class LabelledKind(StrEnum):
-    DEMO, SPEECHES, COMMITS = "demo", "speeches", "commits"
+    DEMO, SPEECHES, COMMITS, DIALOGUES = "demo", "speeches", "commits", "dialogues"
 
 
 @dataclass(frozen=True)
@@ -78,15 +106,18 @@ class LabelledText:
         return {"user": self.user, LABEL: self.label, TEXT: self.text, DOCUMENT: document}
 
 
-def write_labelled(kind: LabelledKind, source: Path | None, users: int, folder: Path) -> tuple[Path, Path]:
+def write_labelled(
+    kind: LabelledKind, folder: Path, source: Path | None = None, held_out: Path | None = None, *, users: int = 0
+) -> tuple[Path, Path]:
     """Writes the texts to train on and those of held-out users; returns both files.
 
     Args:
-        source: the file of the speeches or the commits.
+        source: the file of the texts; not of the demo.
+        held_out: one of other users; by default a fifth of the users are held out.
         users: of the demo corpus, which has its own held-out users.
 
     Raises:
-        typer.BadParameter: there is no source for speeches or commits.
+        typer.BadParameter: there is no source.
     """
     files = folder / TRAIN, folder / HELD_OUT
     if kind is LabelledKind.DEMO:
@@ -94,9 +125,11 @@ def write_labelled(kind: LabelledKind, source: Path | None, users: int, folder: 
         write_demo_corpus(corpus, users=users)
         sides = [list(map(_call, load_lines(corpus / file.name))) for file in files]
     elif source is None:
-        raise typer.BadParameter(f"source: {kind} are read from a file; give JSON Lines with the fields user and text")
+        raise typer.BadParameter(f"source: {kind} are read from a file; give it")
+    elif held_out is not None:
+        sides = [list(_READERS[kind](file)) for file in (source, held_out)]
     else:
-        texts = list((speeches if kind is LabelledKind.SPEECHES else commits)(load_lines(source)))
+        texts = list(_READERS[kind](source))
         sides = [
             [text for text in texts if is_held_out(text.user, bytes(32), _HELD_OUT) is side] for side in (False, True)
         ]
@@ -105,20 +138,35 @@ def write_labelled(kind: LabelledKind, source: Path | None, users: int, folder: 
     return files
 
 
-def speeches(rows: Iterable[Mapping[str, Any]]) -> Iterator[LabelledText]:
+def speeches(file: Path) -> Iterator[LabelledText]:
     """Yields the speeches of eight plays that are not too short."""
     play = None
-    for row in rows:
+    for row in load_lines(file):
         play = next((name for words, name in _PLAYS.items() if row["text"].startswith(words)), play)
         if play is not None and len(row["text"]) >= _SHORTEST:
             yield LabelledText(row["user"], play, _cut(row["text"]))
 
 
-def commits(rows: Iterable[Mapping[str, Any]]) -> Iterator[LabelledText]:
+def commits(file: Path) -> Iterator[LabelledText]:
     """Yields the messages whose subject names one of eight areas, without that name."""
-    for row in rows:
+    for row in load_lines(file):
         if (subject := _SUBJECT.match(row["text"])) and (area := _area(subject[1].lower())):
             yield LabelledText(row["user"], area, _cut(row["text"][subject.end() :]))
+
+
+def dialogues(file: Path) -> Iterator[LabelledText]:
+    """Yields the dialogues of a CSV file, each of another patient."""
+    with file.open(newline="") as rows:
+        for row in csv.DictReader(rows):
+            text = _cut("\n".join(line.strip() for line in row["dialogue"].splitlines()), _LONGEST_DIALOGUE)
+            yield LabelledText(row["ID"], _SECTIONS[row["section_header"]], text)
+
+
+_READERS: Mapping[LabelledKind, Callable[[Path], Iterator[LabelledText]]] = {
+    LabelledKind.SPEECHES: speeches,
+    LabelledKind.COMMITS: commits,
+    LabelledKind.DIALOGUES: dialogues,
+}
 
 
 def _call(row: Mapping[str, Any]) -> LabelledText:
@@ -129,23 +177,26 @@ def _area(name: str) -> str | None:
     return next((area for area, pattern in _AREAS.items() if re.fullmatch(pattern, name)), None)
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, longest: int = _LONGEST) -> str:
     text = text.strip()
-    return text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(None, 1)[0]
+    return text if len(text) <= longest else text[:longest].rsplit(None, 1)[0]
 
 
 def benchmark(
     kind: Annotated[LabelledKind, typer.Argument(help="Which corpus.")] = LabelledKind.DEMO,
     output: OutputOption = Path("labelled"),
-    source: Annotated[Path | None, typer.Option(help="JSON Lines with user and text, of speeches or commits.")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="JSON Lines with user and text; CSV of dialogues; not of the demo.")
+    ] = None,
+    held_out: Annotated[Path | None, typer.Option(help="Text of other users; by default a fifth is held out.")] = None,
     users: Annotated[int, typer.Option(min=10, help="People of the demo corpus.")] = 1640,
     quick: Annotated[bool, typer.Option("--quick", help="A small demo corpus, two repetitions.")] = False,
 ) -> None:
     """Writes a labelled corpus, and prints its size and the scores of its real text."""
     options = TaskOptions(seeds=2) if quick else TaskOptions()
     output.mkdir(parents=True, exist_ok=True)
-    train, held_out = write_labelled(kind, source, 60 if quick else users, output)
-    real, tested = read(REAL, train, TEXT, LABEL), read(HELD_OUT_NAME, held_out, TEXT, LABEL)
+    train, tests = write_labelled(kind, output, source, held_out, users=60 if quick else users)
+    real, tested = read(REAL, train, TEXT, LABEL), read(HELD_OUT_NAME, tests, TEXT, LABEL)
     report = measure(real, tested, [], label_field=LABEL, model=resolve(), options=options)
     record = {
         side: {"texts": len(texts), "users": len(set(texts.users))}

@@ -242,9 +242,22 @@ def test_labels_of_public_text(tmp_path: Path, kind: str, texts: list[str], expe
     """The area leaves the text of a commit, and a speech has the play that began before it."""
     source = tmp_path / "source.jsonl"
     write_lines(source, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
-    files = labelled.write_labelled(labelled.LabelledKind(kind), source, 0, tmp_path)
+    files = labelled.write_labelled(labelled.LabelledKind(kind), tmp_path, source)
     found = [(row["label"], row["text"]) for file in files for row in load_lines(file)]
     assert found == [expected]
+
+
+def test_labels_of_dialogues(tmp_path: Path) -> None:
+    """The label is the note's section; the file of other patients is held out."""
+    sources = []
+    for number, section in enumerate(("CC", "ROS")):
+        sources.append(tmp_path / f"{number}.csv")
+        lines = f'"Doctor: {section}? \r\nPatient: {"no " * 200}"'
+        sources[-1].write_text(f"ID,section_header,section_text,dialogue\n{number},{section},A note.,{lines}\n")
+    files = labelled.write_labelled(labelled.LabelledKind.DIALOGUES, tmp_path, *sources)
+    (train,), (held_out,) = map(load_lines, files)
+    assert (train["label"], held_out["label"]) == ("chief complaint", "review of systems")
+    assert train["text"].startswith("Doctor: CC?\nPatient: no no") and 390 <= len(train["text"]) <= 400
 
 
 @slow
