@@ -18,7 +18,7 @@ from privmix.services.coordinator.recovery import cause_of, is_temporary
 from privmix.services.foundation.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
 from privmix.services.requests.channel import Channel
 from privmix.services.requests.counters import TokenCounters
-from privmix.services.requests.errors import ApiError, coordinator_lost, from_coordinator, unexpected
+from privmix.services.requests.errors import ApiError, coordinator_lost, coordinators_lost, from_coordinator, unexpected
 from privmix.services.requests.response_queue import Attempt, GenerationState, ResponseQueue
 
 resumed = Counter(
@@ -184,7 +184,11 @@ class CoordinatorClient:
         except Exception as error:
             refused = _refused(error)
             queue.may_have_started |= not refused
-            self._forget([attempt for attempt in attempts if attempt.id in self._attempts], cancel=not refused)
+            known = [attempt for attempt in attempts if attempt.id in self._attempts]  # `_reassign` has the others
+            if refused:
+                self._forget(known, cancel=False)
+            else:
+                self._lose(known)
             raise
         except asyncio.CancelledError:  # `_finish` cancels the generations.
             queue.may_have_started = True
@@ -199,16 +203,22 @@ class CoordinatorClient:
         if cancel:
             self.in_background(_cancel(attempts))
 
-    def _reassign(self, channel: Channel) -> None:
-        """Continues all generations of a lost coordinator on other coordinators."""
-        attempts = [attempt for attempt in self._attempts.values() if attempt.channel is channel]
+    def _lose(self, attempts: Sequence[Attempt]) -> None:
+        """Drops the attempts of a lost coordinator. Fails the requests that may be the cause of too many losses."""
         self._forget(attempts)
         for attempt in attempts:
             attempt.state.losses += 1
+            if attempt.state.losses > MAX_LOSSES:
+                attempt.queue.fail(coordinators_lost())
+
+    def _reassign(self, channel: Channel) -> None:
+        """Continues all generations of a lost coordinator on other coordinators."""
+        attempts = [attempt for attempt in self._attempts.values() if attempt.channel is channel]
+        self._lose(attempts)
         for queue in {attempt.queue for attempt in attempts}:
-            if queue.closed or any(state.losses > MAX_LOSSES for state in queue.unassigned):
+            if queue.closed:
                 queue.fail(coordinator_lost())
-            else:
+            elif not queue.finished:
                 resumed.inc(len(queue.unassigned))
                 self.in_background(self._resume(queue))
 

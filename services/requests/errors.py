@@ -85,6 +85,12 @@ def coordinator_lost() -> ApiError:
     return unavailable("the coordinator failed during the answer", "coordinator_lost")
 
 
+def coordinators_lost() -> ApiError:
+    """Returns the error for an answer during which several coordinators died. Clients must not retry: it kills more."""
+    message = "several coordinators failed during the answer, which may be the cause; do not repeat the request"
+    return unavailable(message, "coordinator_lost", NO_RETRY)
+
+
 def budget_exhausted() -> ApiError:
     """Returns the error for an exhausted privacy budget. Clients must not retry."""
     return ApiError(

@@ -25,7 +25,7 @@ from privmix.services.requests.admission import complete_answer, stream_answer
 from privmix.services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
 from privmix.services.requests.coordinator_client import CoordinatorClient
 from privmix.services.requests.counters import TokenCounters
-from privmix.services.requests.errors import ApiError
+from privmix.services.requests.errors import NO_RETRY, ApiError
 from privmix.services.requests.response_queue import ResponseQueue
 from tests.support.ray_cluster import ray_cluster
 
@@ -37,9 +37,10 @@ REFUSALS = {
     UNAVAILABLE: CoordinatorUnavailable("shard 3 does not answer"),
     BROKEN: KeyError("an unexpected error"),
 }
-PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY = range(10_000, 10_008)
+PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY, DEADLY_AT_ONCE = range(10_000, 10_009)
 """Prompt tokens with a meaning: all tokens except 0 come from the public model; repeat for ever; the budget is
-exhausted; the generation fails; generate nothing; a shard is away; generate slowly; kill the coordinator's process."""
+exhausted; the generation fails; generate nothing; a shard is away; generate slowly; kill the coordinator's process;
+kill it before it has accepted the generation."""
 SLOW_S = 0.02
 BUSY_S = 0.2
 """How long a cancellation takes, because the real coordinator may be in the middle of a step."""
@@ -72,6 +73,8 @@ class Repeater:
         if len(self._answering) + len(generations) > self._capacity:
             raise Overloaded(3.0)
         for generation in generations:
+            if DEADLY_AT_ONCE in generation.prompt:
+                os.kill(os.getpid(), signal.SIGKILL)
             self._answering[generation.id] = asyncio.create_task(self._answer(self._queue(channel), generation))
 
     async def _answer(self, queue: asyncio.Queue[list[Delta]], generation: Generation) -> None:
@@ -554,12 +557,15 @@ async def test_a_request_goes_to_another_coordinator_if_one_is_full(cluster: str
 
 
 @pytest.mark.slow
-async def test_a_request_that_kills_every_coordinator_fails(cluster: str) -> None:
+@pytest.mark.parametrize("deadly", [DEADLY, DEADLY_AT_ONCE])
+async def test_a_request_that_kills_every_coordinator_fails(cluster: str, deadly: int) -> None:
+    """Also one that kills it so early that nobody hears that it was accepted. A client or a batch that repeated it
+    would kill them for ever."""
     namespace = uuid4().hex
     actor = start(namespace, restarts=-1)
     async with connected(namespace, stall_timeout_s=RESTART_S, recovery_s=RESTART_S) as client:
-        failure = await refused(client, [1, DEADLY])
-        assert (failure.status, failure.code) == (503, "coordinator_lost")
+        failure = await refused(client, [1, deadly])
+        assert (failure.status, failure.code, failure.headers) == (503, "coordinator_lost", NO_RETRY)
         await asyncio.sleep(1)
         assert (await ask(client, [1]))["choices"][0]["text"] == "1 "
     ray.kill(actor)
