@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.serve import Application, RunTarget
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
 from privmix.cluster.checks import (
@@ -252,10 +253,24 @@ def _start_alerts(configuration: Configuration, keep: bool) -> None:
 
 
 def _ports(configuration: Configuration) -> Iterator[Endpoint]:
-    """Yields the ports that the service will open on this machine: none if Serve has opened them already."""
+    """Yields the ports that the service will open on this machine: none if Serve has opened them already.
+
+    Raises:
+        ConfigurationError: Serve listens elsewhere, for other applications.
+    """
     http, this = configuration.http, ray.get_runtime_context().get_node_id()
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client and (client.http_config.host, client.http_config.port) == (http.host, http.port):
+        return
+    if client:  # it would ignore the options of a second start
+        if others := serve.status().applications:
+            raise ConfigurationError(
+                f"http.port: Ray Serve of this cluster listens on {client.http_config.host}:{client.http_config.port} "
+                f"for {', '.join(others)}; set http.host and http.port to these"
+            )
+        serve.shutdown()
     head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
-    if this != head or any(actor["namespace"] == "serve" for actor in ray.util.list_named_actors(all_namespaces=True)):
+    if this != head:
         return
     yield "http.port", http.host, http.port
     if http.administration_port is not None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import ray
 from ray import serve
+from ray.serve.config import HTTPOptions
 
 from privmix.cluster.checks import check_cohorts, check_ensemble
 from privmix.cluster.configuration import Configuration
@@ -192,6 +193,40 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
         launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
     while APPLICATION in serve.status().applications:
         time.sleep(0.1)
+
+
+@serve.deployment
+class Other:
+    def __call__(self) -> str:
+        return "other"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_service_listens_where_its_configuration_says(
+    spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve ignores the options of a second start: the address of an earlier service, say of the whole network."""
+    serve.shutdown()
+    earlier, port = free_port(), free_port()
+    serve.start(http_options=HTTPOptions(host="0.0.0.0", port=earlier))
+    serve.run(Other.bind(), name="other")  # type: ignore[attr-defined]
+    configuration = load(tmp_path, spoilable, http={"port": port})
+    with pytest.raises(ConfigurationError, match=rf"Serve of this cluster listens on 0\.0\.0\.0:{earlier} for other;"):
+        launch(configuration)
+    serve.delete("other")
+    found = set[Any]()
+
+    def fail(*_: object, meanwhile: Callable[[], None]) -> None:
+        meanwhile()
+        for child in psutil.Process().children(recursive=True):
+            found.update(each.laddr for each in child.net_connections() if each.status == psutil.CONN_LISTEN)
+        raise WorkError("no shard could be started")
+
+    monkeypatch.setattr("privmix.cluster.launch.start_actors", fail)
+    with pytest.raises(WorkError, match="no shard could be started"):
+        launch(configuration)
+    assert ("127.0.0.1", port) in found
+    assert earlier not in {address.port for address in found}
 
 
 @pytest.mark.usefixtures("cluster")
