@@ -28,7 +28,7 @@ TASK_ROWS = {
     "the base alone": "the base alone",
     "GNMax on a base": "GNMax on a base",
     "subsample-and-aggregate on a base": "subsample-and-aggregate on a base",
-    "InvisibleInk, 16": "InvisibleInk, 16 references",
+    "InvisibleInk": "InvisibleInk, 16 references",
     "public model": "public model",
 }
 """The rows of `tasks`, by the beginnings of the sets' names."""
@@ -591,6 +591,8 @@ def tasks() -> str:
         for corpus in ("demo", "commits", "speeches")
         for epsilon in ("8", "2")
     }
+    cells["dialogues, 8"] = record("task-dialogues-8").figures
+    cells["dialogues of 4 labels, 8"] = record("task-dialogues-4-8").figures
     lines = [[said, *(_accuracy(cell["rows"], name) for cell in cells.values())] for name, said in TASK_ROWS.items()]
     lines.append(["the most frequent class", *(f"{100 * cell['majority']:.1f}" for cell in cells.values())])
     return table(["trained on", *cells], lines)
@@ -610,6 +612,14 @@ def task_more() -> str:
     """Returns the points that all texts of DP-SGD's model gain over its first 160, on the demo at epsilon 8."""
     (row,) = (row for row in record("task-demo-8").figures["rows"] if row["name"] == "all of its texts")
     return f"{100 * row['over_first']['logistic regression']['mean']:.0f}"
+
+
+def task_mauve() -> str:
+    """Lists how like the held-out dialogues the texts of four sets are."""
+    of = {row["name"]: row["mauve"] for row in record("task-dialogues-8").figures["rows"]}
+    named = ("DP-SGD", "individual budgets on a base", "the base alone", "public model")
+    *most, last = (f"{of[name]:.2f}" for name in named)
+    return f"{', '.join(most)} and {last}"
 
 
 # Structures and the ledger
@@ -677,7 +687,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
             base_contexts,
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
             *(schema_ms, first_token_ratios, schemas_kept, verified, charged, neighbours),
-            *(text_parts, references, part_gains, published, tasks, task_more),
+            *(text_parts, references, part_gains, published, tasks, task_more, task_mauve),
         )
     },
     **{
