@@ -256,21 +256,27 @@ def _ports(configuration: Configuration) -> Iterator[Endpoint]:
     """Yields the ports that the service will open on this machine: none if Serve has opened them already.
 
     Raises:
-        ConfigurationError: Serve listens elsewhere, for other applications.
+        ConfigurationError: the cluster serves privmix already, or its Serve listens elsewhere for other applications.
     """
-    http, this = configuration.http, ray.get_runtime_context().get_node_id()
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client and (client.http_config.host, client.http_config.port) == (http.host, http.port):
-        return
-    if client:  # it would ignore the options of a second start
-        if others := serve.status().applications:
+    http = configuration.http
+    if client := _get_global_client(raise_if_no_controller_running=False):
+        started = client.http_config
+        running = [name for name, each in serve.status().applications.items() if each.status != "DELETING"]
+        if APPLICATION in running:  # a second deployment would replace the route of the first
             raise ConfigurationError(
-                f"http.port: Ray Serve of this cluster listens on {client.http_config.host}:{client.http_config.port} "
-                f"for {', '.join(others)}; set http.host and http.port to these"
+                "namespace: this Ray cluster serves privmix already, and has one HTTP route; add the ensemble to that "
+                "service (privmix ensembles add), stop it, or start another cluster"
             )
-        serve.shutdown()
+        if (started.host, started.port) == (http.host, http.port):
+            return
+        if running:
+            raise ConfigurationError(
+                f"http.port: Ray Serve of this cluster listens on {started.host}:{started.port} for "
+                f"{', '.join(running)}; set http.host and http.port to these"
+            )
+        serve.shutdown()  # a second start would ignore its options
     head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
-    if this != head:
+    if ray.get_runtime_context().get_node_id() != head:
         return
     yield "http.port", http.host, http.port
     if http.administration_port is not None:

@@ -202,6 +202,23 @@ class Other:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_second_service_of_a_cluster_leaves_the_first_ones_route(
+    spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ray cluster has one route: its clients would reach the corpus of the second."""
+    monkeypatch.setattr("privmix.cluster.launch.start_actors", lambda *_, **__: {})
+    configuration = load(tmp_path, spoilable)
+    serve.shutdown()
+    serve.start(http_options=HTTPOptions(host="127.0.0.1", port=configuration.http.port))
+    first = serve.run(Other.bind(), name=APPLICATION)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="this Ray cluster serves privmix already"):
+        launch(configuration)
+    assert serve.status().applications[APPLICATION].status == "RUNNING"
+    assert first.remote().result() == "other"
+    serve.delete(APPLICATION)
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_service_listens_where_its_configuration_says(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
