@@ -30,13 +30,14 @@ from privmix.cluster.checks import (
 from privmix.cluster.configuration import Configuration
 from privmix.cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
 from privmix.cluster.named_actors import CLOSING_S, all_or_none, call, kill
-from privmix.cluster.ports import Endpoint, claimed
+from privmix.cluster.ports import Endpoint, cannot_listen, claimed
 from privmix.services.alerts import actor as alerts
 from privmix.services.alerts.actor import ServiceActors
 from privmix.services.batches import actor as batches
 from privmix.services.coordinator.coordinator import Coordinator
 from privmix.services.ensembles import actor as ensembles
 from privmix.services.ensembles.records import EnsembleList, ServedEnsemble
+from privmix.services.foundation.actors import HEAD
 from privmix.services.foundation.errors import ConfigurationError, WorkError
 from privmix.services.gateway.deployment import Gateway
 from privmix.services.keys import actor as keys
@@ -253,34 +254,47 @@ def _start_alerts(configuration: Configuration, keep: bool) -> None:
 
 
 def _ports(configuration: Configuration) -> Iterator[Endpoint]:
-    """Yields the ports that the service will open on this machine: none if Serve has opened them already.
+    """Yields the ports that the service will open on this machine.
+
+    Raises:
+        ConfigurationError: see `_serve_listens`.
+    """
+    if _serve_listens(configuration):
+        return
+    head = next(node["NodeID"] for node in ray.nodes() if HEAD.keys() <= node["Resources"].keys())
+    if ray.get_runtime_context().get_node_id() != head:
+        return
+    http = configuration.http
+    yield "http.port", http.host, http.port
+    if http.administration_port is not None:
+        yield "http.administration_port", http.administration_host, http.administration_port
+
+
+def _serve_listens(configuration: Configuration) -> bool:
+    """Returns whether Serve of this cluster has the port. Stops one that listens elsewhere for nothing.
 
     Raises:
         ConfigurationError: the cluster serves privmix already, or its Serve listens elsewhere for other applications.
     """
-    http = configuration.http
-    if client := _get_global_client(raise_if_no_controller_running=False):
-        started = client.http_config
-        running = [name for name, each in serve.status().applications.items() if each.status != "DELETING"]
-        if APPLICATION in running:  # a second deployment would replace the route of the first
-            raise ConfigurationError(
-                "namespace: this Ray cluster serves privmix already, and has one HTTP route; add the ensemble to that "
-                "service (privmix ensembles add), stop it, or start another cluster"
-            )
-        if (started.host, started.port) == (http.host, http.port):
-            return
-        if running:
-            raise ConfigurationError(
-                f"http.port: Ray Serve of this cluster listens on {started.host}:{started.port} for "
-                f"{', '.join(running)}; set http.host and http.port to these"
-            )
-        serve.shutdown()  # a second start would ignore its options
-    head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
-    if ray.get_runtime_context().get_node_id() != head:
-        return
-    yield "http.port", http.host, http.port
-    if http.administration_port is not None:
-        yield "http.administration_port", http.administration_host, http.administration_port
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return False
+    http, started = configuration.http, client.http_config
+    running = [name for name, each in serve.status().applications.items() if each.status != "DELETING"]
+    if APPLICATION in running:  # a second deployment would replace the route of the first
+        raise ConfigurationError(
+            "namespace: this Ray cluster serves privmix already, and has one HTTP route; add the ensemble to that "
+            "service (privmix ensembles add), stop it, or start another cluster"
+        )
+    if (started.host, started.port) == (http.host, http.port):
+        return True
+    if running:
+        raise ConfigurationError(
+            f"http.port: Ray Serve of this cluster listens on {started.host}:{started.port} for "
+            f"{', '.join(running)}; set http.host and http.port to these"
+        )
+    serve.shutdown()  # a second start would ignore its options
+    return False
 
 
 def _listen(configuration: Configuration) -> None:
@@ -294,6 +308,4 @@ def _listen(configuration: Configuration) -> None:
     try:
         serve.start(http_options=options, logging_config=LoggingConfig(encoding="JSON"))
     except RayTaskError as error:  # its cause is the error of the HTTP proxy
-        raise ConfigurationError(
-            f"http.port: cannot listen on {http.host}:{http.port} ({error.cause}); free the port or choose another"
-        ) from error
+        raise cannot_listen(("http.port", http.host, http.port), error.cause) from error

@@ -23,14 +23,18 @@ def claimed(endpoints: Iterable[Endpoint]) -> Iterator[None]:
         ConfigurationError: another program has a port, or it cannot be opened.
     """
     with ExitStack() as held:
-        for field, host, port in endpoints:
+        for endpoint in endpoints:
+            _, host, port = endpoint
             try:
                 held.enter_context(_claim(host, port))
             except OSError as error:
-                raise ConfigurationError(
-                    f"{field}: cannot listen on {host}:{port} ({error}); free the port or choose another"
-                ) from error
+                raise cannot_listen(endpoint, error) from error
         yield
+
+
+def cannot_listen(endpoint: Endpoint, cause: BaseException) -> ConfigurationError:
+    field, host, port = endpoint
+    return ConfigurationError(f"{field}: cannot listen on {host}:{port} ({cause}); free the port or choose another")
 
 
 def _claim(host: str, port: int) -> socket.socket:

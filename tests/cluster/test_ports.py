@@ -1,7 +1,6 @@
 """Claim: a service that starts claims its ports against other services, not against what it opens itself."""
 
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -14,8 +13,8 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    yield free_port()
+def port() -> int:
+    return free_port()
 
 
 def listening(port: int) -> socket.socket:
