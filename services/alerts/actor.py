@@ -21,6 +21,7 @@ from privmix.services.ensembles.actor import Ensembles
 from privmix.services.ensembles.records import ServedEnsemble
 from privmix.services.foundation.actors import HEAD, find_actor, remote
 from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.foundation.retrying import periodically
 from privmix.services.keys.actor import Keys
 from privmix.services.requests.errors import ApiError
 from privmix.services.requests.keys import KeyService
@@ -76,14 +77,7 @@ class Alerts:
         return self._settings
 
     async def _watch(self) -> None:
-        while True:
-            try:
-                await self._check()
-            except KeysUnavailable as error:
-                logger.warning("%s", error)
-            except Exception as error:  # A failed check must not prevent the next one.
-                logger.error("the service could not be checked: %s", type(error).__name__)
-            await asyncio.sleep(self._settings.interval_s)
+        await periodically(self._check, self._settings.interval_s, "the service could not be checked")
 
     async def _check(self) -> None:
         await self._update_watches()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import httpx
 from pydantic import SecretStr
@@ -20,7 +20,7 @@ from privmix.services.alerts.outbox import Outbox, Undelivered
 from privmix.services.alerts.settings import key_of
 from privmix.services.database.clock import now
 from privmix.services.foundation.errors import KeysUnavailable
-from privmix.services.foundation.retrying import pauses, repeated
+from privmix.services.foundation.retrying import pauses, periodically, repeated
 
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0
@@ -103,6 +103,10 @@ class Webhook:
 
     async def deliver(self) -> None:
         """Delivers alerts until it is cancelled."""
+        await periodically(self._deliver, FIRST_RETRY_S, f"alerts for {self._host} could not be delivered")
+
+    async def _deliver(self) -> NoReturn:
+        self._refused.clear()  # no `_retry` runs now
         async with httpx.AsyncClient() as client, asyncio.TaskGroup() as retries:
             while True:
                 self._has_alerts.clear()

@@ -21,7 +21,7 @@ from privmix.services.batches.store import BatchStore, OpenBatch
 from privmix.services.database.deadline import in_time
 from privmix.services.database.service import ServiceDatabase
 from privmix.services.foundation.actors import HEAD, forwarded
-from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.foundation.retrying import periodically
 from privmix.services.keys.fair_queue import background_capacity
 
 if TYPE_CHECKING:
@@ -69,7 +69,14 @@ class Batches:
         self._runner: Runner | None = None
         self._lapse: asyncio.TimerHandle | None = None
         self._loading = asyncio.Lock()
-        self._tasks = {asyncio.get_running_loop().create_task(self._watch())}
+        self._tasks: set[asyncio.Task[None]] = {
+            asyncio.get_running_loop().create_task(periodically(work, pause_s, failure))
+            for work, pause_s, failure in (
+                (self._continue_open, LEASE_RENEWAL_S, "open batches could not be continued"),
+                (self._purge, PURGE_S, "expired files and batches could not be deleted"),
+                (self._sweep, SWEEP_S, "files without an owner could not be deleted"),
+            )
+        }
 
     async def ready(self) -> None:
         """Returns when the database and the place of the files are open."""
@@ -195,25 +202,21 @@ class Batches:
         if self._runner is not None:
             self._runner.abandon()
 
-    async def _watch(self) -> None:
-        """Runs the open batches while this deployment has the lease, and deletes expired files and batches."""
-        purged, swept = -PURGE_S, -SWEEP_S
-        while True:
-            try:
-                if await self._may_run():
-                    for open_batch in await self._do(BatchStore.open_batches):
-                        if open_batch.batch.status == "cancelling" and self._runner is not None:
-                            self._runner.cancel(open_batch.batch.id)  # another deployment cancelled it
-                        self._begin(open_batch)
-                if time.monotonic() - purged >= PURGE_S:
-                    await self._do(lambda store: store.purge(int(time.time()), self._settings.retention_s))
-                    purged = time.monotonic()
-                if time.monotonic() - swept >= SWEEP_S:
-                    await self._do(BatchStore.sweep)
-                    swept = time.monotonic()
-            except KeysUnavailable as error:
-                logger.warning("%s", error)
-            await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)
+    async def _continue_open(self) -> None:
+        """Runs the open batches if this deployment has the lease."""
+        await self._route_serves.wait()
+        if not await self._may_run():
+            return
+        for open_batch in await self._do(BatchStore.open_batches):
+            if open_batch.batch.status == "cancelling" and self._runner is not None:
+                self._runner.cancel(open_batch.batch.id)  # another deployment cancelled it
+            self._begin(open_batch)
+
+    async def _purge(self) -> None:
+        await self._do(lambda store: store.purge(int(time.time()), self._settings.retention_s))
+
+    async def _sweep(self) -> None:
+        await self._do(BatchStore.sweep)
 
 
 BatchesActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=0, max_concurrency=256)(Batches)

@@ -15,7 +15,7 @@ from privmix.services.batches.settings import BatchSettings
 from privmix.services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from privmix.services.coordinator.messages import Generation
 from privmix.services.foundation.errors import KeysUnavailable, NotStored
-from privmix.services.foundation.retrying import pauses, repeated
+from privmix.services.foundation.retrying import pauses, periodically, repeated
 from privmix.services.requests.admission import Admission, complete_answer
 from privmix.services.requests.errors import ApiError, invalid, unexpected
 from privmix.services.requests.keys import KeyService
@@ -116,9 +116,9 @@ class Runner:
         """Keeps the channels to the coordinators open and sends heartbeats to the keys actor."""
         async with self._models.running():
             self._serving.set()
-            while True:
-                await asyncio.sleep(HEARTBEAT_S)
-                await self._keys.heartbeat(self._models.take_update())
+            await periodically(
+                lambda: self._keys.heartbeat(self._models.take_update()), HEARTBEAT_S, "no heartbeat was sent"
+            )
 
     def start(self, open_batch: OpenBatch) -> None:
         """Starts or continues a batch unless it already runs."""

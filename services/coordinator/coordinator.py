@@ -31,7 +31,7 @@ from privmix.services.coordinator.text import Detokenizer
 from privmix.services.fleet.fleet import NAME as FLEET
 from privmix.services.fleet.shard_map import ShardMap
 from privmix.services.foundation import tracing
-from privmix.services.foundation.errors import CoordinatorStopping, CoordinatorUnavailable, LedgerError, Overloaded
+from privmix.services.foundation.errors import CoordinatorStopping, CoordinatorUnavailable, Overloaded, loggable
 from privmix.services.foundation.retrying import pauses, repeated_in_thread
 from privmix.services.privacy.settings import WhenExhausted
 from privmix.services.shards.shard import ShardStatus
@@ -107,12 +107,19 @@ class Coordinator:
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics(settings.namespace)
 
-    async def update_shards(self, shard_map: ShardMap) -> None:
-        """Uses this shard map from the next token on. After it returns, shards outside the map get no requests."""
+    async def update_shards(self, shard_map: ShardMap) -> int:
+        """Uses this shard map from the next token on, unless it has one of a later version.
+
+        After it returns, shards outside the map get no requests.
+
+        Returns:
+            The version of the map that it uses.
+        """
         async with self._between_steps:
             if shard_map.version > self._shard_map.version:
                 self._use(shard_map)
                 await asyncio.to_thread(self._ensemble.prepare)
+            return self._shard_map.version
 
     async def submit(self, channel: str, generations: Sequence[Generation]) -> None:
         """Starts generations whose deltas go to `channel`.
@@ -236,7 +243,7 @@ class Coordinator:
         _forget_caches(self._live.values())
         if self._failing_since is None:
             self._failing_since = time.monotonic()
-            logger.warning("a step failed and is repeated: %s", _safe_message(error))
+            logger.warning("a step failed and is repeated: %s", loggable(error))
             with suppress(ValueError):  # a deployment of one part has no fleet
                 self._actor(self._settings.fleet).check.remote()
         before = time.monotonic() - self._settings.recovery_s
@@ -257,7 +264,7 @@ class Coordinator:
                     self._fail([live], sequence_error)
 
     def _fail(self, batch: list[LiveSequence], error: Exception, retry_after: float | None = None) -> None:
-        logger.error("%d sequences failed: %s", len(batch), _safe_message(error))
+        logger.error("%d sequences failed: %s", len(batch), loggable(error))
         self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 
     async def _step(self, batch: list[LiveSequence]) -> None:
@@ -443,12 +450,6 @@ CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator
 def _forget_caches(sequences: Iterable[LiveSequence]) -> None:
     for live in sequences:
         live.forget_cache()
-
-
-def _safe_message(error: Exception) -> str:
-    """Returns a message without private data: a foreign error's text may contain probabilities, so only its type."""
-    cause = getattr(error, "cause", error)
-    return str(cause) if isinstance(cause, CoordinatorUnavailable | LedgerError) else type(cause).__name__
 
 
 class StepTimes:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -22,6 +22,7 @@ from privmix.services.fleet.shard_map import PartGroup, ShardMap
 from privmix.services.fleet.size import FleetSize
 from privmix.services.foundation.actors import HEAD
 from privmix.services.foundation.errors import FleetError, KeysUnavailable
+from privmix.services.foundation.retrying import periodically
 from privmix.services.privacy.events import Accountant
 from privmix.services.privacy.protocol import Protocol
 from privmix.services.privacy.settings import Settings
@@ -100,6 +101,7 @@ class Fleet:
         if self._restarted:
             shards = self._count_living()
         self._shard_map = self._shard_map_of(shards)
+        self._published = not self._restarted  # a scaling that nobody repeats may have started or ended shards
         self._replicas: int | None = None
         self._metrics = FleetMetrics(settings.namespace)
         # After a restart, shards that hung before it are replaced too, but shards that are still starting are not.
@@ -260,12 +262,17 @@ class Fleet:
 
     async def _watch(self) -> None:
         """Checks the shards periodically and, with `grow`, starts the next part group when the cluster has room."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            if not self._changing.locked():
-                await self.check()
-            if self._settings.grow and not self._changing.locked() and self._has_room():
-                await self._try_to_scale(len(self._shard_map.groups) + 1)
+        await asyncio.sleep(WATCH_S)
+        await periodically(self._tend, WATCH_S, "the shards could not be checked")
+
+    async def _tend(self) -> None:
+        if not self._changing.locked():
+            shards = await self.check()
+            if not self._published and all(shard.answers for shard in shards):
+                async with self._changing:
+                    await self._publish()
+        if self._settings.grow and not self._changing.locked() and self._has_room():
+            await self._try_to_scale(len(self._shard_map.groups) + 1)
 
     def _has_room(self) -> bool:
         """Returns whether the cluster has the free resources that the next part group reserves."""
@@ -283,7 +290,17 @@ class Fleet:
             logger.warning("%s", error)
 
     async def _publish(self) -> None:
-        """Sends the shard map to every living coordinator. A coordinator that starts later asks for it."""
+        """Gives every living coordinator the shard map. A coordinator that starts later asks for it.
+
+        A version is a time, so after a clock was put back coordinators take a new map for an old one: then it gets a
+        version above theirs.
+        """
+        while later := [version for version in await self._send_shard_map() if version > self._shard_map.version]:
+            self._shard_map = replace(self._shard_map, version=max(later) + 1)
+        self._published = True
+
+    async def _send_shard_map(self) -> list[int]:
+        """Sends the shard map to every living coordinator, and returns the versions that they use now."""
         living = [actor for name in self._settings.coordinators if (actor := self._find(name))]
         results = await asyncio.gather(
             *(actor.update_shards.remote(self._shard_map) for actor in living), return_exceptions=True
@@ -291,6 +308,7 @@ class Fleet:
         for error in results:
             if isinstance(error, BaseException):
                 logger.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
+        return [result for result in results if not isinstance(result, BaseException)]
 
     def _stop_groups(self, groups: Sequence[int]) -> None:
         for plan in (self._settings.plans[index] for index in groups):

@@ -241,3 +241,10 @@ class BudgetEndedError(GenerationError):
 
 class StreamBrokenError(GenerationError):
     """A stream broke off after a part of the text was delivered. The rest can be requested."""
+
+
+def loggable(error: Exception) -> str:
+    """Returns what a log may say of an error: of a foreign one its type, because its text may be private."""
+    cause = getattr(error, "cause", error)
+    ours = isinstance(cause, CoordinatorUnavailable | KeysUnavailable | LedgerError)
+    return str(cause) if ours else type(cause).__name__

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from privmix.services.batches.settings import BatchSettings
+from privmix.services.foundation.retrying import periodically
 from privmix.services.gateway import batches
 from privmix.services.gateway.access_log import REQUEST_ID, AccessLog
 from privmix.services.gateway.administration import BODIES as ADMINISTRATION_BODIES
@@ -170,6 +171,4 @@ def _app(
 
 async def _send_heartbeats(models: Models, keys: KeyService) -> None:
     """Reports this gateway's traffic to the keys actor periodically, which also shows that the gateway is alive."""
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        await keys.heartbeat(models.take_update())
+    await periodically(lambda: keys.heartbeat(models.take_update()), HEARTBEAT_S, "no heartbeat was sent")

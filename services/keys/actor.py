@@ -14,6 +14,7 @@ from privmix.services.database.clock import now
 from privmix.services.database.service import ServiceDatabase
 from privmix.services.foundation.actors import HEAD
 from privmix.services.foundation.errors import KeysUnavailable
+from privmix.services.foundation.retrying import periodically
 from privmix.services.keys.grouping import GroupedTransactions
 from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.services.keys.metrics import ShareMetrics
@@ -202,17 +203,19 @@ class Keys:
 
     async def _watch(self) -> None:
         """Settles the requests of gateways that are gone, and updates the metrics of the shares."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            with suppress(KeysUnavailable):
-                self._metrics.update(await self.accounts(WATCH_S))
-            now_s = time.monotonic()
-            # Requests of a gateway that is not known, such as those that a previous actor admitted.
-            self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats
-            gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
-            await self._open.settle_lost(gone)
-            for gateway in gone:
-                del self._heartbeats[gateway]
+        await asyncio.sleep(WATCH_S)
+        await periodically(self._tend, WATCH_S, "the requests of lost gateways could not be settled")
+
+    async def _tend(self) -> None:
+        with suppress(KeysUnavailable):
+            self._metrics.update(await self.accounts(WATCH_S))
+        now_s = time.monotonic()
+        # Requests of a gateway that is not known, such as those that a previous actor admitted.
+        self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats
+        gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
+        await self._open.settle_lost(gone)
+        for gateway in gone:
+            del self._heartbeats[gateway]
 
 
 def _identity(key: Key) -> Identity | InvalidKey:

@@ -19,6 +19,7 @@ from privmix.services.coordinator.text import Detokenizer, partial_length
 from privmix.services.ensembles.actor import Ensembles
 from privmix.services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from privmix.services.foundation.actors import find_actor, remote
+from privmix.services.foundation.retrying import periodically
 from privmix.services.foundation.turns import Turns
 from privmix.services.keys.messages import TrafficUpdate
 from privmix.services.requests.conversation import ChatWriter, TemplateMessage
@@ -374,13 +375,13 @@ class Models:
         )
 
     async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            current, *_ = await asyncio.gather(self._heartbeat(), *map(_look_at_budget, self._cohort_members()))
-            if current is None or current.version == self._version:
-                continue
-            if await self.serve(current.entries):
-                self._version = current.version
+        await asyncio.sleep(LOOK_S)
+        await periodically(self._look, LOOK_S, "the list of ensembles could not be followed")
+
+    async def _look(self) -> None:
+        current, *_ = await asyncio.gather(self._heartbeat(), *map(_look_at_budget, self._cohort_members()))
+        if current is not None and current.version != self._version and await self.serve(current.entries):
+            self._version = current.version
 
     def _cohort_members(self) -> list[ServedModel]:
         return [served for served in self.all if served.ensemble.cohort is not None]

@@ -14,6 +14,7 @@ from privmix.services.batches.actor import Batches
 from privmix.services.batches.records import Batch, BatchRequest
 from privmix.services.batches.runner import RunningBatch
 from privmix.services.batches.settings import BatchSettings
+from privmix.services.batches.store import BatchStore, OpenBatch
 from privmix.services.database import deadline
 from privmix.services.foundation.errors import BatchesError, KeysUnavailable
 from privmix.services.requests.settings import RequestSettings
@@ -109,6 +110,23 @@ async def test_a_line_whose_lease_ended_is_cancelled(tmp_path: Path, monkeypatch
     assert (await batches.batch("alice", batch.id)).status == "in_progress", "it belongs to the other deployment"
     monkeypatch.undo()
     assert await running_job(batches, batch) is not job, "with the lease, it continues"
+
+
+async def test_an_error_that_nobody_foresaw_stops_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to end the loop that continues open batches, until the actor was restarted."""
+    monkeypatch.setattr(actor, "LEASE_RENEWAL_S", 0.1)
+    batch = await begin(start(tmp_path / "keys.db"))
+    failures = iter((ValueError("a row of a later version"),))
+
+    def open_batches(store: BatchStore) -> list[OpenBatch]:
+        for failure in failures:
+            raise failure
+        return unpatched(store)
+
+    unpatched = BatchStore.open_batches
+    monkeypatch.setattr(BatchStore, "open_batches", open_batches)
+    assert await running_job(start(tmp_path / "keys.db"), batch), "in a later round of the restarted actor"
+    assert next(failures, None) is None
 
 
 async def test_a_line_ends_with_its_lease_while_the_database_hangs(

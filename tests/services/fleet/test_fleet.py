@@ -167,6 +167,39 @@ def test_a_restarted_fleet_recovers_its_shards(running: Running) -> None:
         )
 
 
+@pytest.mark.slow
+def test_coordinators_follow_a_fleet_whose_clock_was_put_back(running: Running) -> None:
+    """A coordinator keeps the later of two maps, so the fleet gives its map a version above the coordinator's."""
+    ray.get(running.fleet.scale.remote(2))
+    coordinator = CoordinatorActor.options(name="coordinator", namespace=running.namespace, num_cpus=0).remote(
+        running.coordinator
+    )
+
+    def serves(parts: int) -> bool:
+        before, line = running.charged(), f"line-{time.monotonic_ns()}"
+        events = coordinator.events.remote(line)
+        ray.get(coordinator.submit.remote(line, [Generation(line, PROMPT, SamplingOptions(top_k=100), 1)]))
+        assert ray.get(next(events))[-1].finish_reason is not None
+        return {event.parts for event in running.charged() - before} == {parts}
+
+    two = ray.get(running.fleet.shard_map.remote())
+    ahead = replace(two, version=two.version + 10**18)
+    assert ray.get(coordinator.update_shards.remote(ahead)) == ahead.version
+    three = ray.get(running.fleet.scale.remote(3))
+    assert three.version > ahead.version
+    assert serves(3)
+
+    one = ray.get(running.fleet.scale.remote(1))
+    lost = replace(two, version=one.version + 10**18)
+    ray.get(coordinator.update_shards.remote(lost))
+    ray.kill(running.fleet, no_restart=False)
+    while ray.get(running.fleet.shard_map.remote()).version <= lost.version:
+        time.sleep(0.1)  # until the restarted fleet has published its map, which nobody asked for
+    assert serves(1)
+    ray.get(coordinator.close.remote())
+    ray.kill(coordinator)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_copy_replaces_a_hung_copy_and_no_part_counts_twice(copied: Running) -> None:
