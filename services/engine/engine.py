@@ -81,6 +81,10 @@ class EngineSettings:
             if name in self.adapters:
                 raise ValueError(f"adapters: the name {name!r} is reserved; rename that adapter")
 
+    def missing_adapter(self) -> str | None:
+        """Returns the name of an adapter whose directory does not exist; None if all exist."""
+        return next((name for name, path in self.adapters.items() if not path.is_dir()), None)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:

@@ -322,7 +322,7 @@ class Fleet:
         parts = tuple(self._plan_of(name).part_numbers)
         actor = self._find(name)
         if actor is None:
-            return ShardHealth(name, parts, False, None, "its actor does not exist")
+            return ShardHealth(name, parts, False, None, await self._why_absent(name, "its actor does not exist"))
         try:
             async with asyncio.timeout(PROBE_S):
                 status: ShardStatus = await actor.status.remote()
@@ -330,10 +330,21 @@ class Fleet:
             return ShardHealth(name, parts, False, None, f"it does not answer within {PROBE_S:g} s")
         except RayError as error:
             self._answered.pop(name, None)
-            return ShardHealth(name, parts, False, None, f"its process is gone ({type(error).__name__})")
+            seen = f"its process is gone ({type(error).__name__})"
+            return ShardHealth(name, parts, False, None, await self._why_absent(name, seen))
         self._answered[name] = time.monotonic()
         trouble = status.trouble(self._settings.stalled_s)
         return ShardHealth(name, parts, trouble is None, status.resident_bytes, trouble)
+
+    async def _why_absent(self, name: str, seen: str) -> str:
+        """Returns what was seen of a shard, or why it cannot start: a training removes adapters that it replaces."""
+        gone = await asyncio.to_thread(self._plan_of(name).engine.missing_adapter)
+        if gone is None:
+            return seen
+        return (
+            f"its adapter {gone} is gone: the ensemble was trained again, or moved, since this service started; start "
+            "the service again"
+        )
 
     def _must_be_replaced(self, shard: ShardHealth) -> bool:
         """Returns whether the shard does not recover by itself. A shard that has never answered is still starting."""
@@ -350,7 +361,7 @@ class Fleet:
         return actor is not None and actors(actor._actor_id.hex())["State"] == "ALIVE"
 
     def _replace(self, shard: ShardHealth) -> None:
-        logger.error("%s is replaced: %s", shard.name, shard.trouble)
+        logger.error("%s is started again: %s", shard.name, shard.trouble)
         self._answered.pop(shard.name, None)
         actor = self._find(shard.name)
         if actor is not None:

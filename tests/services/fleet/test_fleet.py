@@ -200,6 +200,24 @@ def test_coordinators_follow_a_fleet_whose_clock_was_put_back(running: Running) 
     ray.kill(coordinator)
 
 
+@pytest.mark.slow
+def test_a_shard_whose_adapter_is_gone_says_what_to_do(running: Running, adapters: dict[str, Path]) -> None:
+    """A training removes the adapters that it replaces, also those that a service would start again with."""
+
+    def until(answers: bool) -> str | None:
+        while (shard := ray.get(running.fleet.status.remote())["shards"][0])["answers"] != answers:
+            time.sleep(0.2)
+        return shard["trouble"]
+
+    ray.get(running.fleet.scale.remote(1))
+    directory = adapters["part-000"]
+    moved = directory.rename(directory.with_name("moved"))
+    ray.kill(ray.get_actor("shard-000", running.namespace))
+    assert "its adapter part-000 is gone: the ensemble was trained again" in (until(answers=False) or "")
+    moved.rename(directory)
+    assert until(answers=True) is None
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_copy_replaces_a_hung_copy_and_no_part_counts_twice(copied: Running) -> None:
