@@ -61,7 +61,12 @@ class NoisePool:
                 if missing <= 0:
                     self._refilling = False
                     return
-            drawn = self._draw(missing)
+            try:
+                drawn = self._draw(missing)
+            except BaseException:
+                with self._lock:
+                    self._refilling = False  # so that the next request begins another refill
+                raise
             with self._lock:
                 self._ready = np.concatenate([self._ready, drawn])
 

@@ -45,6 +45,26 @@ def test_a_request_draws_no_noise_itself() -> None:
         wait_for_refills()
 
 
+def test_a_refill_that_fails_is_not_the_last() -> None:
+    """Otherwise every later request would draw its own noise, and its time would tell of it."""
+    recorder, failures = Recorder(), [MemoryError()]
+
+    def draw(count: int) -> Integers:
+        if threading.get_ident() != requesting and failures:
+            raise failures.pop()
+        return recorder(count)
+
+    requesting = threading.get_ident()
+    pool = NoisePool(draw)
+    for _ in range(2):
+        pool.take(100)
+        wait_for_refills()
+    assert not failures
+    recorder.threads.clear()
+    pool.take(100)
+    assert requesting not in recorder.threads
+
+
 def test_no_noise_is_used_twice() -> None:
     pool = NoisePool(Recorder())
     with ThreadPoolExecutor(8) as clients:
