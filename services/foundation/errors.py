@@ -245,6 +245,6 @@ class StreamBrokenError(GenerationError):
 
 def loggable(error: Exception) -> str:
     """Returns what a log may say of an error: of a foreign one its type, because its text may be private."""
-    cause = getattr(error, "cause", error)
+    cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
     ours = isinstance(cause, CoordinatorUnavailable | KeysUnavailable | LedgerError)
     return str(cause) if ours else type(cause).__name__
