@@ -591,8 +591,9 @@ def tasks() -> str:
         for corpus in ("demo", "commits", "speeches")
         for epsilon in ("8", "2")
     }
-    cells["dialogues, 8"] = record("task-dialogues-8").figures
-    cells["dialogues of 4 labels, 8"] = record("task-dialogues-4-8").figures
+    for epsilon in ("8", "2"):
+        cells[f"dialogues, {epsilon}"] = record(f"task-dialogues-{epsilon}").figures
+        cells[f"dialogues of 4 labels, {epsilon}"] = record(f"task-dialogues-4-{epsilon}").figures
     lines = [[said, *(_accuracy(cell["rows"], name) for cell in cells.values())] for name, said in TASK_ROWS.items()]
     lines.append(["the most frequent class", *(f"{100 * cell['majority']:.1f}" for cell in cells.values())])
     return table(["trained on", *cells], lines)
