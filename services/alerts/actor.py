@@ -21,7 +21,7 @@ from privmix.services.ensembles.actor import Ensembles
 from privmix.services.ensembles.records import ServedEnsemble
 from privmix.services.foundation.actors import HEAD, find_actor, remote
 from privmix.services.foundation.errors import KeysUnavailable
-from privmix.services.foundation.retrying import periodically
+from privmix.services.foundation.periodic import periodically
 from privmix.services.keys.actor import Keys
 from privmix.services.requests.errors import ApiError
 from privmix.services.requests.keys import KeyService

@@ -20,7 +20,8 @@ from privmix.services.alerts.outbox import Outbox, Undelivered
 from privmix.services.alerts.settings import key_of
 from privmix.services.database.clock import now
 from privmix.services.foundation.errors import KeysUnavailable
-from privmix.services.foundation.retrying import pauses, periodically, repeated
+from privmix.services.foundation.periodic import periodically
+from privmix.services.foundation.retrying import pauses, repeated
 
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0

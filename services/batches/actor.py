@@ -21,7 +21,7 @@ from privmix.services.batches.store import BatchStore, OpenBatch
 from privmix.services.database.deadline import in_time
 from privmix.services.database.service import ServiceDatabase
 from privmix.services.foundation.actors import HEAD, forwarded
-from privmix.services.foundation.retrying import periodically
+from privmix.services.foundation.periodic import periodically
 from privmix.services.keys.fair_queue import background_capacity
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from privmix.services.batches.settings import BatchSettings
 from privmix.services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from privmix.services.coordinator.messages import Generation
 from privmix.services.foundation.errors import KeysUnavailable, NotStored
-from privmix.services.foundation.retrying import pauses, periodically, repeated
+from privmix.services.foundation.periodic import periodically
+from privmix.services.foundation.retrying import pauses, repeated
 from privmix.services.requests.admission import Admission, complete_answer
 from privmix.services.requests.errors import ApiError, invalid, unexpected
 from privmix.services.requests.keys import KeyService

@@ -22,7 +22,7 @@ from privmix.services.fleet.shard_map import PartGroup, ShardMap
 from privmix.services.fleet.size import FleetSize
 from privmix.services.foundation.actors import HEAD
 from privmix.services.foundation.errors import FleetError, KeysUnavailable
-from privmix.services.foundation.retrying import periodically
+from privmix.services.foundation.periodic import periodically
 from privmix.services.privacy.events import Accountant
 from privmix.services.privacy.protocol import Protocol
 from privmix.services.privacy.settings import Settings

@@ -1,24 +1,19 @@
-"""Repeats work that fails for a while, and work without an end.
+"""Repeats work that fails for a while.
 
     batch = await repeated(lambda: asyncio.to_thread(read), KeysUnavailable, pauses(1.0, 60.0))
 
-`repeated` follows only errors of the named kinds by another attempt.
+Only errors of the named kinds are followed by another attempt.
 """
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import NoReturn, TypeVar
-
-from privmix.services.foundation.errors import loggable
+from typing import TypeVar
 
 T = TypeVar("T")
 Kinds = type[Exception] | tuple[type[Exception], ...]
 Log = Callable[[Exception], object]
-
-logger = logging.getLogger(__name__)
 
 
 def pauses(first_s: float, longest_s: float | None = None) -> Iterator[float]:
@@ -69,20 +64,6 @@ def repeated_in_thread(
         except kinds as error:
             wait_s = _wait_after(error, deadline, waits, log)
         time.sleep(wait_s)
-
-
-async def periodically(work: Callable[[], Awaitable[object]], pause_s: float, failure: str) -> NoReturn:
-    """Does `work` and pauses, until its task is cancelled. An error ends one round: nothing else would start the next.
-
-    Args:
-        failure: says in the log what could not be done.
-    """
-    while True:
-        try:
-            await work()
-        except Exception as error:
-            logger.error("%s: %s", failure, loggable(error))
-        await asyncio.sleep(pause_s)
 
 
 def _wait_after(error: Exception, deadline: float, waits: Iterator[float], log: Log) -> float:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from privmix.services.batches.settings import BatchSettings
-from privmix.services.foundation.retrying import periodically
+from privmix.services.foundation.periodic import periodically
 from privmix.services.gateway import batches
 from privmix.services.gateway.access_log import REQUEST_ID, AccessLog
 from privmix.services.gateway.administration import BODIES as ADMINISTRATION_BODIES

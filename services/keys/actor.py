@@ -14,7 +14,7 @@ from privmix.services.database.clock import now
 from privmix.services.database.service import ServiceDatabase
 from privmix.services.foundation.actors import HEAD
 from privmix.services.foundation.errors import KeysUnavailable
-from privmix.services.foundation.retrying import periodically
+from privmix.services.foundation.periodic import periodically
 from privmix.services.keys.grouping import GroupedTransactions
 from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.services.keys.metrics import ShareMetrics

@@ -19,7 +19,7 @@ from privmix.services.coordinator.text import Detokenizer, partial_length
 from privmix.services.ensembles.actor import Ensembles
 from privmix.services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from privmix.services.foundation.actors import find_actor, remote
-from privmix.services.foundation.retrying import periodically
+from privmix.services.foundation.periodic import periodically
 from privmix.services.foundation.turns import Turns
 from privmix.services.keys.messages import TrafficUpdate
 from privmix.services.requests.conversation import ChatWriter, TemplateMessage

@@ -1,4 +1,4 @@
-"""Claim: work is repeated after the errors that are named alone, with the given pauses, and periodic work after all."""
+"""Claim: work is repeated after the errors that are named, with the pauses that are given, and after no others."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,8 +6,7 @@ from itertools import islice
 
 import pytest
 
-from privmix.services.foundation.errors import LedgerUnavailable
-from privmix.services.foundation.retrying import pauses, periodically, repeated, repeated_in_thread
+from privmix.services.foundation.retrying import pauses, repeated, repeated_in_thread
 
 
 class Failing:
@@ -49,18 +48,3 @@ def test_work_is_repeated_after_these_errors_alone(blocks: bool) -> None:
         run(Failing(ValueError("wrong")), waits)
     with pytest.raises(OSError, match="still away"):
         run(Failing(OSError("still away")), waits, patience_s=-1.0)
-
-
-def test_no_error_ends_periodic_work_and_none_shows_what_is_private(caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        working = asyncio.create_task(periodically(work.awaited, 0.001, "nothing was done"))
-        async with asyncio.timeout(60):
-            while work.calls < 4:
-                await asyncio.sleep(0.001)
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
-
-    work = Failing(ValueError("of a patient"), LedgerUnavailable("the disk is full"))
-    asyncio.run(run())
-    assert caplog.messages == ["nothing was done: ValueError", "nothing was done: the disk is full"]
