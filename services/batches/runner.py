@@ -15,7 +15,6 @@ from privmix.services.batches.settings import BatchSettings
 from privmix.services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
 from privmix.services.coordinator.messages import Generation
 from privmix.services.foundation.errors import KeysUnavailable, NotStored
-from privmix.services.foundation.periodic import periodically
 from privmix.services.foundation.retrying import pauses, repeated
 from privmix.services.requests.admission import Admission, complete_answer
 from privmix.services.requests.errors import ApiError, invalid, unexpected
@@ -29,7 +28,6 @@ MAX_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-HEARTBEAT_S = 1.0
 
 T = TypeVar("T")
 
@@ -117,9 +115,7 @@ class Runner:
         """Keeps the channels to the coordinators open and sends heartbeats to the keys actor."""
         async with self._models.running():
             self._serving.set()
-            await periodically(
-                lambda: self._keys.heartbeat(self._models.take_update()), HEARTBEAT_S, "no heartbeat was sent"
-            )
+            await self._keys.send_heartbeats(self._models.take_update)
 
     def start(self, open_batch: OpenBatch) -> None:
         """Starts or continues a batch unless it already runs."""

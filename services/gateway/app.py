@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from privmix.services.batches.settings import BatchSettings
-from privmix.services.foundation.periodic import periodically
 from privmix.services.gateway import batches
 from privmix.services.gateway.access_log import REQUEST_ID, AccessLog
 from privmix.services.gateway.administration import BODIES as ADMINISTRATION_BODIES
@@ -70,7 +69,6 @@ BODIES = (
     *batches.BODIES,
 )
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
-HEARTBEAT_S = 1.0
 
 
 def build_app(
@@ -125,7 +123,7 @@ def _app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with models.running(), administration() if administration else nullcontext():
-            tasks = [asyncio.create_task(_send_heartbeats(models, keys)), asyncio.create_task(announce())]
+            tasks = [asyncio.create_task(keys.send_heartbeats(models.take_update)), asyncio.create_task(announce())]
             try:
                 yield
             finally:
@@ -167,8 +165,3 @@ def _app(
         app.include_router(AdministrationRoutes(models, keys).router())
     describe(app, BODIES)
     return app
-
-
-async def _send_heartbeats(models: Models, keys: KeyService) -> None:
-    """Reports this gateway's traffic to the keys actor periodically, which also shows that the gateway is alive."""
-    await periodically(lambda: keys.heartbeat(models.take_update()), HEARTBEAT_S, "no heartbeat was sent")

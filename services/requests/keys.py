@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 
 from privmix.services.foundation.actors import find_actor, remote
 from privmix.services.foundation.errors import KeysError
+from privmix.services.foundation.periodic import periodically
 from privmix.services.foundation.retrying import pauses, repeated
 from privmix.services.keys.actor import Keys
 from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
@@ -38,6 +39,7 @@ ANSWER_S = 15.0
 """The time for an answer of the keys actor, which itself gives its database less."""
 
 RETRY_S = 1.0
+HEARTBEAT_S = 1.0
 
 INVALID = (400, 413, 415, 422)
 """The statuses of requests that no later state of the service would accept."""
@@ -194,11 +196,16 @@ class KeyService:
 
         await repeated(settle, ApiError, pauses(RETRY_S))
 
-    async def heartbeat(self, update: TrafficUpdate) -> None:
-        """See `Keys.heartbeat`."""
-        if self._actor is not None:
-            with suppress(ApiError):
-                await self.ask(Keys.heartbeat, self._gateway, update)
+    async def send_heartbeats(self, take_update: Callable[[], TrafficUpdate]) -> None:
+        """Reports this gateway's traffic periodically, which also shows that it is alive (`Keys.heartbeat`)."""
+
+        async def send() -> None:
+            update = take_update()
+            if self._actor is not None:
+                with suppress(ApiError):
+                    await self.ask(Keys.heartbeat, self._gateway, update)
+
+        await periodically(send, HEARTBEAT_S, "no heartbeat was sent")
 
     async def _identity(self, key: str | None) -> Identity:
         # Compares digests of equal length with all keys, so that the duration reveals nothing about them.

@@ -586,14 +586,12 @@ def published() -> str:
 
 def tasks() -> str:
     """Shows the accuracy of logistic regression that is trained on each set, in per cent with its interval."""
+    corpora = {name: name for name in ("demo", "commits", "speeches", "dialogues")}
     cells = {
-        f"{corpus}, {epsilon}": record(f"task-{corpus}-{epsilon}").figures
-        for corpus in ("demo", "commits", "speeches")
+        f"{said}, {epsilon}": record(f"task-{corpus}-{epsilon}").figures
+        for corpus, said in (corpora | {"dialogues-4": "dialogues of 4 labels"}).items()
         for epsilon in ("8", "2")
     }
-    for epsilon in ("8", "2"):
-        cells[f"dialogues, {epsilon}"] = record(f"task-dialogues-{epsilon}").figures
-        cells[f"dialogues of 4 labels, {epsilon}"] = record(f"task-dialogues-4-{epsilon}").figures
     lines = [[said, *(_accuracy(cell["rows"], name) for cell in cells.values())] for name, said in TASK_ROWS.items()]
     lines.append(["the most frequent class", *(f"{100 * cell['majority']:.1f}" for cell in cells.values())])
     return table(["trained on", *cells], lines)
