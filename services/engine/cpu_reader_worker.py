@@ -34,8 +34,20 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
     """Runs `CPUReaderModelRunner` in vLLM's CPU worker."""
 
     def init_device(self) -> None:
+        _ask_for_amx()
         lora_on_cpu.install()
         norms_on_cpu.install()
         super().init_device()
         # vLLM has no hook for another runner here. The first runner holds neither a model nor a cache yet.
         self.model_runner = CPUReaderModelRunner(self.vllm_config, torch.device("cpu"))
+
+
+def _ask_for_amx() -> None:
+    """Lets this process use the tile registers of AMX, or keeps vLLM from using them.
+
+    Linux kills a process that uses them without having asked. oneDNN asks when it first multiplies with them, but a
+    small model's products come without AMX, and vLLM's attention chooses AMX by the processor alone. A kernel, or the
+    sandbox of a container, may also refuse.
+    """
+    if not torch.cpu._init_amx():
+        torch.cpu._is_amx_tile_supported = lambda: False

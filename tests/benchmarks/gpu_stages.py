@@ -332,7 +332,6 @@ def graphs_on_a_cpu() -> None:
         from tests.services.engine.fake_graph import capture_on_a_cpu
 
         capture_on_a_cpu(pytest.MonkeyPatch())
-        torch.cpu._init_amx()  # Linux allows AMX to a process that asks, and nothing asks before attention here
 
 
 def against_eager(engine: Any, logits: Tensor, readers: int) -> dict[str, Any]:

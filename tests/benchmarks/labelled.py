@@ -9,6 +9,7 @@ Prints their size, and how well real text teaches each label: what synthetic tex
 - commits (messages of the git project): the area before the colon of the subject, which is removed from the text.
 - dialogues (MTS-Dialog, Ben Abacha et al., EACL 2023): the section of the clinician's note. `--held-out` is its
   validation file.
+- notes: the same; a text is a record of the dialogue and the note, in the form of `tests.benchmarks.notes`.
 
 A document is the text after its label, in the form of the prompts of `privmix generate --label`.
 """
@@ -32,12 +33,14 @@ from privmix.services.laboratory.utility.task import REAL, TaskOptions, measure
 from privmix.services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
 from privmix.services.training.public_model import resolve
 from privmix.services.training.split import held_out as is_held_out
+from tests.benchmarks.notes import Consultation
 from tests.benchmarks.options import OutputOption
 
 LABEL, TEXT, DOCUMENT = "label", "text", "document"
 
 _LONGEST = 240  # characters of a text
 _LONGEST_DIALOGUE = 400
+_LONGEST_NOTE = 200
 _SHORTEST = 40
 _HELD_OUT = 0.2  # of the users
 
@@ -92,7 +95,7 @@ _SUBJECT = re.compile(r"([\w./\-]+(?: [\w\-]+)?): ")
 
 
 class LabelledKind(StrEnum):
-    DEMO, SPEECHES, COMMITS, DIALOGUES = "demo", "speeches", "commits", "dialogues"
+    DEMO, SPEECHES, COMMITS, DIALOGUES, NOTES = "demo", "speeches", "commits", "dialogues", "notes"
 
 
 @dataclass(frozen=True)
@@ -156,17 +159,33 @@ def commits(file: Path) -> Iterator[LabelledText]:
 
 def dialogues(file: Path) -> Iterator[LabelledText]:
     """Yields the dialogues of a CSV file, each of another patient."""
-    with file.open(newline="") as rows:
-        for row in csv.DictReader(rows):
-            text = _cut("\n".join(line.strip() for line in row["dialogue"].splitlines()), _LONGEST_DIALOGUE)
-            yield LabelledText(row["ID"], _SECTIONS[row["section_header"]], text)
+    for row in _consultations(file):
+        yield LabelledText(row["ID"], _SECTIONS[row["section_header"]], _dialogue(row))
+
+
+def notes(file: Path) -> Iterator[LabelledText]:
+    """Yields the dialogues of a CSV file with the clinicians' notes, as JSON."""
+    for row in _consultations(file):
+        note = _cut(" ".join(row["section_text"].split()), _LONGEST_NOTE)
+        record = Consultation(_dialogue(row), note).text()
+        yield LabelledText(row["ID"], _SECTIONS[row["section_header"]], record)
 
 
 _READERS: Mapping[LabelledKind, Callable[[Path], Iterator[LabelledText]]] = {
     LabelledKind.SPEECHES: speeches,
     LabelledKind.COMMITS: commits,
     LabelledKind.DIALOGUES: dialogues,
+    LabelledKind.NOTES: notes,
 }
+
+
+def _consultations(file: Path) -> Iterator[Mapping[str, str]]:
+    with file.open(newline="") as rows:
+        yield from csv.DictReader(rows)
+
+
+def _dialogue(row: Mapping[str, str]) -> str:
+    return _cut("\n".join(line.strip() for line in row["dialogue"].splitlines()), _LONGEST_DIALOGUE)
 
 
 def _call(row: Mapping[str, Any]) -> LabelledText:
@@ -186,7 +205,7 @@ def benchmark(
     kind: Annotated[LabelledKind, typer.Argument(help="Which corpus.")] = LabelledKind.DEMO,
     output: OutputOption = Path("labelled"),
     source: Annotated[
-        Path | None, typer.Option(help="JSON Lines with user and text; CSV of dialogues; not of the demo.")
+        Path | None, typer.Option(help="JSON Lines with user and text; CSV of dialogues and notes; not of the demo.")
     ] = None,
     held_out: Annotated[Path | None, typer.Option(help="Text of other users; by default a fifth is held out.")] = None,
     users: Annotated[int, typer.Option(min=10, help="People of the demo corpus.")] = 1640,

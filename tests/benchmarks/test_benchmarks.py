@@ -16,7 +16,7 @@ from privmix.services.foundation.json_lines import load_lines, write_lines
 from privmix.services.laboratory.evaluation.trial import WINDOWS
 from privmix.services.training.corpus import Corpus
 from privmix.services.training.demo import TRAIN, write_demo_corpus
-from tests.benchmarks import gpu, labelled, private_base
+from tests.benchmarks import gpu, labelled, notes, private_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +52,30 @@ def test_every_benchmark_has_a_quick_form_with_a_test_and_a_row_on_the_page() ->
     assert len(names) >= 18
     assert {name for name in names if f'figures("{name}"' not in tests} == set()
     assert {name for name in commands if f"`{name}`" not in page} == set()
+
+
+def test_a_record_is_divided_where_its_note_begins() -> None:
+    talk = notes.Consultation('Patient: They said "rest".\nDoctor: I see.', 'Told to "rest".')
+    before, note = talk.divided()
+    assert before + note == talk.text()
+    assert note == 'Told to \\"rest\\"."}'
+    assert notes.Consultation.of_text(talk.text()) == talk
+
+
+@slow
+def test_notes_are_learnt_from_pairs(tmp_path: Path) -> None:
+    talks = [
+        notes.Consultation(f"Doctor: How old?\nPatient: I am {age}.", f"A {age}-year-old.") for age in range(40, 48)
+    ]
+    job, real = tmp_path / "job", tmp_path / "real.jsonl"
+    job.mkdir()
+    for file in (job / "synthetic.jsonl", real):
+        write_lines(file, ({"label": "age", "text": talk.text()} for talk in talks))
+    measured = figures("notes", real, "--held-out", real, "--train", f"made={job}", "--output", tmp_path, "--json")
+    assert measured["pairs"] == {"real pairs": 4, "made": 4}
+    assert measured["models"]["public model"]["gain"][0] == 0
+    assert measured["models"]["made"]["gain"][0] > 0, "what it was trained on"
+    assert measured["models"]["made"]["over_real"][0] == pytest.approx(0, abs=1e-3), "the same pairs"
 
 
 @slow
@@ -258,6 +282,10 @@ def test_labels_of_dialogues(tmp_path: Path) -> None:
     (train,), (held_out,) = map(load_lines, files)
     assert (train["label"], held_out["label"]) == ("chief complaint", "review of systems")
     assert train["text"].startswith("Doctor: CC?\nPatient: no no") and 390 <= len(train["text"]) <= 400
+
+    pairs, _ = labelled.write_labelled(labelled.LabelledKind.NOTES, tmp_path, *sources)
+    (pair,) = load_lines(pairs)
+    assert notes.Consultation.of_text(pair["text"]) == notes.Consultation(train["text"], "A note.")
 
 
 @slow

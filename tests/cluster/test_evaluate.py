@@ -52,7 +52,7 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
     assert list(by_label)[:3] == ["Public model", "Fine-tuned, not private", "Ensemble, not private"]
     assert "SubMix" not in by_label, "this ensemble has no halves"
     assert by_label["PMixed, clip"]["status"] == "certified"
-    assert by_label["PMixed, clip"]["reached"]["rdp"] == pytest.approx(8, abs=1e-3)
+    assert 7.9 < by_label["PMixed, clip"]["reached"]["bound"] <= 8, "by exact composition"
     assert by_label["Ensemble, not private"]["asked"] == len(Manifest.load(ensemble).parts)
 
     rows = {path: path.stat().st_mtime_ns for path in (tmp_path / "report" / "rows").glob("*.npy")}

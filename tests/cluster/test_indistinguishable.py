@@ -24,7 +24,7 @@ from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
 
 RADIUS = 1.0
-SAMPLES = 1024
+SAMPLES = 4096
 BATCH = {"n": 8, "prompts": 16}
 TEMPERATURE = 0.3
 CONFIDENCE = 1 - 1e-6

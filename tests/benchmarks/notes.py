@@ -1,0 +1,171 @@
+"""Measures what synthetic pairs of a dialogue and its note teach a model that writes notes.
+
+    python -m tests.benchmarks.labelled notes --source DIALOGUES.csv --held-out OTHERS.csv --output pairs
+    python -m tests.benchmarks.notes --schema > note.json
+    privmix generate --config dpsgd.yaml --schema note.json --label "chief complaint=8" --max-tokens 256 --output made
+    python -m tests.benchmarks.notes pairs/train.jsonl --held-out pairs/heldout.jsonl --train DP-SGD=made
+
+A model is trained on `--texts` pairs of each set, and on as many real ones. It then reads the label and dialogue of
+each held-out patient. For each model:
+
+- `gain`: what a token of the clinician's note gains over the public model, in nats, with the 95 % interval over
+  patients.
+- `over_real`: that gain less the one of the real pairs.
+- `own_dialogue`: what a token of the note loses when the model reads another patient's dialogue. A model that writes
+  notes without reading has 0.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+
+from privmix.services.foundation.json_lines import load_lines, write_lines
+from privmix.services.foundation.progress import Display
+from privmix.services.generation.job import load_output
+from privmix.services.generation.template import DEFAULT
+from privmix.services.laboratory.audit.worlds.models import LocalModels
+from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.services.training.corpus import Corpus
+from privmix.services.training.options import TrainingOptions
+from privmix.services.training.plan import run_training
+from privmix.services.training.public_model import resolve
+from privmix.services.training.train import plan
+from tests.benchmarks.options import OutputOption, show
+
+TRAINING = TrainingOptions(block=256, epochs=2)
+REAL, PUBLIC = "real pairs", "public model"
+
+
+@dataclass(frozen=True)
+class Consultation:
+    """What a patient and a doctor said, and what the clinician wrote."""
+
+    dialogue: str
+    note: str
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Reads the JSON of `text`, whatever its spaces."""
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    def divided(self) -> tuple[str, str]:
+        """Returns the text up to the first character of the note, and the rest."""
+        note = json.dumps(self.note, ensure_ascii=False)[1:]
+        whole = self.text()
+        return whole[: -len(note) - 1], note + "}"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "dialogue": {"type": "string", "minLength": 1, "maxLength": 400},
+        "note": {"type": "string", "minLength": 1, "maxLength": 200},
+    },
+    "required": ["dialogue", "note"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of one held-out patient's note, in nats, by model: the public one first.
+
+    Attributes:
+        own: after the patient's own dialogue.
+        other: after another patient's.
+        tokens: of the note.
+    """
+
+    own: Sequence[float]
+    other: Sequence[float]
+    tokens: int
+
+
+def train_on(rows: Iterable[Mapping[str, Any]], folder: Path) -> TrainedEnsemble:
+    """Trains one model on pairs, each after its label. A finished model of the same pairs is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = [f"{DEFAULT.format(label=row['label'])} {Consultation.of_text(row['text']).text()}" for row in rows]
+    corpus = folder / "pairs.jsonl"
+    write_lines(corpus, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
+    run_training(plan(Corpus(corpus), folder / "model", parts=1, options=TRAINING), display=Display())
+    return TrainedEnsemble.load(folder / "model")
+
+
+def measured(models: LocalModels, rows: Sequence[Mapping[str, Any]]) -> list[Losses]:
+    """Returns the losses of each held-out note, after its own dialogue and after that of the patient before."""
+    read = [Consultation.of_text(row["text"]) for row in rows]
+    found = []
+    for number, (row, consultation) in enumerate(zip(rows, read, strict=True)):
+        _, note = consultation.divided()
+        losses = []
+        for dialogue in (consultation.dialogue, read[number - 1].dialogue):
+            prompt, _ = Consultation(dialogue, consultation.note).divided()
+            output = models.continuations(f"{DEFAULT.format(label=row['label'])} {prompt}", [note], 1)
+            place = output.wanted[:, None]
+            public = output.public.gather(1, place)[None]
+            trained = output.models.gather(2, place.expand(len(output.models), -1, -1))
+            losses.append([-float(each.sum()) for each in (*public, *trained)])
+        found.append(Losses(*losses, len(output.wanted)))
+    return found
+
+
+def compared(names: Sequence[str], losses: Sequence[Losses]) -> dict[str, dict[str, list[float | None]]]:
+    """Returns the figures of each model, the public one first."""
+    tokens = [each.tokens for each in losses]
+
+    def estimated(sums: Iterable[float]) -> list[float | None]:
+        estimate = Estimate.of_ratio(list(sums), tokens)
+        return [None if each is None else round(each, 4) for each in (estimate.mean, estimate.low, estimate.high)]
+
+    real = names.index(REAL)
+    return {
+        name: {
+            "gain": estimated(each.own[0] - each.own[number] for each in losses),
+            "over_real": estimated(each.own[real] - each.own[number] for each in losses),
+            "own_dialogue": estimated(each.other[number] - each.own[number] for each in losses),
+        }
+        for number, name in enumerate(names)
+    }
+
+
+def benchmark(
+    real: Annotated[Path | None, typer.Argument(help="The real pairs that `labelled notes` wrote.")] = None,
+    held_out: Annotated[Path | None, typer.Option(help="Those of other patients, to test on.")] = None,
+    train: Annotated[list[str] | None, typer.Option(help="NAME=JOB: records of `privmix generate --schema`.")] = None,
+    texts: Annotated[int, typer.Option(min=1, help="The pairs of each set to train on.")] = 160,
+    output: OutputOption = Path("notes"),
+    schema: Annotated[bool, typer.Option("--schema", help="Print the records' schema alone.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Four pairs of each set, two patients.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compares models that were trained on real and on synthetic pairs."""
+    if schema:
+        print(json.dumps(SCHEMA, indent=1))
+        return
+    if real is None or held_out is None:
+        raise typer.BadParameter("give the real pairs and --held-out, which `labelled notes` writes")
+    texts, patients = (4, 2) if quick else (texts, None)
+    jobs = {name: Path(job) for name, _, job in (each.partition("=") for each in train or ())}
+    sets = {REAL: load_lines(real)} | {name: load_output(job) for name, job in jobs.items()}
+    models, counts = [], {}
+    for number, (name, rows) in enumerate(sets.items()):
+        chosen = random.Random(0).sample(rows, min(texts, len(rows)))
+        counts[name] = len(chosen)
+        models.append(train_on(chosen, output / str(number)))
+    local = LocalModels(resolve(), [each.files(each.manifest.parts[0]) for each in models])
+    tested = load_lines(held_out)[:patients]
+    figures = compared([PUBLIC, *sets], measured(local, tested))
+    show({"patients": len(tested), "pairs": counts, "models": figures}, as_json)
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)
