@@ -6,4 +6,4 @@ bash cluster/install.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec bash tests/suite.sh "not slow and not long" "$@"
+exec bash tests/suite.sh "not slow" "$@"

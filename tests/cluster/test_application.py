@@ -28,7 +28,6 @@ def test_a_misspelt_argument_is_refused() -> None:
         Arguments.model_validate({"confg": "privmix.yaml"})
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tmp_path: Path) -> None:

@@ -147,7 +147,6 @@ def test_a_token_of_individual_budgets_is_compared_with_the_bound_of_one_token()
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_audit_of_one_service_against_itself_proves_nothing_and_charges_every_token(
     service: RunningService,
 ) -> None:

@@ -151,7 +151,6 @@ def test_a_batch_asks_both(http: httpx.Client) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.long
 def test_the_console_switches_between_them(service: RunningService, secret: str, page: Any, tmp_path: Path) -> None:
     page.goto(f"{service.base_url}/console")
     page.get_by_role("dialog", name="Use a key").wait_for()

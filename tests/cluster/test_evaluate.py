@@ -41,7 +41,6 @@ def test_ensembles_of_one_name_are_refused(held_out: Path, ensemble: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
     single = write_ensemble(tmp_path / "one", 1)
     done = evaluate(held_out, ensemble, tmp_path / "report", "--finetuned", single, "--json")
@@ -85,7 +84,6 @@ def test_an_evaluation_of_drawn_parts_names_what_it_leaves_out(held_out: Path, e
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "split.salt").write_bytes(SALT)

@@ -42,7 +42,7 @@ LINE_TOKENS = 8
 SERVER_MEGABYTES = 600
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(nodes.unavailable() is not None, reason=nodes.unavailable() or ""),
     pytest.mark.skipif(disks.unavailable() is not None, reason=disks.unavailable() or ""),

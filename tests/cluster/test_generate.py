@@ -102,7 +102,6 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_one_command_starts_the_service_makes_the_texts_and_ends_it(ensemble: Path, tmp_path: Path) -> None:
     config, job = configure(tmp_path, own_ensemble(ensemble, tmp_path)), tmp_path / "job"

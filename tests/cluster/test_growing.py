@@ -24,7 +24,6 @@ STEPS = (4, 2)
 """The numbers of shards over time, after the initial two."""
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:

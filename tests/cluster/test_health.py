@@ -15,7 +15,7 @@ from privmix.services.budget.ledger import Ledger
 from privmix.services.budget.reader import read
 from tests.running import RunningService, configure, own_ensemble, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NOTICED_S = 60.0
 

@@ -123,14 +123,12 @@ def answered(
         return sample(service, prompt)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_no_token_exceeds_the_claim(answered: tuple[Counter[str], Counter[str]]) -> None:
     assert answered[0].total() >= SAMPLES - BATCH["n"] * BATCH["prompts"]
     assert largest_loss(*answered) <= claim(2 * RADIUS)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_mollifier_at_twice_the_claimed_radius_is_detected(
     answered: tuple[Counter[str], Counter[str]],

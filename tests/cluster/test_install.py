@@ -63,7 +63,6 @@ def test_both_locks_agree_on_what_the_project_itself_names() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_resolving_the_project_again_gives_the_locks() -> None:
     checked = subprocess.run(["bash", "cluster/lock.sh", "--check"], cwd=ROOT, capture_output=True, text=True)
     if "error sending request" in checked.stderr:

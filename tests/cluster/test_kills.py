@@ -75,13 +75,7 @@ def run_round(service: RunningService, clients: Clients, target: str, moment: fl
     assert not charge_violations(before, after, streams, margin=MARGINS.get(target, Margin()), parts=[PARTS])
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        *TARGETS[:4],
-        *(pytest.param(target, marks=pytest.mark.long) for target in TARGETS[4:]),
-    ],
-)
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_token_is_charged_and_heard_once_despite_a_kill(
     breakable: RunningService, clients: Clients, target: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -90,7 +84,6 @@ def test_every_token_is_charged_and_heard_once_despite_a_kill(
     run_round(breakable, clients, target, random.Random(seed).uniform(0.2, 2.0))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_twenty_kills_at_random_moments(breakable: RunningService, clients: Clients) -> None:
     seed = random.SystemRandom().randrange(2**32)

@@ -14,7 +14,7 @@ from tests.running import RunningService, configure, free_port, running, settled
 PROMPT = " callers asked the clinic whether the doctor could see them on Thursday,"
 PATIENCE_S = 300.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,6 @@ def test_every_route_that_needs_no_name_is_compared() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_a_user_changes_one_adapter_and_nothing_that_a_client_sees(tmp_path: Path) -> None:
     audited = privmix("audit", "pipeline", "--directory", str(tmp_path), "--json")

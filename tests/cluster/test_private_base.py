@@ -52,7 +52,6 @@ def killed(when: Callable[[], bool], *arguments: str | Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_base_is_charged_once_however_often_a_training_is_killed(tmp_path: Path) -> None:
     model, corpus = write_tiny_model(tmp_path / "tiny"), tmp_path / "corpus.jsonl"

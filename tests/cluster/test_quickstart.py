@@ -46,7 +46,6 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_the_quickstart_answers_and_goes_on_from_its_ledger(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_users_of_the_sample_are_no_private_users_to_choose_on(sample: Path, tmp
     assert "tuning on private text" in refused.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_choice_on_private_users_is_paid_for_once(sample: Path, tmp_path: Path) -> None:
     users = write(tmp_path / "users.jsonl", [{"user": f"new {n}", "text": f"Stop {n} is closed."} for n in range(5)])
     ledger = tmp_path / "ledger.db"
@@ -135,7 +135,7 @@ def test_a_share_of_epsilon_for_a_base_is_searched(sample: Path, tmp_path: Path)
     assert tune(sample, tmp_path / "no", "--base-share", 0.5, "--ensemble", tmp_path / "own").exit_code == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_recommendation_can_be_configured(sample: Path, tmp_path: Path) -> None:
     """Trains small ensembles on one side of the sample; then uses an existing ensemble with other text."""
     model = write_tiny_model(tmp_path / "model")

@@ -127,7 +127,6 @@ def test_only_the_last_copies_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_ledger_in_postgresql_is_dumped_and_restored(postgresql: Server, tmp_path: Path) -> None:
     first, second = postgresql.database(), postgresql.database()
     ledger = Ledger.create(first, TERMS)
@@ -143,7 +142,6 @@ def test_a_ledger_in_postgresql_is_dumped_and_restored(postgresql: Server, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_database_without_a_ledger_makes_no_backup(postgresql: Server, tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         script("backup-postgresql", "backup.sh", str(tmp_path), path=postgresql.binaries, LEDGER=postgresql.database())
@@ -151,7 +149,6 @@ def test_a_database_without_a_ledger_makes_no_backup(postgresql: Server, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_further_databases_are_dumped_and_one_failure_does_not_stop_them(postgresql: Server, tmp_path: Path) -> None:
     first, second = postgresql.database(), postgresql.database()
     Ledger.create(second, TERMS).lease(COARSE, 3)

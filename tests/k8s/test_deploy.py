@@ -19,7 +19,7 @@ import yaml
 from tests.k8s.manifests import Manifests, render
 from tests.running import START_S, free_port, own_ensemble
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 CLUSTER = "import ray, signal; ray.init('local', include_dashboard=True, dashboard_port={port}); signal.pause()"
 CONFINED = """

@@ -72,7 +72,6 @@ def test_what_is_copied_is_there_and_nothing_else_is_sent(dockerfile: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_installation_contains_the_whole_project(tmp_path: Path) -> None:
     source, installed = tmp_path / "source", tmp_path / "installed"
     ignored = shutil.ignore_patterns("__pycache__")

@@ -52,7 +52,6 @@ async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str)
         return await generate(coordinator, [id_], TOKENS)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_tokens_cost_only_the_training(trained: tuple[Path, Manifest], tmp_path: Path) -> None:
     folder, manifest = trained

@@ -84,7 +84,7 @@ def test_every_answer_that_is_accepted_ends_well() -> None:
     assert min(ends["stop"], ends["length"], ends["left out"]) > 0, "each way to end occurs"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(20))
 def test_a_hundred_thousand_schemas(block: int) -> None:

@@ -56,7 +56,7 @@ DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
     "name",
     [
         *(pytest.param(name, marks=[pytest.mark.slow] * (name not in DEFAULT_RUN)) for name in SERVED),
-        *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in PROTOCOLS if name not in SERVED),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PROTOCOLS if name not in SERVED),
     ],
 )
 def test_every_protocol_is_served_and_charged(name: str, ledger: Path, manifest: Manifest) -> None:

@@ -336,7 +336,6 @@ def test_a_shard_keeps_the_rows_of_each_callers_last_step(engines: tuple[EngineS
     assert shard.status().trouble(60.0) is None
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_streams_continue_after_a_restart_of_their_shard(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
@@ -357,7 +356,6 @@ def test_streams_continue_after_a_restart_of_their_shard(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "failed steps are not charged"
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_shard_reports_a_failed_engine(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
     broken = ShardActor.options(name="broken", num_cpus=0).remote(engines[0])

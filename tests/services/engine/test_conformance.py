@@ -54,7 +54,7 @@ KINDS = (
         )
     ),
     # Takes minutes on a busy processor without fast bfloat16.
-    pytest.param("smollm2-transformers-bfloat16-public", marks=[pytest.mark.slow, pytest.mark.long]),
+    pytest.param("smollm2-transformers-bfloat16-public", marks=pytest.mark.slow),
 )
 
 Parts = Callable[[str, str], dict[str, Path]]
@@ -179,10 +179,10 @@ def assert_agree(
     """Compares rows with expected ones.
 
     `few` rows in bfloat16 have a large mean error, and the shortest contexts have the worst rounding: transformers
-    itself is 0.09 from its rows in float32 after 19 tokens of this text, while the mean of all rows is 0.02. The
-    strict check is in float32, where a leak exceeds the tolerance a thousand times. The worst of many rows is 0.057
-    away even if the LoRA products of the weights and states in bfloat16 are exact and rounded once. A tiny model, whose
-    sums have few terms, is half as far again.
+    itself is 0.09 from its rows in float32 after 19 tokens of this text, while the mean of all rows is 0.02; after one
+    token, four of its rows are 0.10 away on a processor with AMX. The strict check is in float32, where a leak exceeds
+    the tolerance a thousand times. The worst of many rows is 0.057 away even if the LoRA products of the weights and
+    states in bfloat16 are exact and rounded once. A tiny model, whose sums have few terms, is half as far again.
     """
     assert rows.dtype == torch.float32
     assert rows.shape == expected.shape
@@ -193,7 +193,7 @@ def assert_agree(
         further = 1.5 if engine.rows_of[0] == "tiny" else 1.0  # type: ignore[attr-defined]
         variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
         assert variation.max() <= further * (worst if few else 0.07)
-        assert variation.mean() <= further * (0.3 * worst if few else 0.02)
+        assert variation.mean() <= further * (0.4 * worst if few else 0.02)
 
 
 def assert_same(engine: Engine, rows: torch.Tensor, expected: torch.Tensor) -> None:

@@ -64,7 +64,6 @@ def check_same_rows(settings: EngineSettings) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_engines_give_the_same_answers(

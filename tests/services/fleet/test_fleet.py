@@ -103,7 +103,6 @@ async def collect(coordinator: Coordinator, line: str, sequences: int, tokens: i
     raise AssertionError("the line ended before the generations")
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     tokens, ids = 150, [f"stream-{number}" for number in range(8)]
@@ -218,7 +217,6 @@ def test_a_shard_whose_adapter_is_gone_says_what_to_do(running: Running, adapter
     assert until(answers=True) is None
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_copy_replaces_a_hung_copy_and_no_part_counts_twice(copied: Running) -> None:
     shard_map = ray.get(copied.fleet.shard_map.remote())

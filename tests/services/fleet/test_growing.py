@@ -31,7 +31,7 @@ COMMANDS = (
 )
 """The commands that a configuration of a cluster of real machines contains."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

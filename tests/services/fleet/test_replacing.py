@@ -25,7 +25,7 @@ NAMESPACE = "replacing"
 STALLED_S = 5.0
 TOKENS = 100
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("lost", ["hangs", "hangs while the fleet restarts", "is killed for good"])

@@ -155,7 +155,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_path_of_a_token_through_a_running_service(collector: Collector, tmp_path: Path) -> None:

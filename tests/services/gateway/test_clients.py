@@ -30,7 +30,7 @@ from privmix.services.training import public_model
 from tests.running import RunningService, free_port
 
 # Long, because the environment is installed from the package index.
-pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "clients"

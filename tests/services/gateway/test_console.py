@@ -88,7 +88,6 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run
 
 @pytest.mark.browser
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_key_is_created_used_and_revoked(administered: tuple[RunningService, str], page: Any, tmp_path: Path) -> None:
     service, root = administered

@@ -327,7 +327,6 @@ def valid(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy[
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_ten_thousand_requests_of_a_key_with_an_exhausted_share_cost_nothing(guarded: Guarded) -> None:
     """Sends bodies from the service's OpenAPI description with mutations. Each is refused at once."""
     schemas = guarded.http.get("/openapi.json").json()["components"]["schemas"]

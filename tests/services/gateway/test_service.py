@@ -348,7 +348,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSmall]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_budget_ends_in_the_middle_of_a_stream_and_then_refuses(small: StartSmall) -> None:
     service = small("refuse")
     client = client_of(service)
@@ -372,7 +371,6 @@ def test_a_budget_ends_in_the_middle_of_a_stream_and_then_refuses(small: StartSm
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_public_model_answers_with_a_mark_after_the_budget_is_exhausted(small: StartSmall) -> None:
     service = small("public")
     client = client_of(service)

@@ -187,7 +187,6 @@ def test_a_schema_serves_any_number_of_answers() -> None:
         assert positions[-1].complete, number
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_a_million_tokens_through_one_schema() -> None:

@@ -35,7 +35,6 @@ def test_a_thousand_random_schemas() -> None:
     check(range(1000))
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("thousand", range(1, 101))

@@ -109,7 +109,6 @@ def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_another_number_of_parts_is_told_if_there_is_a_ledger(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     words = ["train", str(ensemble.corpus), "--output", str(directory), "--salt-file", str(ensemble.salt)]
@@ -253,7 +252,6 @@ def test_demo_corpus_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -274,7 +272,6 @@ def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tm
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Path) -> None:
     write_demo_corpus(tmp_path / "demo")

@@ -58,7 +58,6 @@ def test_an_unconverted_file_is_detected(copy: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_damaged_conversion_is_made_again_the_same(
     copy: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +69,6 @@ def test_damaged_conversion_is_made_again_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_conversion_killed_half_way_is_made_again(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIVMIX_CACHE", str(tmp_path))
     convert = subprocess.Popen(

@@ -88,7 +88,6 @@ def test_halves_that_are_not_requested_are_removed(ensemble: Ensemble, halved: E
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_changed_half_is_refused_and_trained_again_the_same(halved: Ensemble, tmp_path: Path) -> None:
     directory = halved.copy(tmp_path / "copy")
     manifest = Manifest.load(directory)

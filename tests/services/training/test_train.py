@@ -120,7 +120,6 @@ def test_part_without_text_is_the_public_model(model: AdaptedModel, tokenizer: A
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_one_user_changes_only_one_adapter(ensemble: Ensemble, tmp_path: Path) -> None:
     documents = small_documents()
     changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
@@ -182,7 +181,6 @@ def test_plain_adapters_are_trained_on_request(base: Path, ensemble: Ensemble, t
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     manifest = Manifest.load(directory)
@@ -195,7 +193,6 @@ def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_killed_training_continues(ensemble: Ensemble, one_ray: str, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     options = SMALL.model_copy(update={"epochs": 1})
@@ -246,7 +243,6 @@ def test_options_that_do_not_fit_the_model(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(WorkError, match=r"part-00.: the weights are not finite; lower the learning rate"):
         ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))

@@ -31,7 +31,6 @@ from tests.tiny import write_tiny_base, write_tiny_model
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_narrow_flow_breaks_the_epsilon_of_its_density_and_the_certified_variant_keeps_it() -> None:
     """Only one row has a value in a feature. Theorem 3.1 bounds its loss, but the fit still follows it."""
     epsilon, pair = 0.1, attacks.lever()
@@ -184,7 +183,6 @@ def test_a_private_base_embeds_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_label_of_texts_is_learnt_from_public_embeddings(public_model: Path) -> None:
     urgent = [f"Please call me back at once, my chest hurts since {hour} o'clock." for hour in range(40)]
     calm = [f"I would like to move my yearly check to {hour} o'clock next month." for hour in range(40)]

@@ -82,7 +82,7 @@ def test_a_job_without_its_card_and_a_missing_testbed_are_refused(tmp_path: Path
         planted(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_of_texts_with_secrets_finds_them(tmp_path: Path) -> None:
     """The texts repeat the secrets of the included users, as a service without privacy could.
 

@@ -14,7 +14,6 @@ from tests.displays import Recorder
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     """No chance decides: it checks what is trained, kept and named, and no number that an attack finds."""
