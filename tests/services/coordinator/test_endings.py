@@ -85,13 +85,12 @@ def test_every_answer_that_is_accepted_ends_well() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("block", range(20))
-def test_a_hundred_thousand_schemas(block: int) -> None:
+@pytest.mark.parametrize("block", range(1, 11))
+def test_a_thousand_schemas(block: int) -> None:
     ends: Counter[str] = Counter()
-    for seed in range(block * 5000, (block + 1) * 5000):
+    for seed in range(block * 100, (block + 1) * 100):
         check(seed, ends)
-    assert ends["refused"] < 5000 / 100
+    assert ends["refused"] <= 1
 
 
 @pytest.mark.parametrize("seed", range(3))

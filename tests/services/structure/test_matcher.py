@@ -189,7 +189,7 @@ def test_a_schema_serves_any_number_of_answers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_a_million_tokens_through_one_schema() -> None:
+def test_a_hundred_thousand_tokens_through_one_schema() -> None:
     """Each answer has the grammar and the start that a trial found once, as requests with one schema have."""
     text = grammar.of_json_schema(LONG)
     _, start = begun(text, vocabulary())
@@ -204,7 +204,7 @@ def test_a_million_tokens_through_one_schema() -> None:
             tokens += len(vocabulary().tokenizer.tokenize_str(answer))
         return tokens
 
-    assert asyncio.run(followed(1_000_000)) >= 1_000_000
+    assert asyncio.run(followed(100_000)) >= 100_000
 
 
 def test_an_answer_tells_nothing_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
