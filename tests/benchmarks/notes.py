@@ -114,7 +114,8 @@ def measured(models: LocalModels, rows: Sequence[Mapping[str, Any]]) -> list[Los
             public = output.public.gather(1, place)[None]
             trained = output.models.gather(2, place.expand(len(output.models), -1, -1))
             losses.append([-float(each.sum()) for each in (*public, *trained)])
-        found.append(Losses(*losses, len(output.wanted)))
+        own, other = losses
+        found.append(Losses(own, other, len(output.wanted)))
     return found
 
 
