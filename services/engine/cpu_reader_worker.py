@@ -45,9 +45,9 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
 def _ask_for_amx() -> None:
     """Lets this process use the tile registers of AMX, or keeps vLLM from using them.
 
-    Linux kills a process that uses them without having asked. oneDNN asks when it first multiplies with them, but a
-    small model's products come without AMX, and vLLM's attention chooses AMX by the processor alone. A kernel, or the
-    sandbox of a container, may also refuse.
+    Linux kills a process that uses them without having asked. torch asks with its first product of bfloat16 matrices;
+    vLLM's attention, which chooses AMX by the processor alone, may come before. A kernel, or the sandbox of a
+    container, may also refuse.
     """
     if not torch.cpu._init_amx():
         torch.cpu._is_amx_tile_supported = lambda: False

@@ -26,21 +26,18 @@ from typing import Annotated, Any
 import typer
 
 from privmix.services.foundation.json_lines import load_lines, write_lines
-from privmix.services.generation.template import DEFAULT
 from privmix.services.laboratory.utility.labelled import read
 from privmix.services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
 from privmix.services.laboratory.utility.task import REAL, TaskOptions, measure
 from privmix.services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
 from privmix.services.training.public_model import resolve
 from privmix.services.training.split import held_out as is_held_out
-from tests.benchmarks.notes import Consultation
+from tests.benchmarks.notes import LONGEST_DIALOGUE, LONGEST_NOTE, Consultation, document
 from tests.benchmarks.options import OutputOption
 
 LABEL, TEXT, DOCUMENT = "label", "text", "document"
 
 _LONGEST = 240  # characters of a text
-_LONGEST_DIALOGUE = 400
-_LONGEST_NOTE = 200
 _SHORTEST = 40
 _HELD_OUT = 0.2  # of the users
 
@@ -105,8 +102,8 @@ class LabelledText:
     text: str
 
     def record(self) -> dict[str, Any]:
-        document = f"{DEFAULT.format(label=self.label)} {self.text}"
-        return {"user": self.user, LABEL: self.label, TEXT: self.text, DOCUMENT: document}
+        written = document(self.label, self.text)
+        return {"user": self.user, LABEL: self.label, TEXT: self.text, DOCUMENT: written}
 
 
 def write_labelled(
@@ -166,7 +163,7 @@ def dialogues(file: Path) -> Iterator[LabelledText]:
 def notes(file: Path) -> Iterator[LabelledText]:
     """Yields the dialogues of a CSV file with the clinicians' notes, as JSON."""
     for row in _consultations(file):
-        note = _cut(" ".join(row["section_text"].split()), _LONGEST_NOTE)
+        note = _cut(" ".join(row["section_text"].split()), LONGEST_NOTE)
         record = Consultation(_dialogue(row), note).text()
         yield LabelledText(row["ID"], _SECTIONS[row["section_header"]], record)
 
@@ -185,7 +182,7 @@ def _consultations(file: Path) -> Iterator[Mapping[str, str]]:
 
 
 def _dialogue(row: Mapping[str, str]) -> str:
-    return _cut("\n".join(line.strip() for line in row["dialogue"].splitlines()), _LONGEST_DIALOGUE)
+    return _cut("\n".join(line.strip() for line in row["dialogue"].splitlines()), LONGEST_DIALOGUE)
 
 
 def _call(row: Mapping[str, Any]) -> LabelledText:

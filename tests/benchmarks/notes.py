@@ -24,22 +24,21 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from privmix.services.foundation.json_lines import load_lines, write_lines
+from privmix.services.foundation.json_lines import load_lines
 from privmix.services.foundation.progress import Display
 from privmix.services.generation.job import load_output
 from privmix.services.generation.template import DEFAULT
+from privmix.services.laboratory.audit.attacks.released_text import ReleasedTexts, train_on
 from privmix.services.laboratory.audit.worlds.models import LocalModels
-from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.training.corpus import Corpus
 from privmix.services.training.options import TrainingOptions
-from privmix.services.training.plan import run_training
 from privmix.services.training.public_model import resolve
-from privmix.services.training.train import plan
 from tests.benchmarks.options import OutputOption, show
 
 TRAINING = TrainingOptions(block=256, epochs=2)
 REAL, PUBLIC = "real pairs", "public model"
+LONGEST_DIALOGUE, LONGEST_NOTE = 400, 200
+"""The most characters of a dialogue and of a note."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class Consultation:
 SCHEMA = {
     "type": "object",
     "properties": {
-        "dialogue": {"type": "string", "minLength": 1, "maxLength": 400},
-        "note": {"type": "string", "minLength": 1, "maxLength": 200},
+        "dialogue": {"type": "string", "minLength": 1, "maxLength": LONGEST_DIALOGUE},
+        "note": {"type": "string", "minLength": 1, "maxLength": LONGEST_NOTE},
     },
     "required": ["dialogue", "note"],
     "additionalProperties": False,
@@ -90,14 +89,9 @@ class Losses:
     tokens: int
 
 
-def train_on(rows: Iterable[Mapping[str, Any]], folder: Path) -> TrainedEnsemble:
-    """Trains one model on pairs, each after its label. A finished model of the same pairs is kept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = [f"{DEFAULT.format(label=row['label'])} {Consultation.of_text(row['text']).text()}" for row in rows]
-    corpus = folder / "pairs.jsonl"
-    write_lines(corpus, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
-    run_training(plan(Corpus(corpus), folder / "model", parts=1, options=TRAINING), display=Display())
-    return TrainedEnsemble.load(folder / "model")
+def document(label: str, text: str) -> str:
+    """Returns the text after its label, in the form of the prompts of `privmix generate --label`."""
+    return f"{DEFAULT.format(label=label)} {text}"
 
 
 def measured(models: LocalModels, rows: Sequence[Mapping[str, Any]]) -> list[Losses]:
@@ -109,11 +103,8 @@ def measured(models: LocalModels, rows: Sequence[Mapping[str, Any]]) -> list[Los
         losses = []
         for dialogue in (consultation.dialogue, read[number - 1].dialogue):
             prompt, _ = Consultation(dialogue, consultation.note).divided()
-            output = models.continuations(f"{DEFAULT.format(label=row['label'])} {prompt}", [note], 1)
-            place = output.wanted[:, None]
-            public = output.public.gather(1, place)[None]
-            trained = output.models.gather(2, place.expand(len(output.models), -1, -1))
-            losses.append([-float(each.sum()) for each in (*public, *trained)])
+            output = models.continuations(document(row["label"], prompt), [note], 1)
+            losses.append([-float(each.sum()) for each in output.of_wanted])
         own, other = losses
         found.append(Losses(own, other, len(output.wanted)))
     return found
@@ -161,7 +152,8 @@ def benchmark(
     for number, (name, rows) in enumerate(sets.items()):
         chosen = random.Random(0).sample(rows, min(texts, len(rows)))
         counts[name] = len(chosen)
-        models.append(train_on(chosen, output / str(number)))
+        pairs = (document(row["label"], Consultation.of_text(row["text"]).text()) for row in chosen)
+        models.append(train_on(ReleasedTexts(name, tuple(pairs)), output / str(number), Display(), TRAINING))
     local = LocalModels(resolve(), [each.files(each.manifest.parts[0]) for each in models])
     tested = load_lines(held_out)[:patients]
     figures = compared([PUBLIC, *sets], measured(local, tested))

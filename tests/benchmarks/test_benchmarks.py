@@ -418,7 +418,6 @@ def test_a_token_by_stage() -> None:
 
 
 @slow
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_service() -> None:
     """Starts two clusters of Ray, one for each side."""

@@ -11,7 +11,6 @@ from privmix.services.budget.reader import read
 from privmix.services.budget.statement import statement
 from privmix.services.coordinator.messages import Delta
 from privmix.services.engine.engine import EngineSettings
-from privmix.services.laboratory.evaluation.comparisons import compared
 from privmix.services.privacy.protocols import PROTOCOLS
 from privmix.services.shards.shard import ShardActor
 from privmix.services.training.manifest import Manifest
@@ -46,18 +45,13 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-LIMITS = {"epsilon": 8.0, "delta": 1e-5, "tokens": 50}
-SERVED = [name for name in PROTOCOLS if list(compared(name, PARTS, LIMITS))]
 # A closed form, a draw of parts, losses measured on the private text, and accounts of the parts.
 DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *(pytest.param(name, marks=[pytest.mark.slow] * (name not in DEFAULT_RUN)) for name in SERVED),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in PROTOCOLS if name not in SERVED),
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in DEFAULT_RUN)) for name in PROTOCOLS],
 )
 def test_every_protocol_is_served_and_charged(name: str, ledger: Path, manifest: Manifest) -> None:
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})

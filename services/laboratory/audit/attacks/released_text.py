@@ -28,6 +28,7 @@ from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.services.privacy.arrays import Reals
 from privmix.services.privacy.events import GuaranteeStatus
 from privmix.services.training.corpus import Corpus
+from privmix.services.training.options import TrainingOptions
 from privmix.services.training.plan import run_training
 from privmix.services.training.public_model import resolve
 from privmix.services.training.train import plan
@@ -82,7 +83,9 @@ def _status(guarantee: str) -> GuaranteeStatus:
     return next((status for status in known if f": {status} (" in guarantee), "none")
 
 
-def train_on(released: ReleasedTexts, directory: Path, display: Display) -> TrainedEnsemble:
+def train_on(
+    released: ReleasedTexts, directory: Path, display: Display, options: TrainingOptions = TRAINING
+) -> TrainedEnsemble:
     """Trains one model on the texts, in ``directory``. A finished model of the same texts is kept.
 
     Raises:
@@ -91,7 +94,7 @@ def train_on(released: ReleasedTexts, directory: Path, display: Display) -> Trai
     directory.mkdir(parents=True, exist_ok=True)
     texts = [text for text in released.texts if text.strip()]
     write_lines(directory / _CORPUS, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
-    run_training(plan(Corpus(directory / _CORPUS), directory / _MODEL, parts=1, options=TRAINING), display=display)
+    run_training(plan(Corpus(directory / _CORPUS), directory / _MODEL, parts=1, options=options), display=display)
     return TrainedEnsemble.load(directory / _MODEL)
 
 
@@ -100,10 +103,8 @@ def score(trained: Sequence[TrainedEnsemble], canaries: Sequence[Canary]) -> lis
     models = LocalModels(resolve(), [one.files(one.manifest.parts[0]) for one in trained])
     added = []
     for canary in canaries:
-        outputs = models.continuations(canary.prompt, [canary.secret], 1)
-        place = outputs.wanted[:, None]
-        own = outputs.models.gather(2, place.expand(len(trained), -1, -1))
-        added.append((own - outputs.public.gather(1, place)).mean(dim=(1, 2)).tolist())
+        public, *own = models.continuations(canary.prompt, [canary.secret], 1).of_wanted
+        added.append([float((each - public).mean()) for each in own])
     return list(np.array(added).T)
 
 

@@ -28,6 +28,12 @@ class ModelOutput:
     models: Tensor
     wanted: Tensor
 
+    @property
+    def of_wanted(self) -> Tensor:
+        """The log-probabilities of the target, float32 [1 + N, S], of the public model first."""
+        rows = torch.cat([self.public[None], self.models])
+        return rows[:, torch.arange(len(self.wanted)), self.wanted]
+
 
 class LocalModels:
     """A base model and a sequence of adapters, in this process."""

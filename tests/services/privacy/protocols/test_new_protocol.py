@@ -45,9 +45,9 @@ def test_the_toy_is_planned_configured_evaluated_and_audited(extended: Path) -> 
         "tests/services/laboratory/audit/attacks/test_mutants.py",
         "tests/cluster/test_protocols.py",
     )
-    assert passed(extended, "not slow and not long", *suites) >= 15
+    assert passed(extended, "not slow", *suites) >= 15
 
 
 @pytest.mark.slow
 def test_the_toy_is_served_and_charged(extended: Path) -> None:
-    assert passed(extended, "not long", "tests/services/coordinator/test_protocols.py") == 1
+    assert passed(extended, "slow", "tests/services/coordinator/test_protocols.py") == 1
