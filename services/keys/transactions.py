@@ -53,7 +53,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Settle:
-    """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None.
+    """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None, and never more.
 
     The result is the `OpenReservation`, or None if it was settled before.
     """

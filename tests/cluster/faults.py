@@ -37,7 +37,7 @@ class Fault:
     Attributes:
         carrier: the component on the path of streams to clients that the fault takes away: "gateway" for the gateways,
             their proxies and the head, "worker" for a worker node, on which a gateway may run.
-        leases, kills, abandoned, lines_again: what the fault may add to the fields of `Margin`.
+        leases, kills, steps, abandoned, lines_again: what the fault may add to the fields of `Margin`.
         needs: a resource that only one fault can use at a time: the database, the spare node, or the anchor's disk.
         is_alone: whether no other fault may happen meanwhile.
     """
@@ -47,6 +47,7 @@ class Fault:
     carrier: Literal["gateway", "worker"] | None = None
     leases: int = 0
     kills: int = 0
+    steps: int = 0
     abandoned: int = 0
     lines_again: int = 0
     needs: Literal["database", "spare", "anchor"] | None = None
@@ -205,9 +206,9 @@ def _revert_an_upgrade(service: ClusterService, chance: random.Random) -> None:
 ALL = COORDINATORS
 
 FAULTS = (
-    Fault("shard", _kills("Shard")),
-    Fault("every shard", _kill_every_copy_of_a_shard),
-    Fault("shard that hangs", _hang_a_shard),
+    Fault("shard", _kills("Shard"), steps=1),
+    Fault("every shard", _kill_every_copy_of_a_shard, steps=1),
+    Fault("shard that hangs", _hang_a_shard, steps=1),
     Fault("coordinator", _kills("Coordinator"), leases=1, kills=1),
     Fault("budget actor", _kills("Budget")),
     Fault("fleet", _kills("Fleet")),
@@ -216,7 +217,7 @@ FAULTS = (
     Fault("Serve replica", _kills("ServeReplica"), "gateway"),
     Fault("Serve controller", _kills("ServeController")),
     Fault("proxy", _kills("ProxyActor"), "gateway"),
-    Fault("worker node", _kill_a_worker, "worker", leases=ALL, kills=ALL, lines_again=1),
+    Fault("worker node", _kill_a_worker, "worker", leases=ALL, kills=ALL, steps=1, lines_again=1),
     Fault("head", _kill_the_head, "gateway", leases=ALL, kills=ALL, lines_again=1),
     Fault("network, short", _drops_the_network(SHORT_S), "worker", leases=ALL, abandoned=ALL, lines_again=1),
     Fault("network, long", _drops_the_network(LONG_S), "worker", leases=ALL, abandoned=ALL, lines_again=1),
@@ -276,6 +277,7 @@ class Schedule:
             lost_leases=sum(fault.leases for fault in faults),
             lease_tokens=MAX_LEASE,
             kills=sum(fault.kills for fault in faults),
+            steps=sum(fault.steps for fault in faults),
             abandoned=sum(fault.abandoned for fault in faults),
             lines_again=sum(fault.lines_again for fault in faults),
         )

@@ -8,6 +8,9 @@ client received only where a fault explains them:
 - A token is charged before its delivery. If a coordinator is killed, the last deltas do not arrive: at most
   `IN_FLIGHT` tokens of each answer. If the network or a gateway fails, a coordinator that nobody hears may continue
   every answer to its end.
+- The tokens of a step are paid for and then drawn, before a shard that holds the step's weights names them. If it
+  fails in between, the step is repeated, and its tokens count as sampled: one of each answer. A share counts no more
+  than the request reserved, so a key whose answers are whole does not pay for them.
 - A stream that breaks does not show what was released after its last chunk: at most what it still wanted.
 - A rolled-back ledger is charged with all that its anchors know, and its open leases are charged in full.
 
@@ -36,6 +39,7 @@ class Margin:
         lost_leases: the number of times that a coordinator's open leases may have stayed charged.
         lease_tokens: the most tokens of one lease.
         kills: the number of times that the deltas of a coordinator may have been lost on their way.
+        steps: the number of times that each answer may have lost a step to a shard that failed.
         abandoned: the number of times that a coordinator may have continued answers that nobody received.
         lines_again: the number of times that the running lines of a batch may have been started again.
     """
@@ -43,6 +47,7 @@ class Margin:
     lost_leases: int = 0
     lease_tokens: int = 0
     kills: int = 0
+    steps: int = 0
     abandoned: int = 0
     lines_again: int = 0
 
@@ -52,7 +57,7 @@ class Margin:
         wanted = sum(transcript.wanted for transcript in (*streams, *lines))
         return (
             self.lost_leases * OPEN_LEASES * self.lease_tokens
-            + self.kills * IN_FLIGHT * (len(streams) + len(lines))
+            + (self.kills * IN_FLIGHT + self.steps) * (len(streams) + len(lines))
             + self.abandoned * wanted
             + self.lines_again * sum(line.wanted for line in lines)
             + sum(stream.missing for stream in streams)

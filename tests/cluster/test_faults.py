@@ -43,7 +43,6 @@ SERVER_MEGABYTES = 600
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.faults,
     pytest.mark.timeout(900),
     pytest.mark.skipif(nodes.unavailable() is not None, reason=nodes.unavailable() or ""),
     pytest.mark.skipif(disks.unavailable() is not None, reason=disks.unavailable() or ""),

@@ -75,6 +75,7 @@ def test_the_margin_is_what_the_faults_explain_and_no_token_more() -> None:
         (Margin(), missing),
         (Margin(lost_leases=1, lease_tokens=16), missing + OPEN_LEASES * 16),
         (Margin(kills=2), missing + 2 * IN_FLIGHT * answers),
+        (Margin(steps=1), missing + answers),
         (Margin(abandoned=1), missing + 48 + 32),
         (Margin(lines_again=2), missing + 2 * 32),
     ):

@@ -34,6 +34,7 @@ TARGETS = ("Shard", "Budget", "Coordinator", "ServeReplica", "Fleet", "ProxyActo
 BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
 """The processes on the path of an answer to its client."""
 MARGINS = {
+    "Shard": Margin(steps=1),
     "Coordinator": Margin(lost_leases=1, lease_tokens=MAX_LEASE, kills=1),
     EVERYTHING: Margin(lost_leases=1, lease_tokens=MAX_LEASE),
 }
