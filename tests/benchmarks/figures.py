@@ -405,8 +405,13 @@ def private_base() -> str:
 def _beside_dp_sgd(row: Mapping[str, Any]) -> str:
     if row["over_dp_sgd"] is None:
         return "DP-SGD alone"
-    mean, low, high = row["over_dp_sgd"]
-    return f"{mean:+.3f} ({low:.3f} to {high:.3f})"
+    return _between(row["over_dp_sgd"], "+.3f")
+
+
+def _between(found: Sequence[float], form: str = ".3f") -> str:
+    """Returns a mean with its interval."""
+    mean, low, high = found
+    return f"{mean:{form}} ({low:.3f} to {high:.3f})"
 
 
 def _verdict(corpus: str, epsilon: str) -> str:
@@ -621,6 +626,16 @@ def task_mauve() -> str:
     return f"{', '.join(most)} and {last}"
 
 
+def notes() -> str:
+    """Shows what pairs teach a model that writes notes."""
+    figures = record("notes").figures
+    rows = [
+        [name, f"{figures['pairs'].get(name, 0):,}", *(_between(row[key]) for key in ("gain", "own_dialogue"))]
+        for name, row in figures["models"].items()
+    ]
+    return table(["trained on", "pairs", "gain", "what the own dialogue is worth"], rows, where("notes"))
+
+
 # Structures and the ledger
 
 
@@ -686,7 +701,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
             base_contexts,
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
             *(schema_ms, first_token_ratios, schemas_kept, verified, charged, neighbours),
-            *(text_parts, references, part_gains, published, tasks, task_more, task_mauve),
+            *(text_parts, references, part_gains, published, tasks, task_more, task_mauve, notes),
         )
     },
     **{
