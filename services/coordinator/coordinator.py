@@ -48,6 +48,9 @@ it."""
 PREFILL_TOKENS = 4096
 """The maximum number of prompt tokens that a step ingests, because all live sequences wait for it. One prompt may
 exceed it."""
+MAX_LOST = 3
+"""A sequence fails when more of its tokens than this were paid for and then lost, one after another: a shard that loses
+every token would spend the budget."""
 RETRY_AFTER_S = 30.0
 """Delay before a client should repeat a request that failed because a shard or the budget did not answer."""
 
@@ -239,13 +242,17 @@ class Coordinator:
         return batch
 
     async def _wait_for_recovery(self, error: Exception) -> None:
-        """Waits before the next attempt, and ends the sequences that have waited longer than `recovery_s`."""
+        """Waits before the next attempt.
+
+        Ends the sequences that have waited longer than `recovery_s`, or of which more than `MAX_LOST` tokens were lost.
+        """
         _forget_caches(self._live.values())
         if self._failing_since is None:
             self._failing_since = time.monotonic()
             logger.warning("a step failed and is repeated: %s", loggable(error))
             with suppress(ValueError):  # a deployment of one part has no fleet
                 self._actor(self._settings.fleet).check.remote()
+        self._fail([live for live in self._live.values() if live.lost > MAX_LOST], error, RETRY_AFTER_S)
         before = time.monotonic() - self._settings.recovery_s
         if self._failing_since < before:
             self._fail([live for live in self._live.values() if live.waiting_since < before], error, RETRY_AFTER_S)
@@ -264,6 +271,8 @@ class Coordinator:
                     self._fail([live], sequence_error)
 
     def _fail(self, batch: list[LiveSequence], error: Exception, retry_after: float | None = None) -> None:
+        if not batch:
+            return
         logger.error("%d sequences failed: %s", len(batch), loggable(error))
         self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 

@@ -66,6 +66,11 @@ class LiveSequence:
         return self.generation.id
 
     @property
+    def lost(self) -> int:
+        """The number of charged tokens that no delta has reported yet."""
+        return self._charged
+
+    @property
     def structured(self) -> bool:
         """Whether a grammar restricts the completion."""
         return self._matcher is not None
@@ -129,7 +134,7 @@ class LiveSequence:
             return self._with_held(self._completed(reason))
         self.finish_reason = reason
         text = "" if self._held.tokens else self._text.finish()
-        return Delta(self.id, text, (), reason, self.public, retry_after, lost=self._lost())
+        return Delta(self.id, text, (), reason, self.public, retry_after, lost=self._report_lost())
 
     def _take(self, sampled: tuple[int, ...], position: Position | None) -> Delta:
         """Appends a sampled token and those forced after it, until one of them ends the generation.
@@ -184,10 +189,10 @@ class LiveSequence:
     def _with_held(self, delta: Delta | None = None) -> Delta:
         """Returns the tokens that wait and those of a delta as one delta."""
         held, self._held = self._held, Delta(self.id, "")
-        return held if delta is None else replace(_joined(held, delta), lost=self._lost())
+        return held if delta is None else replace(_joined(held, delta), lost=self._report_lost())
 
-    def _lost(self) -> int:
-        """Returns the number of charged tokens that no delta has reported, and forgets them."""
+    def _report_lost(self) -> int:
+        """Returns `lost`, and forgets it."""
         lost, self._charged = self._charged, 0
         return lost
 

@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 
 from privmix.services.budget.reader import read
 from privmix.services.coordinator.arithmetic import Arithmetic
-from privmix.services.coordinator.coordinator import Coordinator
+from privmix.services.coordinator.coordinator import MAX_LOST, Coordinator
 from privmix.services.coordinator.draws import AHEAD
 from privmix.services.coordinator.messages import Delta, Generation
 from privmix.services.coordinator.partial_sums import PartialSums
@@ -313,6 +313,24 @@ def test_a_token_whose_weights_are_lost_stays_charged(
     assert sum(delta.charged for delta in deltas) == TOKENS + 2
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS + 2
     assert ray.get(shards[0].status.remote()).failure is None, "the shard is sound"
+
+
+def test_a_shard_that_loses_every_token_costs_few(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(2, 1.0, 0.4), ("shard-0",))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            ray.get(shards[0].lose.remote(1000))
+            deltas = await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
+            ray.get(shards[0].lose.remote(0))
+            return deltas
+
+    deltas = asyncio.run(run())
+    assert reasons(deltas) == {"a": "error", "b": "error"}
+    assert all(delta.retry_after for delta in deltas if delta.finish_reason == "error")
+    assert [delta.charged for delta in deltas] == [MAX_LOST + 1] * 2
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * (MAX_LOST + 1)
 
 
 def test_a_shard_keeps_the_rows_of_each_callers_last_step(engines: tuple[EngineSettings, ...]) -> None:
