@@ -350,18 +350,18 @@ def fading() -> str:
 # A private base
 
 
-BASES = {"mts_dialog_train": "private_base-dialogues"}
-"""The records of corpora that are measured with other sizes than those of `private_base`."""
-
-
-def base_corpora() -> list[str]:
-    """Returns the corpora on which private bases are measured."""
-    return [*BASES, *record("private_base").figures["corpora"]]
+BASES = {
+    "mts_dialog_train": "private_base-dialogues",
+    "commits": "private_base-commits",
+    "shakespeare": "private_base-speeches",
+    "demo": "private_base-demo",
+}
+"""The records of the corpora on which private bases are measured."""
 
 
 def base_figures(corpus: str) -> Mapping[str, Any]:
     """Returns the record's figures for this corpus."""
-    return record(BASES.get(corpus, "private_base")).figures
+    return record(BASES[corpus]).figures
 
 
 def _base_cell(corpus: str, epsilon: str, method: str, tokens: int, based: bool) -> Mapping[str, Any]:
@@ -390,16 +390,24 @@ def base_gain(corpus: str, epsilon: str, method: str, tokens: int, based: bool) 
 def private_base() -> str:
     """Shows individual budgets, alone and on a private base, beside DP-SGD with all of epsilon."""
     rows = []
-    for corpus in base_corpora():
+    for corpus in BASES:
         for epsilon in sorted(base_figures(corpus)["corpora"][corpus], key=float, reverse=True):
             trained, *_ = base_gain(corpus, epsilon, "DP-SGD", TOKENS[0], False)
             alone = (base_gain(corpus, epsilon, "individual", tokens, False) for tokens in TOKENS)
             based = (_base_cell(corpus, epsilon, "individual", tokens, True) for tokens in TOKENS)
             name = f"{titled(corpus)}, {epsilon}"
             gains = ", ".join(f"{mean:.3f}" for mean, _, _ in alone)
-            rows.append([name, f"{trained:.3f}", gains, *map(_beside_dp_sgd, based)])
-    columns = ["corpus, epsilon", "DP-SGD", "ensemble alone", *(f"on a base: {tokens:,}" for tokens in TOKENS)]
-    return table(columns, rows, where(*BASES.values(), "private_base"))
+            rows.append([name, f"{trained:.3f}", gains, _base_epsilon(corpus, epsilon), *map(_beside_dp_sgd, based)])
+    beside = (f"on it: {tokens:,}" for tokens in TOKENS)
+    columns = ["corpus, epsilon", "DP-SGD", "ensemble alone", "base's epsilon", *beside]
+    return table(columns, rows, where(*BASES.values()))
+
+
+def _base_epsilon(corpus: str, epsilon: str) -> str:
+    """Returns the epsilon of the base on which ensembles stand: one, as the records are made."""
+    rows = base_figures(corpus)["corpora"][corpus][epsilon]
+    (found,) = {row["base_epsilon"] for row in rows if row["tokens"] is not None} - {None}
+    return f"{found:g}"
 
 
 def _beside_dp_sgd(row: Mapping[str, Any]) -> str:
