@@ -37,9 +37,10 @@ def unavailable() -> str | None:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need iproute2"
-    if _ip("netns", "add", "privmix-probe", check=False):
+    probe = f"privmix-probe-{os.getpid()}"  # of this process alone, because another one may ask at the same time
+    if _ip("netns", "add", probe, check=False):
         return "network namespaces are not allowed here"
-    _ip("netns", "delete", "privmix-probe")
+    _ip("netns", "delete", probe)
     return None
 
 

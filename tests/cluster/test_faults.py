@@ -41,11 +41,12 @@ STREAM_TOKENS = 24
 LINE_TOKENS = 8
 SERVER_MEGABYTES = 600
 
+UNAVAILABLE = nodes.unavailable() or disks.unavailable()
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(nodes.unavailable() is not None, reason=nodes.unavailable() or ""),
-    pytest.mark.skipif(disks.unavailable() is not None, reason=disks.unavailable() or ""),
+    pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or ""),
 ]
 
 

@@ -46,7 +46,9 @@ SYNCHRONOUS_S = 2.5
 
 Backend = Literal["sqlite", "postgresql"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")]
+UNAVAILABLE = unavailable()
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")]
 
 
 @dataclass
