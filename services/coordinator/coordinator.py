@@ -252,10 +252,13 @@ class Coordinator:
             logger.warning("a step failed and is repeated: %s", loggable(error))
             with suppress(ValueError):  # a deployment of one part has no fleet
                 self._actor(self._settings.fleet).check.remote()
-        self._fail([live for live in self._live.values() if live.lost > MAX_LOST], error, RETRY_AFTER_S)
         before = time.monotonic() - self._settings.recovery_s
-        if self._failing_since < before:
-            self._fail([live for live in self._live.values() if live.waiting_since < before], error, RETRY_AFTER_S)
+        late = self._failing_since < before
+        given_up = [
+            live for live in self._live.values() if live.unreported > MAX_LOST or (late and live.waiting_since < before)
+        ]
+        if given_up:
+            self._fail(given_up, error, RETRY_AFTER_S)
         await asyncio.sleep(REPEAT_S)
 
     async def _isolate(self, batch: list[LiveSequence], error: Exception) -> None:
@@ -271,8 +274,6 @@ class Coordinator:
                     self._fail([live], sequence_error)
 
     def _fail(self, batch: list[LiveSequence], error: Exception, retry_after: float | None = None) -> None:
-        if not batch:
-            return
         logger.error("%d sequences failed: %s", len(batch), loggable(error))
         self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 

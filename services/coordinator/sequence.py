@@ -20,6 +20,7 @@ class LiveSequence:
         options: the sampling options of the next token.
         started: whether a token was released.
         uncached: the number of the latest tokens of the context that the shards have not read.
+        unreported: the number of charged tokens that no delta has reported yet.
 
     Args:
         matcher: follows the completion through `generation.grammar`; None without a grammar. `begin` comes first.
@@ -38,7 +39,7 @@ class LiveSequence:
         self.started = bool(generation.released)
         self.uncached = len(self.tokens)
         self._matcher = matcher
-        self._charged = 0
+        self.unreported = 0
         self._payable = generation.max_tokens if generation.max_charged is None else generation.max_charged
         self._end: tuple[int, ...] | None = None  # completes the structure, and fits into `remaining`
         self._held = Delta(generation.id, "")
@@ -64,11 +65,6 @@ class LiveSequence:
     @property
     def id(self) -> str:
         return self.generation.id
-
-    @property
-    def lost(self) -> int:
-        """The number of charged tokens that no delta has reported yet."""
-        return self._charged
 
     @property
     def structured(self) -> bool:
@@ -100,7 +96,7 @@ class LiveSequence:
 
     def charge(self, tokens: int = 1) -> None:
         """Counts tokens that are charged now, so that a delta reports them, also if they are never released."""
-        self._charged += tokens
+        self.unreported += tokens
 
     def accept(self, token: int, position: Position | None = None) -> Delta:
         """Appends a sampled token, which must be paid for, and those forced after it, and returns the new text.
@@ -118,7 +114,7 @@ class LiveSequence:
         if self._end is not None and not self._fits((token,), position):
             return self._with_held(self._completed("length"))
         if not self.public:
-            self._charged = max(0, self._charged - 1)  # the delta carries this token
+            self.unreported = max(0, self.unreported - 1)  # the delta carries this token
         return self._with_held(self._take((token,), position))
 
     def forget_cache(self) -> None:
@@ -192,8 +188,8 @@ class LiveSequence:
         return held if delta is None else replace(_joined(held, delta), lost=self._report_lost())
 
     def _report_lost(self) -> int:
-        """Returns `lost`, and forgets it."""
-        lost, self._charged = self._charged, 0
+        """Returns `unreported`, and forgets it."""
+        lost, self.unreported = self.unreported, 0
         return lost
 
 

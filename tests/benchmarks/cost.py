@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from privmix.services.foundation.files import write_atomically
 from privmix.services.laboratory.evaluation.figures import PALETTES, canvas, logarithmic, shared_legend
-from tests.benchmarks.figures import TOKENS, base_figures, base_gain
+from tests.benchmarks.figures import TOKENS, base_gain, base_rows
 
 FIGURE = Path(__file__).with_name("cost.svg")
 CORPUS = "mts_dialog_train"
@@ -35,7 +35,7 @@ def shown_gains() -> dict[str, dict[str, Gains]]:
             name: {tokens: base_gain(CORPUS, epsilon, method, tokens, based) for tokens in TOKENS}
             for name, (method, based) in methods.items()
         }
-        for epsilon in sorted(base_figures(CORPUS)["corpora"][CORPUS], key=float)
+        for epsilon in sorted(base_rows(CORPUS), key=float)
     }
 
 
@@ -62,7 +62,7 @@ def draw() -> bytes:
 
 def _parts() -> int:
     """Returns the number of parts of the figure's ensembles."""
-    rows = [row for of in base_figures(CORPUS)["corpora"][CORPUS].values() for row in of]
+    rows = [row for of in base_rows(CORPUS).values() for row in of]
     (parts,) = {row["parts"] for row in rows if row["parts"] is not None}
     return int(parts)
 

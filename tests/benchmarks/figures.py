@@ -359,9 +359,10 @@ BASES = {
 """The records of the corpora on which private bases are measured."""
 
 
-def base_figures(corpus: str) -> Mapping[str, Any]:
-    """Returns the record's figures for this corpus."""
-    return record(BASES[corpus]).figures
+def base_rows(corpus: str) -> Mapping[str, Any]:
+    """Returns the rows that were measured on this corpus, by epsilon."""
+    rows: Mapping[str, Any] = record(BASES[corpus]).figures["corpora"][corpus]
+    return rows
 
 
 def _base_cell(corpus: str, epsilon: str, method: str, tokens: int, based: bool) -> Mapping[str, Any]:
@@ -369,7 +370,7 @@ def _base_cell(corpus: str, epsilon: str, method: str, tokens: int, based: bool)
 
     Where the rule leaves nothing to an ensemble, the row on a base is DP-SGD's.
     """
-    rows = base_figures(corpus)["corpora"][corpus][epsilon]
+    rows = base_rows(corpus)[epsilon]
     trained = next(row for row in rows if (row["method"], row["base_epsilon"]) == ("DP-SGD", float(epsilon)))
     if method == "DP-SGD":
         return trained
@@ -391,7 +392,7 @@ def private_base() -> str:
     """Shows individual budgets, alone and on a private base, beside DP-SGD with all of epsilon."""
     rows = []
     for corpus in BASES:
-        for epsilon in sorted(base_figures(corpus)["corpora"][corpus], key=float, reverse=True):
+        for epsilon in sorted(base_rows(corpus), key=float, reverse=True):
             trained, *_ = base_gain(corpus, epsilon, "DP-SGD", TOKENS[0], False)
             alone = (base_gain(corpus, epsilon, "individual", tokens, False) for tokens in TOKENS)
             based = (_base_cell(corpus, epsilon, "individual", tokens, True) for tokens in TOKENS)
@@ -405,7 +406,7 @@ def private_base() -> str:
 
 def _base_epsilon(corpus: str, epsilon: str) -> str:
     """Returns the epsilon of the base on which ensembles stand: one, as the records are made."""
-    rows = base_figures(corpus)["corpora"][corpus][epsilon]
+    rows = base_rows(corpus)[epsilon]
     (found,) = {row["base_epsilon"] for row in rows if row["tokens"] is not None} - {None}
     return f"{found:g}"
 
@@ -442,7 +443,7 @@ def base_contexts() -> str:
     """Shows the gains on the dialogues by the number of tokens before the position, for 1,024 private tokens."""
     corpus = "mts_dialog_train"
     ways = {"DP-SGD": ("DP-SGD", False), "ensemble alone": ("individual", False), "on a base": ("individual", True)}
-    epsilons = sorted(base_figures(corpus)["corpora"][corpus], key=float, reverse=True)
+    epsilons = sorted(base_rows(corpus), key=float, reverse=True)
     gains = {
         f"{epsilon}, {name}": _base_cell(corpus, epsilon, method, TOKENS[0], based)["contexts"]
         for epsilon, (name, (method, based)) in product(epsilons, ways.items())

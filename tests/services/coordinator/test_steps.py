@@ -297,18 +297,31 @@ def test_a_step_whose_rows_are_lost_is_repeated_with_the_same_draws(
     assert ray.get(shards[1].status.remote()).failure is None, "the shard is sound"
 
 
+def deltas_beside_losses(
+    engines: tuple[EngineSettings, ...],
+    shard: ActorHandle,
+    folder: Path,
+    prompts: dict[str, tuple[int, ...]],
+    steps: int,
+) -> list[Delta]:
+    """Returns the deltas of answers from one shard, which computes this many steps and loses them."""
+
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(2, 1.0, 0.4), ("shard-0",))
+        async with coordinating(engines, folder / "ledger.db", serving) as coordinator:
+            ray.get(shard.lose.remote(steps))
+            deltas = await generate(coordinator, prompts, TOKENS)
+            ray.get(shard.lose.remote(0))  # other tests use the shard, too
+            return deltas
+
+    return asyncio.run(run())
+
+
 def test_a_token_whose_weights_are_lost_stays_charged(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
     """Its point was drawn, so it was sampled, although nobody saw it. Two attempts fail after their charge."""
-
-    async def run() -> list[Delta]:
-        serving = shard_map(PMixed(2, 1.0, 0.4), ("shard-0",))
-        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
-            ray.get(shards[0].lose.remote(2))
-            return await generate(coordinator, {"a": PROMPTS[0]}, TOKENS)
-
-    deltas = asyncio.run(run())
+    deltas = deltas_beside_losses(engines, shards[0], tmp_path, {"a": PROMPTS[0]}, 2)
     assert set(reasons(deltas).values()) == {"length"}
     assert sum(delta.charged for delta in deltas) == TOKENS + 2
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS + 2
@@ -318,15 +331,7 @@ def test_a_token_whose_weights_are_lost_stays_charged(
 def test_a_shard_that_loses_every_token_costs_few(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
-    async def run() -> list[Delta]:
-        serving = shard_map(PMixed(2, 1.0, 0.4), ("shard-0",))
-        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
-            ray.get(shards[0].lose.remote(1000))
-            deltas = await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
-            ray.get(shards[0].lose.remote(0))
-            return deltas
-
-    deltas = asyncio.run(run())
+    deltas = deltas_beside_losses(engines, shards[0], tmp_path, {"a": PROMPTS[0], "b": PROMPTS[1]}, 1000)
     assert reasons(deltas) == {"a": "error", "b": "error"}
     assert all(delta.retry_after for delta in deltas if delta.finish_reason == "error")
     assert [delta.charged for delta in deltas] == [MAX_LOST + 1] * 2
