@@ -7,12 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from privmix.services.engine.engine import PUBLIC, Engine, Request
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
 from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.shards.reducer import Reducer
+from privmix.services.privacy.sampling.categorical import draw
+from privmix.services.shards.reducer import Reducer, Reduction, pick
 from tests.benchmarks.reduction import RADIUS, reduction
 from tests.benchmarks.startup import timed
 
@@ -28,11 +31,12 @@ STAGES = {
 }
 """The methods of vLLM's model runner, with ours, that a step may consist of. Those within a graph are not called."""
 
-Use = Callable[[Tensor], Any]
+Use = Callable[[Tensor], Sequence[int] | None]
+"""Gets a step's logits, and may return the token of each sequence."""
 
 
 class Decoding:
-    """Decodes sequences together, greedily by the public row. They start with random contexts, all of them different.
+    """Decodes sequences together. They start with random contexts, all of them different.
 
     Args:
         parts: each step draws from them for each sequence.
@@ -54,7 +58,7 @@ class Decoding:
 
         Args:
             readers: the number of parts that are drawn for each sequence.
-            use: is called with the logits, [S (1 + readers), V].
+            use: is called with the logits, [S (1 + readers), V]. Tokens are the public row's likeliest by default.
         """
         requests = [
             Request(name, tuple(tokens), (PUBLIC, *sorted(self._draw.sample(self._parts, readers))))
@@ -63,9 +67,8 @@ class Decoding:
         began = time.perf_counter()
         logits = self._engine.logits(requests)
         following = logits[:: 1 + readers].argmax(dim=-1)
-        if use is not None:
-            use(logits)
-        chosen = following.tolist()
+        used = None if use is None else use(logits)
+        chosen = following.tolist() if used is None else used
         seconds = time.perf_counter() - began
         for tokens, token in zip(self._texts.values(), chosen, strict=True):
             tokens.append(token)
@@ -79,18 +82,43 @@ class Decoding:
 def reducing(sequences: int, readers: int) -> Use:
     """Returns what reduces the rows of a step by the exponential mechanism, to sums and p0 on the host."""
     reducer, given = Reducer(), reduction(Exponential(readers, readers, RADIUS), sequences, readers)
-    return lambda logits: reducer.reduce(logits, given)
+
+    def use(logits: Tensor) -> None:
+        reducer.reduce(logits, given)
+
+    return use
+
+
+def sampling(sequences: int, readers: int) -> Use:
+    """Returns what samples a token of each sequence as a shard with all parts does.
+
+    It does so by the exponential mechanism, and without readers from p0.
+    """
+    private, count = sequences if readers else 0, max(readers, 1)
+    drawn = np.ones((private, count), dtype=np.bool_)
+    given = Reduction(Exponential(count, count, RADIUS), (SamplingOptions(),) * sequences, drawn)
+    reducer = Reducer()
+
+    def use(logits: Tensor) -> list[int]:
+        weighed, cumulative = reducer.weigh(logits, given)
+        tokens: list[int] = pick(np.array(draw(weighed.totals.tolist())), cumulative).tolist()
+        return tokens
+
+    return use
 
 
 def step_ms(decoding: Decoding, numbers: Sequence[int], steps: int) -> dict[str, dict[str, float]]:
-    """Returns the median milliseconds of a step, by the number of readers: with its rows alone, and with a reduction.
+    """Returns the median milliseconds of a step by the number of readers: of its rows alone, of rows that are reduced
+    to the sums that one of several shards sends, and of rows from which the only shard samples.
 
     The sides take turns, so that they share whatever changes over time. The number 0 stands for public rows alone.
     """
-    sides: dict[tuple[int, str], tuple[int, Use | None]] = {(0, "rows"): (0, None)}
-    for readers in numbers:
+    sides: dict[tuple[int, str], tuple[int, Use | None]] = {}
+    for readers in (0, *numbers):
         sides[readers, "rows"] = readers, None
-        sides[readers, "reduced"] = readers, reducing(decoding.sequences, readers)
+        sides[readers, "sampled"] = readers, sampling(decoding.sequences, readers)
+        if readers:
+            sides[readers, "reduced"] = readers, reducing(decoding.sequences, readers)
     for side in sides.values():
         for _ in range(WARM_UPS):
             decoding.step(*side)
@@ -158,11 +186,11 @@ def wait() -> None:
 
 
 def profile(decoding: Decoding, readers: int) -> dict[str, Any]:
-    """Returns what the device does in a step with a reduction: milliseconds, kernels, and the host's launches.
+    """Returns what the device does in a step that samples: milliseconds, kernels, and the host's launches.
 
     `profiled_ms` is the duration of a step under the profiler, which slows the host down.
     """
-    use = reducing(decoding.sequences, readers)
+    use = sampling(decoding.sequences, readers)
     for _ in range(WARM_UPS):
         decoding.step(readers, use)
     plain_ms = 1000 * statistics.median(decoding.step(readers, use) for _ in range(PROFILED_STEPS))

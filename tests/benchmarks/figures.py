@@ -224,14 +224,18 @@ def _adding(kind: str) -> str:
 # A GPU
 
 
+MODELS = {"small": "small", "large": "8B", "quarter": "8B, quarter"}
+"""The names of the models in the record of the GPU."""
+
+
 def _gpu_cells() -> dict[tuple[str, int, int], Mapping[str, float]]:
-    """Returns the ratios by shape, context and parts drawn, of this engine."""
+    """Returns the ratios by model, context and parts drawn, of this engine."""
     ratios: Mapping[str, Mapping[str, float]] = record("gpu").figures["ratios"]
     cells = {}
     for name, each in ratios.items():
-        shape, context, parts = name.split(",")
-        if shape != "before":
-            cells[shape, int(context), int(parts)] = each
+        model, context, parts = name.split(",")
+        if model in MODELS:
+            cells[model, int(context), int(parts)] = each
     return cells
 
 
@@ -240,17 +244,30 @@ def gpu() -> str:
     figures, cells = record("gpu").figures, _gpu_cells()
     numbers = sorted({number for _, _, number in cells})
     rows = []
-    for shape, context in dict.fromkeys((shape, context) for shape, context, _ in cells):
-        took = figures[shape]["all"][f"ms,{context}"]
-        floors = (figures["floors"][f"{shape},{context},{number}"]["measured_over_floor"]["rows"] for number in numbers)
-        ratios = (
-            f"{took[str(number)]['rows']:.3g}: **{ratio['rows over plain']:.2f}**, {ratio['reduced over plain']:.2f}"
-            for number, ratio in ((number, cells[shape, context, number]) for number in numbers[1:])
-        )
-        model = "small" if shape == "small" else "8B"
-        rows.append([f"{model}, {context:,}", took["0"]["rows"], *ratios, ", ".join(f"{each:.3g}" for each in floors)])
+    for model, context in dict.fromkeys((model, context) for model, context, _ in cells):
+        took = figures[model]["all"][f"ms,{context}"]
+        ratios = {number: cells.get((model, context, number)) for number in numbers}
+        floors = [
+            f"{figures['floors'][f'{model},{context},{number}']['measured_over_floor']['rows']:.3g}"
+            for number, ratio in ratios.items()
+            if ratio
+        ]
+        private = [
+            f"{took[str(number)]['rows']:.3g}: **{ratio['rows over plain']:.2f}**, {ratio['sampled over plain']:.2f}"
+            if ratio
+            else ""
+            for number, ratio in ratios.items()
+            if number
+        ]
+        rows.append([f"{MODELS[model]}, {context:,}", f"{took['0']['rows']:.3g}", *private, ", ".join(floors)])
     columns = ["model, context", "plain", *(f"m = {number}" for number in numbers[1:]), "over floor"]
     return table(columns, rows, where("gpu"))
+
+
+def _gpu_of_vllm(parts: int) -> str:
+    """Returns a sampled token of the small model over one of vLLM alone; without parts, its public row over it."""
+    ratios = record("gpu").figures["ratios"][f"small,192,{parts}"]
+    return f"{ratios['sampled over vLLM' if parts else 'rows over vLLM']:.2f}"
 
 
 def _gpu_ratio(parts: int) -> str:
@@ -260,7 +277,7 @@ def _gpu_ratio(parts: int) -> str:
 
 def _gpu_graph(shape: str) -> str:
     """Returns the range of the milliseconds of a step's captured passes."""
-    passes = [each["passes"] for each in record("gpu").figures[shape]["all"]["stages_ms"].values()]
+    passes = [each["graph"] for each in record("gpu").figures[shape]["all"]["stages_ms"].values()]
     return f"{spread(passes, '.1f')} ms"
 
 
@@ -722,6 +739,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "gpu_one": lambda: _gpu_ratio(1),
     "gpu_sixteen": lambda: _gpu_ratio(16),
     "gpu_rates": _gpu_rates,
+    "gpu_vllm": lambda: ", ".join(map(_gpu_of_vllm, (0, 1, 16, 64))),
     "gpu_graph_small": lambda: _gpu_graph("small"),
     "gpu_graph_large": lambda: _gpu_graph("large"),
     "kept_pmixed": lambda: _kept("pmixed"),

@@ -1,8 +1,9 @@
 """Checks and measures the engine on a GPU, in at most ten minutes: `python -m tests.benchmarks.gpu --json`.
 
 Its stages run one after another, each in processes of their own, which are stopped after a time; each prints its
-values when it ends, and none stops the others. `--stage` selects some of them. Models have the shapes of SmolLM2-135M
-and of a Llama of 8B parameters, and random weights; readers change the last half of the layers. S = 64 sequences.
+values when it ends, and none stops the others. A process imports what it needs while the one before it measures.
+`--stage` selects some of them. Models have the shapes of SmolLM2-135M and of a Llama of 8B parameters, and random
+weights; readers change the last half of the layers. S = 64 sequences.
 
 - `rates`: what the device does: bytes a second (read and written) of a copy, operations a second of a product in
   bfloat16; and `copy_ms`, to bring p0 of all sequences to the host, into new pages and as a shard does.
@@ -13,12 +14,14 @@ and of a Llama of 8B parameters, and random weights; readers change the last hal
 - `vllm`: milliseconds of a step of vLLM's own `LLM.generate` for both models, without compilation, which this engine
   does not use either.
 - `small`: SmolLM2's shape. `ms,CONTEXT` has the milliseconds of a step by the number of parts drawn for each sequence:
-  `rows` until the public tokens are known, `reduced` with the reduction of the rows by the exponential mechanism. 0
-  stands for public rows alone. `stages_ms` has those of a step by stage on an idle device; the device is idle between
+  `rows` until the public tokens are known, `reduced` with the sums of the exponential mechanism, as one of several
+  groups of parts sends them, `sampled` with the tokens that the only group samples by it. 0 stands for public rows
+  alone. `stages_ms` has those of a step by stage on an idle device; the device is idle between
   two stages, so that their sum is more than a step. `profile` says for 16 parts how long the device is busy in a step,
   and with what. Each engine also states its start and its memory.
 - `large`: the same for 8B parameters, with contexts of 192 and 1,024 tokens.
-- `start`: seconds until the first private rows in a new process, when all kernels have been compiled before.
+- `quarter`: the same for readers of its last quarter of the layers, all parts and 1,024 tokens.
+- `start`: seconds to the first private rows in a new process after its imports, when all kernels have been compiled.
 - `before`: `small` with the engine of another checkout, which `--before` names.
 - `batches`: the number of rows that have other bits in a larger batch: with batch-invariant kernels
   (`engine.batch_invariant`), and with ordinary ones. It is the last, so that it takes no time from the others.
@@ -38,7 +41,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,7 +62,7 @@ NAMED_ERRORS = 4
 ERROR = re.compile(r"\b\w*(Error|Exception): ")
 SLOWER_CPU = 10
 """By what all limits are multiplied on a CPU."""
-STAGES = ("rates", "kernels", "exact", "small", "vllm", "large", "before", "start", "batches")
+STAGES = ("rates", "kernels", "exact", "small", "vllm", "large", "quarter", "before", "start", "batches")
 """What is right comes before how fast it is. Where the time ends, the last ones say that none was left."""
 PLAINEST_VLLM = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """What this engine sets too, where vLLM's defaults fail."""
@@ -71,7 +74,7 @@ class GpuSize:
     """Holds the size of all measurements.
 
     Attributes:
-        small, large: the shapes of the models.
+        small, large, quarter: the shapes of the models.
         numbers: of parts that are drawn for each sequence.
         few: the number of these for what is measured once.
         contexts: the lengths for the large model, of which the first is that for the small one.
@@ -80,6 +83,7 @@ class GpuSize:
 
     small: str = "SmolLM2-135M"
     large: str = "Llama-8B"
+    quarter: str = "Llama-8B-quarter"
     parts: int = 64
     sequences: int = 64
     numbers: tuple[int, ...] = (1, 16, 64)
@@ -95,6 +99,7 @@ class GpuSize:
 QUICK = GpuSize(
     small="tiny",
     large="tiny",
+    quarter="tiny",
     parts=4,
     sequences=3,
     numbers=(1, 2),
@@ -134,27 +139,29 @@ class Bench:
         self._folder = folder
         self._checkout = before
         names = [f"part-{index:03d}" for index in range(size.parts)]
-        small, large = SHAPES[size.small], SHAPES[size.large]
-        write_model(folder / "small", small)
-        write_model(folder / "large", large, weights=False)
-        write_readers(folder / "small-readers", names, small)
-        write_readers(folder / "large-readers", names, large, size.linked)
+        self._shapes = {"small": size.small, "large": size.large, "quarter": size.quarter}
+        for which, shape in self._shapes.items():
+            write_model(folder / which, SHAPES[shape], weights=which == "small")
+            write_readers(folder / f"{which}-readers", names, SHAPES[shape], None if which == "small" else size.linked)
 
     def cells(self, stage: str) -> list[Measurement]:
         return list(getattr(self, stage)())
 
     def _case(self, which: str, readers: int) -> dict[str, Any]:
         size = self._size
-        contexts = size.contexts if which == "large" else size.contexts[:1]
         return {
-            "shape": size.large if which == "large" else size.small,
+            "shape": self._shapes[which],
             "model": str(self._folder / which),
             "adapters": str(self._folder / f"{which}-readers"),
             "sequences": size.sequences,
-            "context": max(contexts),
+            "context": max(self._contexts(which)),
             "readers": readers,
             "steps": size.steps,
         }
+
+    def _contexts(self, which: str) -> Sequence[int]:
+        contexts = self._size.contexts
+        return {"small": contexts[:1], "large": contexts, "quarter": contexts[-1:]}[which]
 
     def rates(self) -> Iterator[Measurement]:
         size = self._size
@@ -186,6 +193,9 @@ class Bench:
     def large(self) -> Iterator[Measurement]:
         yield self._speed("all", "large", self._size.numbers, 150)
 
+    def quarter(self) -> Iterator[Measurement]:
+        yield self._speed("all", "quarter", self._size.numbers[-1:], 100)
+
     def before(self) -> Iterator[Measurement]:
         if self._checkout is not None:
             numbers = [readers for readers in self._size.numbers if readers <= self._size.few]
@@ -193,14 +203,13 @@ class Bench:
             yield replace(cell, environment={"PYTHONPATH": str(self._checkout / ".packages")})
 
     def _speed(self, name: str, which: str, numbers: Sequence[int], limit_s: float) -> Measurement:
-        size = self._size
-        contexts = size.contexts if which == "large" else size.contexts[:1]
         case = self._case(which, max(numbers))
-        arguments = {"case": case, "numbers": numbers, "contexts": contexts, "profiled": size.few}
+        profiled = self._size.few if self._size.few in numbers else max(numbers)
+        arguments = {"case": case, "numbers": numbers, "contexts": self._contexts(which), "profiled": profiled}
         return Measurement(name, "speed", arguments, limit_s)
 
     def vllm(self) -> Iterator[Measurement]:
-        for which in ("small", "large"):
+        for which in ("large", "small"):
             case = self._case(which, 0)
             name, arguments = f"{which},{case['context']}", {"case": case, "compiled": False}
             yield Measurement(name, "plain_vllm", arguments, 75, again=PLAINEST_VLLM)
@@ -218,46 +227,93 @@ class Bench:
         yield Measurement("ordinary", "batches", case, 100)
 
 
-def run(cell: Measurement, slower: int, until: float, folder: Path) -> dict[str, Any]:
-    """Runs a cell. Returns its values with its seconds, and with `error` if it failed or was stopped.
+class Cell:
+    """Runs a measurement in a process of its own, which imports what it needs while another one measures."""
 
-    Args:
-        slower: by what its limit is multiplied.
-        until: the time at which it is stopped at the latest (`time.monotonic`).
-    """
-    limit_s = min(slower * cell.limit_s, until - time.monotonic())
-    if limit_s <= 0:
-        return {"error": "no time was left"}
-    given, result, log = (folder / f"{name}.json" for name in ("cell", "result", "log"))
-    given.write_text(json.dumps({"function": cell.function, "arguments": cell.arguments}))
-    result.unlink(missing_ok=True)
-    own = (str(ROOT / ".packages"), str(ROOT))
-    paths = [cell.environment.get("PYTHONPATH", ""), *own, os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        **cell.environment,
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # no stage draws tokens, and a bare machine has no FlashInfer
-        "PYTHONSAFEPATH": "1",  # another checkout's packages come before those of the working directory
-    }
-    command = [sys.executable, "-m", "tests.benchmarks.gpu_stages", str(given), str(result)]
-    began = time.monotonic()
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    def __init__(self, cell: Measurement, folder: Path) -> None:
+        self._cell = cell
+        self._result, self._log = folder / "result.json", folder / "log"
+        given = folder / "cell.json"
+        given.write_text(json.dumps({"function": cell.function, "arguments": cell.arguments}))
+        own = (str(ROOT / ".packages"), str(ROOT))
+        paths = [cell.environment.get("PYTHONPATH", ""), *own, os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            **cell.environment,
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # no stage draws tokens, and a bare machine has no FlashInfer
+            "PYTHONSAFEPATH": "1",  # another checkout's packages come before those of the working directory
+        }
+        command = [sys.executable, "-m", "tests.benchmarks.gpu_stages", str(given), str(self._result)]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def measure(self, slower: int, until: float) -> dict[str, Any]:
+        """Returns the values with their seconds, and with `error` if the process failed or was stopped.
+
+        Args:
+            slower: by what the limit is multiplied.
+            until: the time at which it is stopped at the latest (`time.monotonic`).
+        """
+        limit_s = min(slower * self._cell.limit_s, until - time.monotonic())
+        if limit_s <= 0:
+            return {"error": "no time was left"}
+        began = time.monotonic()
         error = None
         try:
-            if process.wait(limit_s):
-                error = f"ended with {process.returncode}"
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError), self._process.stdin as start:
+                start.write(b"\n")
+            if self._process.wait(limit_s):
+                error = f"ended with {self._process.returncode}"
         except subprocess.TimeoutExpired:
             error = f"was stopped after {limit_s:.0f} s"
         finally:
-            _end(process)
-    values: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
-    if error is not None:
-        values["error"] = f"{error}: {_errors(log.read_text())}"
-    return {**values, "seconds": round(time.monotonic() - began, 1)}
+            self.end()
+        values: dict[str, Any] = json.loads(self._result.read_text()) if self._result.exists() else {}
+        if error is not None:
+            values["error"] = f"{error}: {_errors(self._log.read_text())}"
+        return {**values, "seconds": round(time.monotonic() - began, 1)}
+
+    def end(self) -> None:
+        """Ends the process with all that it has started, which may hold the device's memory."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def measure(cells: Sequence[tuple[str, Measurement]], slower: int, until: float) -> dict[str, Any]:
+    """Runs cells of stages one after another; returns the values of each by stage and name."""
+    report: dict[str, Any] = {stage: {} for stage, _ in cells}
+    with ExitStack() as started, tempfile.TemporaryDirectory(prefix="cells-") as name:
+
+        def begun(cell: Measurement) -> Cell:
+            process = Cell(cell, Path(tempfile.mkdtemp(dir=name)))
+            started.callback(process.end)
+            return process
+
+        def measured(stage: str, cell: Measurement, process: Cell) -> dict[str, Any]:
+            value = process.measure(slower, until)
+            print(f"{stage},{cell.name}: {json.dumps(value)}", file=sys.stderr, flush=True)
+            return value
+
+        processes: list[Cell] = []
+        for index, (stage, cell) in enumerate(cells):
+            processes += [begun(coming) for _, coming in cells[len(processes) : index + 2]]
+            value = measured(stage, cell, processes[index])
+            if "error" in value and cell.again is not None:
+                other = replace(cell, environment=cell.again)
+                value = {"again": cell.again, **measured(stage, other, begun(other))}
+            report[stage][cell.name] = value
+    return report
 
 
 def _errors(log: str) -> str:
@@ -266,18 +322,11 @@ def _errors(log: str) -> str:
     return "\n".join([*(line[-300:] for line in named[:NAMED_ERRORS]), log[-TAIL:]])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process with all that it has started, which may hold the device's memory."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def summary(report: Mapping[str, Any], size: GpuSize) -> dict[str, Any]:
     """Returns the ratios to a plain token, and the floors on this device, of what was measured."""
     found: dict[str, Any] = {"ratios": {}, "floors": {}}
     device = report.get("rates", {}).get("device", {})
-    for which in ("small", "large", "before"):
+    for which in ("small", "large", "quarter", "before"):
         for cell in report.get(which, {}).values():
             for key, by_readers in cell.items():
                 if key.startswith("ms,"):
@@ -295,20 +344,23 @@ def _compare(
     device: Mapping[str, Any],
     size: GpuSize,
 ) -> None:
-    shape = "large" if which == "large" else "small"
-    plain, alone = by_readers["0"]["rows"], vllm.get(f"{shape},{context}", {}).get("ms")
+    model = {"large": size.large, "quarter": size.quarter}.get(which, size.small)
+    same = "small" if model == size.small else "large"
+    plain, sampled = by_readers["0"]["rows"], by_readers["0"].get("sampled")
+    alone = vllm.get(f"{same},{context}", {}).get("ms")
     for readers, took in by_readers.items():
         name = f"{which},{context},{readers}"
         found["ratios"][name] = {
-            "tokens_per_s": round(1000 * size.sequences / took.get("reduced", took["rows"])),
+            "tokens_per_s": round(1000 * size.sequences / took.get("sampled", took["rows"])),
             **{f"{kind} over plain": round(ms / plain, 2) for kind, ms in took.items()},
+            **({} if sampled is None else {"sampled over sampled": round(took["sampled"] / sampled, 2)}),
             **({} if alone is None else {f"{kind} over vLLM": round(ms / alone, 2) for kind, ms in took.items()}),
         }
         if "bytes" in device:
             step = DecodeStep(size.sequences, int(readers), context, size.parts)
             rates = Rates(device["bytes"], device["operations"])
-            floors = floors_ms(SHAPES[size.large if which == "large" else size.small], step, rates)
-            over = {"rows": took["rows"] / floors["rows"], "all": took.get("reduced", took["rows"]) / floors["all"]}
+            floors = floors_ms(SHAPES[model], step, rates)
+            over = {"rows": took["rows"] / floors["rows"], "all": took.get("sampled", took["rows"]) / floors["all"]}
             found["floors"][name] = {
                 "ms": {stage: round(ms, 3) for stage, ms in floors.items()},
                 "measured_over_floor": {stage: round(ratio, 2) for stage, ratio in over.items()},
@@ -335,21 +387,11 @@ def main(
     slower = 1 if torch.cuda.is_available() else SLOWER_CPU
     until = time.monotonic() + slower * limit_s
     size = QUICK if quick else GpuSize()
-    report: dict[str, Any] = {"recovery_s": StepSettings().recovery_s}
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
-        folder = Path(name)
-        bench = Bench(size, folder, before and before.resolve())
-        for wanted in stage or STAGES:
-            report[wanted] = {}
-            for cell in bench.cells(wanted):
-                value = run(cell, slower, until, folder)
-                print(f"{wanted},{cell.name}: {json.dumps(value)}", file=sys.stderr, flush=True)
-                if "error" in value and cell.again is not None:
-                    value = {"again": cell.again, **run(replace(cell, environment=cell.again), slower, until, folder)}
-                    print(f"{wanted},{cell.name}: {json.dumps(value)}", file=sys.stderr, flush=True)
-                report[wanted][cell.name] = value
-    report |= summary(report, size)
-    show(report, as_json)
+        bench = Bench(size, Path(name), before and before.resolve())
+        cells = [(wanted, cell) for wanted in stage or STAGES for cell in bench.cells(wanted)]
+        found = measure(cells, slower, until)
+    show({"recovery_s": StepSettings().recovery_s, **found, **summary(found, size)}, as_json)
 
 
 if __name__ == "__main__":

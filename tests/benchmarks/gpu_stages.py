@@ -1,7 +1,8 @@
 """Measures one cell of `tests.benchmarks.gpu` in this process: `python -m tests.benchmarks.gpu_stages CELL RESULT`.
 
 CELL is a JSON file with the function's name and its arguments. RESULT receives what was measured after every step, so
-that a process that fails or is stopped leaves what it had.
+that a process that fails or is stopped leaves what it had. The process imports what it needs, and measures once a line
+comes in.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ from tests.ensembles import write_adapters
 
 Found = Iterator[dict[str, Any]]
 
-SPARE = 256
+SPARE = 512
 """The tokens for which an engine's contexts have room beyond the first ones."""
+LONGEST = 256
+"""The tokens that a context has room for where engines are compared."""
 LIKELIEST = 20
 PART_TEXT = 128
 BATCHES = (1, 3, 8, 17, 40)
@@ -173,12 +177,11 @@ def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: i
                 ours = y[at, number * width :][:, :width].double()
                 difference = max(difference, float((ours - exact).abs().max())) if len(at) else difference
                 largest = max(largest, float(exact.abs().max())) if len(at) else largest
-        took = do_bench(lambda y=y, x=x, tiles=tiles: add_lora(y, x, slices, tiles))
         found[str(readers)] = {
             "error": round(difference / largest, 5),
             "again": bool(torch.equal(y, again)),
             "public_rows_untouched": not bool(y[:: 1 + readers].any()),
-            "ms": round(took, 4),
+            "ms": round(do_bench(lambda y=y, x=x, tiles=tiles: add_lora(y, x, slices, tiles)), 4),
         }
     return found
 
@@ -231,7 +234,7 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def restart(case: Mapping[str, Any]) -> Found:
-    """Measures the seconds from an engine's start to its first private rows."""
+    """Measures the seconds from an engine's start to its first private rows, in a process that has imported it."""
     given = EngineCase.of(case)
     began = time.perf_counter()
     engine, started = start(given)
@@ -249,11 +252,6 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
     Args:
         compiled: compile the model, as vLLM does by default; otherwise capture decode steps alone, as this engine does.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # this process has asked for GPUs already
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
 
     given = EngineCase.of(case)
@@ -364,7 +362,7 @@ def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], fold
     given = EngineCase.of(case)
     few = dict(list(given.adapters.items())[:3])
     vocabulary = SHAPES[given.shape].vocabulary
-    dense = replace(given, adapters=few, readers=len(few), context=SPARE).settings
+    dense = replace(given, adapters=few, readers=len(few), context=LONGEST).settings
     tokens = torch.randint(vocabulary, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
     makes: dict[str, Callable[[], EngineSettings]] = {
         "model": lambda: replace(dense, head_dtype="model"),
@@ -381,8 +379,8 @@ def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], fold
         asked = [
             Request(f"{start}-{length}", tuple(token % limit for token in tokens[start:][:length]), names)
             for names in [(PUBLIC, *settings.adapters)]
-            for start in range(0, 1024 - SPARE, SPARE)
-            for length in range(16, SPARE, 8)
+            for start in range(0, 1024 - LONGEST, LONGEST)
+            for length in range(16, LONGEST, 8)
         ][:contexts]
         files = next(iter(settings.adapters.values()))
         if files not in expected:
@@ -445,9 +443,9 @@ def experts(folder: Path) -> EngineSettings:
     model = write_mixture_of_experts(folder / "experts")
     if ON_GPU:
         parts = write_adapters(folder / "experts-parts", ("first", "second"), model, targets=("q_proj", "o_proj"))
-        return EngineSettings(model, context_length=SPARE, adapters=parts)
+        return EngineSettings(model, context_length=LONGEST, adapters=parts)
     parts = text_parts(folder / "experts-parts", [7 * token % 128 for token in range(2 * PART_TEXT)])
-    return EngineSettings(model, dtype="float32", context_length=SPARE, part_kind="text", adapters=parts)
+    return EngineSettings(model, dtype="float32", context_length=LONGEST, part_kind="text", adapters=parts)
 
 
 def batches(case: Mapping[str, Any]) -> Found:
@@ -494,8 +492,30 @@ CELLS: Mapping[str, Callable[..., Found]] = {
 }
 
 
+def import_vllm() -> None:
+    """Imports vLLM as it is when it serves alone."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process has asked for GPUs already
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    import_module("vllm")
+
+
+def import_engine() -> None:
+    import_module("privmix.services.engine.vllm_engine")
+    if ON_GPU:
+        import_module("privmix.services.engine.gpu_reader_worker")
+
+
+IMPORTS = {plain_vllm.__name__: import_vllm, **dict.fromkeys(("speed", "restart", "replays", "batches"), import_engine)}
+
+
 def main(cell: Path, result: Path) -> None:
     given = json.loads(cell.read_text())
+    if given["function"] in IMPORTS:
+        IMPORTS[given["function"]]()
+    sys.stdin.readline()
     found: dict[str, Any] = {}
     for part in CELLS[given["function"]](**given["arguments"]):
         found |= part

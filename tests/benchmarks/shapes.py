@@ -92,6 +92,7 @@ SHAPES = {
     "tiny": Shape(4, 2, 64, 2, 1, 128, 512, tied=True, context=1024),
     "SmolLM2-135M": Shape(30, 15, 576, 9, 3, 1536, 49152, tied=True),
     "Llama-8B": Shape(32, 16, 4096, 32, 8, 14336, 128256, tied=False),
+    "Llama-8B-quarter": Shape(32, 8, 4096, 32, 8, 14336, 128256, tied=False),
 }
 
 

@@ -331,7 +331,7 @@ def test_many_small_trainings() -> None:
 @pytest.mark.timeout(1800)
 def test_the_engine_by_stage() -> None:
     """Without a GPU, `exact` replays the stand-in for graphs, so all that a GPU will run has run once."""
-    stages = ("rates", "exact", "vllm", "small", "large", "start", "batches")
+    stages = ("rates", "exact", "vllm", "small", "large", "quarter", "start", "batches")
     measured = figures("gpu", "--json", *(f"--stage={stage}" for stage in stages))
     for stage in stages:
         for name, cell in measured[stage].items():
@@ -348,13 +348,15 @@ def test_the_engine_by_stage() -> None:
         assert "again" not in measured["vllm"][which]
     cell = measured["small"]["all"]
     keys(cell, "start_s")
-    keys(cell["ms,16"]["0"], "rows")
+    keys(cell["ms,16"]["0"], "rows", "sampled")
     keys(cell["profile"], "step_ms", "profiled_ms")
     for readers in ("1", "2"):
-        keys(cell["ms,16"][readers], "rows", "reduced")
+        keys(cell["ms,16"][readers], "rows", "reduced", "sampled")
         keys(cell["stages_ms"][readers], "passes", "head", "reduction", "other")
-        keys(measured["ratios"][f"small,16,{readers}"], "tokens_per_s", "rows over plain", "reduced over plain")
+        ratios = measured["ratios"][f"small,16,{readers}"]
+        keys(ratios, "tokens_per_s", "rows over plain", "sampled over plain", "sampled over sampled")
         keys(measured["floors"][f"small,16,{readers}"]["measured_over_floor"], "rows", "all")
+    assert list(measured["quarter"]["all"]["ms,24"]) == ["0", "2"]
     keys(measured["start"]["small"], "start_s", "first_rows_s")
     keys(measured["batches"]["ordinary"], "rows_compared")
     assert "batch-invariant kernels for GPUs" in measured["batches"]["invariant"]["skipped"]
@@ -373,18 +375,18 @@ def test_rows_of_each_family_agree_with_transformers() -> None:
     assert agreement["float32"]["ratio"] < agreement["model"]["ratio"]
 
 
-def test_a_stage_that_fails_says_why_and_stops_no_other(tmp_path: Path) -> None:
-    """Two of three cells fail: one by itself, and one at its limit."""
+def test_a_stage_that_fails_says_why_and_stops_no_other() -> None:
+    """Two of three cells fail: one at its limit, and one by itself."""
     cells = (
-        gpu.Measurement("wrong", "rates", {"copied": "many", "side": 1, "sequences": 1, "vocabulary": 1}, 600),
         gpu.Measurement("slow", "rates", {"copied": 1, "side": 1, "sequences": 1, "vocabulary": 1}, 0.1),
+        gpu.Measurement("wrong", "rates", {"copied": "many", "side": 1, "sequences": 1, "vocabulary": 1}, 600),
         gpu.Measurement("right", "rates", {"copied": 1024, "side": 8, "sequences": 2, "vocabulary": 16}, 600),
     )
-    wrong, stopped, right = (gpu.run(cell, 1, time.monotonic() + 600, tmp_path) for cell in cells)
-    assert "TypeError" in wrong["error"]
-    assert "was stopped after 0 s" in stopped["error"]
-    assert "error" not in right
-    keys(right, "bytes", "operations")
+    found = gpu.measure([("rates", cell) for cell in cells], 1, time.monotonic() + 600)["rates"]
+    assert "was stopped after 0 s" in found["slow"]["error"]
+    assert "TypeError" in found["wrong"]["error"]
+    assert "error" not in found["right"]
+    keys(found["right"], "bytes", "operations")
 
 
 @slow
