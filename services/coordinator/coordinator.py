@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +26,7 @@ from privmix.services.coordinator.metrics import CoordinatorMetrics
 from privmix.services.coordinator.recovery import is_temporary
 from privmix.services.coordinator.sequence import LiveSequence
 from privmix.services.coordinator.settings import LEASE_TOKENS, StepSettings
-from privmix.services.coordinator.step import Costs, Step, StepResult
+from privmix.services.coordinator.step import Costs, PartlySampled, Step, StepResult
 from privmix.services.coordinator.text import Detokenizer
 from privmix.services.fleet.fleet import NAME as FLEET
 from privmix.services.fleet.shard_map import ShardMap
@@ -302,7 +302,12 @@ class Coordinator:
         result = await self._ensemble.ask(step)
         self._draws.advance(step.sequences[: step.private])
         received = time.perf_counter()
-        tokens = await self._draw(batch, result, reserved)
+        tokens: Mapping[int, int]
+        lost: PartlySampled | None = None
+        try:
+            tokens = await self._draw(batch, result, reserved)
+        except PartlySampled as error:
+            lost, tokens = error, error.tokens
         drawn = [(live, tokens[at]) for at, live in enumerate(batch) if at in tokens]
         positions = await self._positions([(live, (token,)) for live, token in drawn])
         sampled = time.perf_counter()
@@ -311,6 +316,8 @@ class Coordinator:
         released = zip(drawn, positions, strict=True)
         self._deliver([self._accept(*next_, position) for next_, position in released if next_[0].id in self._live])
         self._steps.add(result.computed, result.received, received - started, sampled - received)
+        if lost is not None:
+            raise lost
 
     def _begin(self, batch: Sequence[LiveSequence], reserved: Reservation) -> Step:
         """Draws the parts of each private sequence. Those come first in a batch."""

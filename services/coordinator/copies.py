@@ -67,15 +67,19 @@ class ShardCopies:
             for call_ in calls:
                 call_.cancel()
 
-    async def same(self, copy: int, method: ShardCall) -> Any:
+    async def same(self, copy: int, method: ShardCall, *, patient: bool = False) -> Any:
         """Calls the copy that has answered, which holds the rows of this step.
+
+        Args:
+            patient: wait for as long as the copy is alive. A copy answers one call after another, so it may first
+                ingest another coordinator's long prompts.
 
         Raises:
             CoordinatorUnavailable: it does not answer in time; the step must be repeated, and another copy is preferred
                 then.
         """
         try:
-            async with asyncio.timeout(self._patience_s if len(self._names) > 1 else None):
+            async with asyncio.timeout(None if patient or len(self._names) == 1 else self._patience_s):
                 return await self._call(self._names[copy], method)
         except TimeoutError:
             self._avoid(copy)

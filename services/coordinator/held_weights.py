@@ -10,9 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privmix.services.coordinator.group import Group, ShardBatch, asking, in_order
-from privmix.services.coordinator.step import Costs, Step, StepResult
+from privmix.services.coordinator.recovery import is_temporary
+from privmix.services.coordinator.step import Costs, PartlySampled, Step, StepResult
 from privmix.services.foundation import tracing
 from privmix.services.privacy.sampling.categorical import draw
 from privmix.services.shards.reducer import NO_POINT, Weighed
@@ -52,6 +54,7 @@ class HeldWeights(StepResult):
         """Draws a point for each of these tokens at once: it makes the token, whether the shards answer or not.
 
         Raises:
+            PartlySampled: a copy did not answer; the tokens of the others are known.
             ValueError: a private sequence is among the free ones, or another among the paid ones.
         """
         private = self.step.private
@@ -59,23 +62,32 @@ class HeldWeights(StepResult):
             raise ValueError("paid must name private sequences, and free must name public ones")
         places = sorted({*paid, *free})
         points = dict(zip(places, draw(self.totals[at] for at in places), strict=True))
-        async with asking(self.timeout_s):
-            tokens = in_order(
-                zip(
-                    (each.batch for each in self.held),
-                    await asyncio.gather(*(self._pick(each, points) for each in self.held)),
-                    strict=True,
-                )
-            )
-        return {at: tokens[at] for at in places}
+        picked = await asyncio.gather(*(self._pick(each, points) for each in self.held), return_exceptions=True)
+        tokens: dict[int, int] = {}
+        errors: list[BaseException] = []
+        for held, answer in zip(self.held, picked, strict=True):
+            if isinstance(answer, BaseException):
+                errors.append(answer)
+            else:
+                tokens |= zip(held.batch.places, answer, strict=True)
+        sampled = {at: tokens[at] for at in places if at in tokens}
+        if errors:
+            # One that is not temporary ends sequences, whoever else answered.
+            raise next((error for error in errors if not is_temporary(error)), PartlySampled(errors[0], sampled))
+        return sampled
 
     async def _pick(self, held: HeldBatch, points: Mapping[int, int]) -> list[int]:
-        """Returns the tokens of a batch's sequences. Those without a point have no meaning."""
+        """Returns the tokens of a batch's sequences. Those without a point have no meaning.
+
+        They are paid for, and the copy holds them: to give it up early would lose them all.
+        """
         own = np.array([points.get(place, NO_POINT) for place in held.batch.places], dtype=np.int64)
         trace = tracing.traceparent()
-        tokens: list[int] = (
-            await self.group.copies.same(held.copy, lambda shard: shard.pick.remote(held.batch.key, own, trace))
-        ).tolist()
+        async with asking(self.timeout_s):
+            picked: NDArray[np.int64] = await self.group.copies.same(
+                held.copy, lambda shard: shard.pick.remote(held.batch.key, own, trace), patient=True
+            )
+        tokens: list[int] = picked.tolist()
         return tokens
 
 

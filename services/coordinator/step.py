@@ -7,12 +7,13 @@ rows become a result is chosen once for an ensemble (`privmix.services.coordinat
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privmix.services.foundation.errors import CoordinatorUnavailable
 from privmix.services.privacy.mollifiers.shaping import SamplingOptions
 
 
@@ -72,6 +73,18 @@ class Costs:
     charges: Sequence[tuple[int, ...]] = ()
 
 
+class PartlySampled(CoordinatorUnavailable):
+    """Reports that a shard did not name its tokens of a step, while others did.
+
+    Attributes:
+        tokens: those of the others, by their place in the step.
+    """
+
+    def __init__(self, cause: BaseException, tokens: Mapping[int, int]) -> None:
+        super().__init__(str(cause))
+        self.tokens = tokens
+
+
 @dataclass(frozen=True)
 class StepResult(ABC):
     """Holds what the shards computed for a step: first it is mixed, then paid for, and then sampled from.
@@ -103,6 +116,7 @@ class StepResult(ABC):
             free: places of sequences whose tokens come from p0: public ones, or private ones that are not paid for.
 
         Raises:
+            PartlySampled: the same, but other shards have answered.
             CoordinatorUnavailable: a shard failed, did not answer in time, or has lost the weights. The tokens count as
                 sampled.
         """

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.coordinator import coordinator as coordinating
 from privmix.services.coordinator.coordinator import Coordinator
 from privmix.services.coordinator.messages import Delta, Generation
+from privmix.services.coordinator.step import PartlySampled
 from privmix.services.foundation.errors import CoordinatorUnavailable
 from privmix.services.laboratory.audit.worlds.offline import HeldHere, offline
 from privmix.services.privacy.mollifiers.shaping import SamplingOptions
@@ -36,6 +37,9 @@ WORLDS: dict[str, tuple[Protocol, PrivacyBudget]] = {
     ),
     "individual": (ACCOUNTED, PrivacyBudget.of("e", INDIVIDUAL, ACCOUNTED)),
 }
+
+
+Sample = Callable[[HeldHere, Collection[int], Collection[int]], Awaitable[dict[int, int]]]
 
 
 @dataclass
@@ -62,6 +66,19 @@ class Faults:
 
         return called
 
+    def in_part(self, sample: Sample, probability: float) -> Sample:
+        """Returns a sampling of which some shards do not name their tokens now and then."""
+
+        async def partly(result: HeldHere, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+            tokens = await sample(result, paid, free)
+            try:
+                self.strike("part of a pick", probability)
+            except CoordinatorUnavailable as error:
+                raise PartlySampled(error, {at: token for at, token in tokens.items() if at % 2}) from None
+            return tokens
+
+        return partly
+
 
 async def run_schedule(
     kind: str, held: bool, ledger: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +100,7 @@ async def run_schedule(
     leasing = coordinator._budget._budget.lease
     shards: Any = coordinator._ensemble
     # Its points are drawn at once, so only its answer may be lost.
-    monkeypatch.setattr(HeldHere, "sample", faults.in_calls("pick", SAMPLE, 0.0, 0.2))
+    monkeypatch.setattr(HeldHere, "sample", faults.in_calls("pick", faults.in_part(SAMPLE, 0.2), 0.0, 0.2))
     for owner, name, before, after in (
         (shards, "ask", 0.1, 0.1),
         (arithmetic, "mix", 0.1, 0.1),

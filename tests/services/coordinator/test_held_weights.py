@@ -1,0 +1,89 @@
+"""Claim: tokens that are paid for are not given up while a shard that holds their weights lives, nor with another's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privmix.services.coordinator import group
+from privmix.services.coordinator.copies import ShardCopies
+from privmix.services.coordinator.group import Group
+from privmix.services.coordinator.held_weights import HeldWeights, weigh
+from privmix.services.coordinator.step import PartlySampled, Step
+from privmix.services.fleet.shard_map import PartGroup
+from privmix.services.foundation.errors import CoordinatorUnavailable
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.services.shards.reducer import Weighed
+
+PATIENCE_S = 0.05
+TOTAL = 1000
+SEQUENCES = tuple(f"text-{index}" for index in range(8))
+
+Pick = Callable[[np.ndarray], Awaitable[np.ndarray]]
+
+
+class Copy:
+    """Stands for the handle of a shard whose weights are equal, so that a point is its token."""
+
+    def __init__(self, pick: Pick) -> None:
+        self.weigh = SimpleNamespace(remote=self._weigh)
+        self.pick = SimpleNamespace(remote=lambda _key, points, _trace: asyncio.ensure_future(pick(points)))
+
+    def _weigh(self, _key: Any, requests: Any, *_: Any) -> Awaitable[Weighed]:
+        answered: asyncio.Future[Weighed] = asyncio.get_running_loop().create_future()
+        answered.set_result(Weighed(np.full(len(requests), TOTAL), None))
+        return answered
+
+
+async def at_once(points: np.ndarray) -> np.ndarray:
+    return points
+
+
+async def late(points: np.ndarray) -> np.ndarray:
+    await asyncio.sleep(3 * PATIENCE_S)
+    return points
+
+
+async def dead(points: np.ndarray) -> np.ndarray:
+    raise CoordinatorUnavailable("the shard has lost the weights")
+
+
+async def held(picks: dict[str, Pick], monkeypatch: pytest.MonkeyPatch) -> HeldWeights:
+    """Returns a step whose sequences are spread over copies that pick like this."""
+    monkeypatch.setattr(group, "_caller", lambda: "caller")
+    handles: dict[str, Any] = {name: Copy(pick) for name, pick in picks.items()}
+    protocol = PMixed(2, 1.0, 0.4)
+    parts = PartGroup(0, {0: "part-0", 1: "part-1"}, tuple(handles))
+    copies = Group(parts, protocol, ShardCopies(tuple(handles), handles.__getitem__, PATIENCE_S))
+    count = len(SEQUENCES)
+    contexts, options, draws = ((1, 2),) * count, (SamplingOptions(),) * count, ((0,),) * count
+    step = Step(SEQUENCES, contexts, (None,) * count, options, draws, ((),) * count, None)
+    result = await weigh(copies, 10.0, step)
+    assert len(result.held) == 2, "both copies have sequences"
+    return result
+
+
+def test_a_copy_that_is_busy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may ingest the long prompts of another coordinator first, for longer than a copy is waited for usually."""
+
+    async def run() -> None:
+        result = await held({"a": late, "b": at_once}, monkeypatch)
+        tokens = await result.sample(range(len(SEQUENCES)), ())
+        assert sorted(tokens) == list(range(len(SEQUENCES)))
+
+    asyncio.run(run())
+
+
+def test_a_copy_that_is_lost_takes_no_tokens_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        result = await held({"a": dead, "b": late}, monkeypatch)
+        with pytest.raises(PartlySampled) as raised:
+            await result.sample(range(len(SEQUENCES)), ())
+        (kept,) = (each.batch.places for each in result.held if each.copy == 1)
+        assert sorted(raised.value.tokens) == list(kept)
+
+    asyncio.run(run())
