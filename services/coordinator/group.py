@@ -17,7 +17,7 @@ import ray
 
 from privmix.services.coordinator.copies import ShardCopies
 from privmix.services.coordinator.step import Step
-from privmix.services.engine.engine import PUBLIC, ZERO, Request
+from privmix.services.engine.engine import PUBLIC, ZERO, ComingRow, Request
 from privmix.services.fleet.shard_map import PartGroup
 from privmix.services.foundation import tracing
 from privmix.services.foundation.errors import CoordinatorUnavailable
@@ -37,7 +37,7 @@ class ShardBatch:
         places: of these sequences in the whole step, ascending.
         key: what the shard keeps this batch under. A repeated step has another one.
         order: the copies, in the order in which they are called.
-        coming: the adapters that the next steps use.
+        coming: the rows of the next steps.
     """
 
     step: Step
@@ -45,7 +45,7 @@ class ShardBatch:
     key: StepKey
     order: Sequence[int]
     requests: Sequence[Request]
-    coming: tuple[str, ...]
+    coming: tuple[ComingRow, ...]
 
     @property
     def computed(self) -> int:
@@ -98,7 +98,12 @@ class Group:
         parts = [self._padded(draw) for draw in step.draws] + [()] * (len(step.sequences) - step.private)
         asked = zip(step.sequences, step.contexts, parts, step.cache_salts, strict=True)
         requests = [Request(sequence, context, (PUBLIC, *own), salt) for sequence, context, own, salt in asked]
-        coming = tuple(name for draws in step.coming for draw in draws for name in self._padded(draw))
+        coming = tuple(
+            (sequence, name)
+            for draws in zip(*step.coming, strict=True)  # those of the next step come before those of the one after it
+            for sequence, draw in zip(step.sequences, draws, strict=False)  # only private sequences have draws
+            for name in self._padded(draw)
+        )
         return ShardBatch(step, places, key, order, requests, coming)
 
     def _padded(self, draw: Sequence[int]) -> tuple[str, ...]:

@@ -22,6 +22,10 @@ adapter's row. With zero weights it equals the public row; among texts it is a t
 request may repeat."""
 
 
+ComingRow = tuple[str, str]
+"""Announces a row of a later request: its sequence and its adapter."""
+
+
 class EngineStalledError(RuntimeError):
     """The engine makes no progress. It has dropped its requests and should be replaced."""
 
@@ -126,8 +130,8 @@ class Engine(ABC):
         return self._logits(requests)
 
     @abstractmethod
-    def prepare(self, adapters: Sequence[str]) -> None:
-        """Loads the adapters of the coming steps onto the device ahead of time.
+    def prepare(self, rows: Sequence[ComingRow]) -> None:
+        """Loads the adapters of coming rows onto the device ahead of time.
 
         This is a hint: it never fails, ignores unknown names, and affects only the duration of later steps.
         """

@@ -32,7 +32,7 @@ class GPUReaderModelRunner(ReaderRows, GPUModelRunner):  # type: ignore[misc]
 
         A captured step keeps its memory while other passes run, so the two add up.
         """
-        held = self._memory_of_a_step() if self.captures_steps else None
+        held = self._memory_of_a_step() if self.captures_steps and shapes(self.readers) else None
         super().profile_run(*arguments, **options)
         del held
 

@@ -61,7 +61,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from privmix.services.engine.adapter_slots import AdapterSlots
+from privmix.services.engine.adapter_slots import AdapterSlots, ReaderRow
 from privmix.services.engine.step_graph import Graph, StepGraphs, StepShape, shapes
 
 if TYPE_CHECKING:
@@ -146,7 +146,6 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     new_graph: Callable[[], Graph] | None = None
     """Makes a graph for steps. By default only a GPU has graphs."""
     _graphs: StepGraphs | None = None
-    _zero = 0
     _copied: torch.cuda.Event | None = None
     _eager_is_logged = False
 
@@ -177,7 +176,6 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if missing := sorted(set(targets) - present):
             raise ValueError(f"the model has no modules named {', '.join(missing)}, which the adapters change")
         self.slots = AdapterSlots(self.lora_manager, adapters, zero)
-        self._zero = zero
 
     @property
     def reader_adapters(self) -> Any:
@@ -204,6 +202,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             "several devices": self.vllm_config.parallel_config.tensor_parallel_size > 1,
             "adapters of this rank": adapters is not None and not hasattr(adapters, "use_adapters"),
             "several kinds of caches": len(getattr(self, "attn_groups", None) or [0]) > 1,
+            "an attention backend that needs a causal mask": not self._can_share_queries,
         }
         present = [name for name, is_present in reasons.items() if is_present]
         if present and not self._eager_is_logged:
@@ -213,7 +212,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
 
     def capture_steps(self, readers: Sequence[int]) -> Sequence[int]:
         """Captures decode steps with these numbers of readers, the largest first; returns the numbers captured."""
-        if not self.captures_steps or not all(group.backend.supports_non_causal() for group in self.attn_groups[0]):
+        if not self.captures_steps:
             return ()
         if self._graphs is None:
             self._graphs = StepGraphs(self, self._fork, self.reader_adapters, self.new_graph)
@@ -221,6 +220,8 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         with torch.inference_mode():
             for number in captured:
                 self._graphs.capture(number)
+        if self.lora_config is not None:
+            self.lora_manager._adapter_manager._last_mapping = None  # the rows of the last capture are set now
         return captured
 
     def adapter_bytes(self) -> int:
@@ -324,12 +325,15 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         order = np.argsort([-1 if each.own_row is None else each.own_row for each in requested], kind="stable")
         requested = [requested[index] for index in order]
         positions = batch.num_computed_tokens_cpu[order]
-        rows = [[*each.adapters, *[self._zero] * (shape.readers - len(each.adapters))] for each in requested]
-        adapters = np.array(rows, dtype=np.int64).reshape(len(order), shape.readers)
+        slots = np.zeros((len(order), shape.readers), dtype=np.int64)  # any slot will do where a request has no reader
         if shape.readers and self.slots is not None:
-            adapters = self.slots.bring_rows(adapters)
+            counts = np.array([len(each.adapters) for each in requested])
+            adapters = np.array([adapter for each in requested for adapter in each.adapters], dtype=np.int64)
+            owners = np.repeat(order, counts)
+            self._bring(owners, adapters)
+            slots[np.arange(shape.readers) < counts[:, None]] = self.slots.slots_of(adapters)
         batch.block_table.commit_block_table(len(order))
-        logits = self._graphs.step(shape, batch.token_ids_cpu[order, positions], positions, order, adapters)
+        logits = self._graphs.step(shape, batch.token_ids_cpu[order, positions], positions, order, slots)
         self._mark_copied()
         self._keep_captured(logits, requested)
         return self._ended()
@@ -445,9 +449,17 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             super().set_active_loras(input_batch, num_scheduled_tokens, *arguments, **options)
             return
         adapters = input_batch.request_lora_mapping[: self._batch.requests]
-        self.slots.bring(adapters[adapters > 0].tolist())
+        own = np.flatnonzero(adapters)
+        self._bring(own, adapters[own])
         self._token_adapters = adapters.repeat(num_scheduled_tokens)
         self._map_adapters(self._token_adapters, is_prefill=bool(adapters.any()))
+
+    def _bring(self, owners: np.ndarray, adapters: np.ndarray) -> None:
+        """Loads the adapters of rows, int [rows], whose requests have these indices in the batch, int [rows]."""
+        if self.slots is not None and not self.slots.resident:
+            request_ids = self.input_batch.req_ids
+            named = zip(owners.tolist(), adapters.tolist(), strict=True)
+            self.slots.bring([(request_ids[owner], adapter) for owner, adapter in named])
 
     def _map_adapters(self, adapters: np.ndarray, *, is_prefill: bool) -> None:
         """Sets the adapter of each token of the next pass."""
@@ -521,7 +533,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     def _use_adapters(self, batch: ReaderBatch, before: np.ndarray) -> None:
         """Sets the adapters of a pass: those of the tokens before the readers, and the readers'."""
         if self.slots is not None:
-            self.slots.bring(batch.adapters.tolist())
+            self._bring(batch.owners, batch.adapters)
             # Only requests' own adapters have runs of tokens; reader rows are single tokens.
             self._map_adapters(np.append(before, batch.adapters), is_prefill=bool(before.any()))
 
@@ -583,6 +595,15 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         before = torch.stack([self._text_blocks[text][group][:first] for text in texts]).to(self.device)
         return torch.cat([before, own[:, : own.shape[1] - first]], dim=1)
 
+    @property
+    def _can_share_queries(self) -> bool:
+        """Whether the attention backends, as far as they are known yet, need no causal mask for readers.
+
+        FlashInfer asks the device for lengths then, which a graph cannot hold, and vLLM itself avoids it.
+        """
+        backends = [group.backend for groups in getattr(self, "attn_groups", None) or () for group in groups]
+        return all(backend.supports_non_causal() and backend.get_name() != "FLASHINFER" for backend in backends)
+
     def _queries_are_shared(self, together: bool) -> bool:
         """Returns whether the readers of a sequence are one query.
 
@@ -591,9 +612,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         """
         if self._shared_queries is None:
             layers = self.compilation_config.static_forward_context.values()
-            groups = [group for groups in self.attn_groups for group in groups]
-            without_mask = all(group.backend.supports_non_causal() for group in groups)
-            self._shared_queries = without_mask and not _have_windows(layers)
+            self._shared_queries = self._can_share_queries and not _have_windows(layers)
         differ = together and self.device.type != "cpu"
         return self._shared_queries and not self._text_tokens and not differ
 
@@ -653,9 +672,9 @@ class ReaderWorker:
     def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
         self.model_runner.load_adapters(adapters, zero, rank, targets)
 
-    def prepare_adapters(self, adapters: Sequence[int]) -> None:
+    def prepare_adapters(self, rows: Sequence[ReaderRow]) -> None:
         if self.model_runner.slots is not None:
-            self.model_runner.slots.prepare(adapters)
+            self.model_runner.slots.prepare(rows)
 
     def capture_steps(self, readers: Sequence[int]) -> Sequence[int]:
         captured: Sequence[int] = self.model_runner.capture_steps(readers)

@@ -14,7 +14,7 @@ with light_imports():
     from transformers import AutoModelForCausalLM
 
     from privmix.services.engine.adapter_config import first_layer, read_adapter_configs
-    from privmix.services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
+    from privmix.services.engine.engine import PUBLIC, ZERO, ComingRow, Engine, EngineSettings, Request
     from privmix.services.engine.part_text import read_texts
     from privmix.services.engine.reader_attention import PublicCache, check_reader, record_text
     from privmix.services.engine.switching import using
@@ -63,7 +63,7 @@ class TransformersEngine(Engine):
             texts[ZERO] = torch.zeros_like(next(iter(texts.values())))
         self._texts = {name: record_text(self._model, text.to(device)) for name, text in texts.items()}
 
-    def prepare(self, adapters: Sequence[str]) -> None:
+    def prepare(self, rows: Sequence[ComingRow]) -> None:
         """Does nothing: all adapters are on the device."""
 
     def drop_caches(self, sequence: str) -> None:

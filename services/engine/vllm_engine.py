@@ -33,6 +33,7 @@ with light_imports():
     from torch import Tensor
     from transformers import AutoConfig
     from vllm import EngineArgs, SamplingParams
+    from vllm.config import AttentionConfig
     from vllm.lora.request import LoRARequest
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.platforms import current_platform
@@ -48,7 +49,15 @@ with light_imports():
         read_adapter_configs,
         slot_bytes,
     )
-    from privmix.services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
+    from privmix.services.engine.engine import (
+        PUBLIC,
+        ZERO,
+        ComingRow,
+        Engine,
+        EngineSettings,
+        EngineStalledError,
+        Request,
+    )
     from privmix.services.engine.part_text import read_texts
     from privmix.services.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
     from privmix.services.engine.step_graph import shapes
@@ -164,8 +173,14 @@ class VllmEngine(Engine):
         largest_first = sorted(readers, reverse=True)  # smaller steps use the memory of larger ones
         self._captured |= frozenset(self._worker("capture_steps", largest_first))
 
-    def prepare(self, adapters: Sequence[str]) -> None:
-        self._worker("prepare_adapters", [self._lora_ids[name] for name in adapters if name in self._lora_ids])
+    def prepare(self, rows: Sequence[ComingRow]) -> None:
+        owned = ((self._owner(sequence, name), name) for sequence, name in rows if name in self._lora_ids)
+        known = [(session.request.request_id, self._lora_ids[name]) for session, name in owned if session is not None]
+        self._worker("prepare_adapters", known)
+
+    def _owner(self, sequence: str, model: str) -> "Session | None":
+        """Returns the session that a model's rows of a sequence belong to; None if there is none yet."""
+        return self._sessions.get((sequence, model if model in self._own else PUBLIC))
 
     def drop_caches(self, sequence: str) -> None:
         self._drop([key for key in self._sessions if key[0] == sequence])
@@ -216,6 +231,7 @@ class VllmEngine(Engine):
         captured = self._is_captured(requests)
         limits = self._limits(max(len(request.adapters) for request in requests) if captured else None)
         for step in self._steps(list(self._session_requests(requests, limits)), limits):
+            self._make_room(step)
             if captured:
                 self._ingest_all_but_the_last(step)
             self._compute(step, rows)
@@ -306,8 +322,10 @@ class VllmEngine(Engine):
 
         Args:
             rows: see `ReaderRows.begin_step`.
+
+        Raises:
+            RuntimeError: a pass failed. Whatever its error, vLLM may keep cache blocks as computed that are not.
         """
-        self._make_room(step)
         try:
             appended: dict[str, Sequence[int]] = {}
             requests = [self._continue(session_request, appended) for session_request in step]
@@ -317,8 +335,10 @@ class VllmEngine(Engine):
             }
             self._worker("begin_step", requested, appended, rows)
             self._run(requests)
-        except BaseException:
+        except BaseException as error:
             self._drop([session_request.key for session_request in step])  # a partly ingested session cannot continue
+            if isinstance(error, ValueError):  # callers take it for a refusal, and `_check` has refused what it can
+                raise RuntimeError(f"a pass failed: {error}") from error
             raise
 
     def _run(self, requests: Sequence[VllmRequest]) -> None:
@@ -540,6 +560,8 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         distributed_executor_backend="uni" if settings.tensor_parallel_size == 1 else TENSOR_PARALLEL,
         async_scheduling=False,  # every step waits for tokens that the coordinator samples
         enforce_eager=True,  # a GPU's decode steps are captured by `step_graph`
+        # Readers need no causal mask (`reader_rows`); there vLLM would choose a backend that needs one in graphs.
+        attention_config=AttentionConfig(use_non_causal=current_platform.is_device_capability_family(100)),
         load_format=settings.load_format,
         skip_tokenizer_init=True,
         generation_config="vllm",

@@ -15,7 +15,7 @@ import psutil
 import ray
 from numpy.typing import NDArray
 
-from privmix.services.engine.engine import EngineSettings, Request, create
+from privmix.services.engine.engine import ComingRow, EngineSettings, Request, create
 from privmix.services.foundation import tracing
 from privmix.services.foundation.actors import concurrent
 from privmix.services.shards.reducer import Reduced, Reducer, Reduction, Weighed, on_host, pick
@@ -76,11 +76,11 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Holds rows of a step, or the weights that came of them, [rows, V], and the adapters that come after it."""
+    """Holds rows of a step, or the weights that came of them, [rows, V], and the rows that come after it."""
 
     rows: Tensor
     since: float
-    coming: Sequence[str]
+    coming: Sequence[ComingRow]
 
 
 class Shard:
@@ -104,7 +104,7 @@ class Shard:
     def next_token(
         self,
         requests: Sequence[Request],
-        coming: Sequence[str] = (),
+        coming: Sequence[ComingRow] = (),
         trace: str | None = None,
         returned: Sequence[int] | None = None,
     ) -> np.ndarray:
@@ -114,7 +114,7 @@ class Shard:
 
         Args:
             returned: the indices of the rows to return; by default all. The engine computes all of them.
-            coming: the adapters that the next calls use. They are prepared after the answer has left.
+            coming: the rows of the next calls. Their adapters are prepared after the answer has left.
             trace: a W3C traceparent.
 
         Raises:
@@ -129,7 +129,11 @@ class Shard:
         return answer
 
     def reduce(
-        self, requests: Sequence[Request], reduction: Reduction, coming: Sequence[str] = (), trace: str | None = None
+        self,
+        requests: Sequence[Request],
+        reduction: Reduction,
+        coming: Sequence[ComingRow] = (),
+        trace: str | None = None,
     ) -> Reduced:
         """Computes the rows of a step and returns their p0 and their partials; see `next_token` for the rest."""
         with self._working("shard.reduce", trace):
@@ -138,7 +142,7 @@ class Shard:
         return reduced
 
     def keep(
-        self, key: StepKey, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+        self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = (), trace: str | None = None
     ) -> None:
         """Computes the rows of a step and keeps them on the device for `reduce_kept`; see `next_token` for the rest.
 
@@ -185,7 +189,7 @@ class Shard:
         key: StepKey,
         requests: Sequence[Request],
         reduction: Reduction,
-        coming: Sequence[str] = (),
+        coming: Sequence[ComingRow] = (),
         trace: str | None = None,
     ) -> Weighed:
         """Computes the sampling weights of a step, keeps them on the device for `pick`, and returns their totals.
@@ -218,10 +222,10 @@ class Shard:
         with self._working("shard.pick", trace):
             return pick(points, self._kept.pop(key).rows)
 
-    def prepare(self, adapters: Sequence[str]) -> None:
-        """Loads adapters of the next calls (`Engine.prepare`)."""
+    def prepare(self, rows: Sequence[ComingRow]) -> None:
+        """Loads the adapters of the next calls' rows (`Engine.prepare`)."""
         with self._working("shard.prepare", None):
-            self._engine.prepare(adapters)
+            self._engine.prepare(rows)
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
@@ -240,13 +244,13 @@ class Shard:
             failure=self._failure,
         )
 
-    def _prepare_later(self, adapters: Sequence[str]) -> None:
+    def _prepare_later(self, rows: Sequence[ComingRow]) -> None:
         """Calls `prepare` after the current call: an actor runs its calls one after another.
 
         Whether it does depends on the number of adapters and of slots alone, so time tells nothing of a draw.
         """
-        if adapters and not self._engine.resident:
-            ray.get_runtime_context().current_actor.prepare.remote(adapters)
+        if rows and not self._engine.resident:
+            ray.get_runtime_context().current_actor.prepare.remote(rows)
 
     def _forget_before(self, key: StepKey) -> None:
         """Drops what is kept of the caller's earlier steps, and what is old of any caller."""

@@ -14,7 +14,7 @@ from privmix.services.budget.actor import NAME
 from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from privmix.services.coordinator.messages import Delta
-from privmix.services.engine.engine import EngineSettings, Request
+from privmix.services.engine.engine import ComingRow, EngineSettings, Request
 from privmix.services.fleet.shard_map import PartGroup, ShardMap
 from privmix.services.privacy.protocol import Protocol
 from privmix.services.shards.reducer import Reduced, Reduction, Weighed
@@ -59,13 +59,17 @@ class RecordingShard(Shard):
         return rows
 
     def reduce(
-        self, requests: Sequence[Request], reduction: Reduction, coming: Sequence[str] = (), trace: str | None = None
+        self,
+        requests: Sequence[Request],
+        reduction: Reduction,
+        coming: Sequence[ComingRow] = (),
+        trace: str | None = None,
     ) -> Reduced:
         self._note(requests, coming)
         return super().reduce(requests, reduction, coming, trace)
 
     def keep(
-        self, key: StepKey, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+        self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = (), trace: str | None = None
     ) -> None:
         self._note(requests, coming)
         super().keep(key, requests, coming, trace)
@@ -76,7 +80,7 @@ class RecordingShard(Shard):
         key: StepKey,
         requests: Sequence[Request],
         reduction: Reduction,
-        coming: Sequence[str] = (),
+        coming: Sequence[ComingRow] = (),
         trace: str | None = None,
     ) -> Weighed:
         self._note(requests, coming)
@@ -101,7 +105,7 @@ class RecordingShard(Shard):
         with Operations(self._operations):
             return self._weigh(*arguments)
 
-    def _note(self, requests: Sequence[Request], coming: Sequence[str]) -> None:
+    def _note(self, requests: Sequence[Request], coming: Sequence[ComingRow]) -> None:
         self._coming = len(coming)
         self._salts |= {(request.sequence, request.cache_salt) for request in requests}
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 
 from privmix.services.engine import lora_on_cpu, vllm_engine
 from privmix.services.engine.adapter_config import slot_bytes
 from privmix.services.engine.adapter_slots import AdapterSlots
 from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
+from privmix.services.engine.reader_rows import ReaderRows
 from privmix.services.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_llama
@@ -82,6 +85,20 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
         engine.drop_caches(request.sequence)
 
 
+def few_slots(patch: pytest.MonkeyPatch) -> list[int]:
+    """Gives engines 4 adapter slots. Returns the list of the loads into them."""
+    arguments, load = vllm_engine._engine_args, AdapterSlots._load
+    loads: list[int] = []
+
+    def counted(slots: AdapterSlots, adapter: int) -> None:
+        loads.append(adapter)
+        load(slots, adapter)
+
+    patch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
+    patch.setattr(AdapterSlots, "_load", counted)
+    return loads
+
+
 # The first tests create and close their own engines, because vLLM supports one per process.
 def test_the_memory_of_adapters_is_in_proportion_to_the_layers_that_they_change(
     settings: EngineSettings, tmp_path: Path
@@ -116,16 +133,7 @@ def test_slots_fill_their_share_of_a_gpu(
 
 def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier adapters on the device do not affect rows, and each row costs one load, in the step or ahead of it."""
-    arguments = vllm_engine._engine_args
-    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
-    loads: list[int] = []
-    load = AdapterSlots._load
-
-    def counted(slots: AdapterSlots, adapter: int) -> None:
-        loads.append(adapter)
-        load(slots, adapter)
-
-    monkeypatch.setattr(AdapterSlots, "_load", counted)
+    loads = few_slots(monkeypatch)
     allocated: list[int] = []
     compact = lora_on_cpu.compact
 
@@ -140,7 +148,8 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
     slot = slot_bytes(next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0], 4, key_width=32)
     assert allocated == [4 * slot]
     for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("541", "")]):
-        engine.prepare([NAMES[int(part)] for part in announced])
+        owners = dict.fromkeys(drawn[:2].replace(drawn[2], ""), "first") | {drawn[2]: "second"}
+        engine.prepare([(owners[part], NAMES[int(part)]) for part in announced])
         before = len(loads)
         requests = [
             Request(
@@ -165,6 +174,72 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
         assert_same(engine.next_token(requests), expected(requests))
     assert steps == 3 * [2, 1], "the number of steps does not depend on the draw"
     engine.close()
+
+
+def test_a_prepared_adapter_that_lost_its_slot_is_loaded_again(
+    settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took the slot: a step of another coordinator, or an earlier pass of the same call."""
+    few_slots(monkeypatch)
+    engine = VllmEngine(settings)
+
+    def ask(*asked: tuple[str, int, tuple[str, ...]]) -> None:
+        requests = [Request(name, context(length, len(name)), (PUBLIC, *parts)) for name, length, parts in asked]
+        assert_same(engine.next_token(requests), expected(requests))
+
+    ask(("mine", 20, NAMES[:2]), ("other", 20, NAMES[2:4]))
+    prepared = [("mine", name) for name in NAMES[:2]]
+    engine.prepare(prepared)
+    ask(("other", 21, NAMES[2:6]))
+    ask(("mine", 21, NAMES[:2]))
+    engine.prepare(prepared)
+    ask(("newcomer", 20, NAMES[2:5]), ("mine", 22, NAMES[:2]))
+    engine.close()
+
+
+@pytest.mark.parametrize("drawn", ["23", "01", "45"])
+def test_a_row_saves_no_load_because_another_row_was_prepared(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, drawn: str
+) -> None:
+    """A draw is secret, and the duration of a step follows its loads."""
+    loads = few_slots(monkeypatch)
+    engine = VllmEngine(settings)
+    engine.next_token([Request("known", context(20, 1), (PUBLIC, ZERO))])
+    engine.prepare([("known", name) for name in NAMES[:4]])
+    loads.clear()
+    engine.next_token(
+        [
+            Request("known", context(21, 1), (PUBLIC, *NAMES[:2])),
+            Request("new", context(20, 2), (PUBLIC, *(NAMES[int(part)] for part in drawn))),
+        ]
+    )
+    assert len(loads) == 2
+    engine.close()
+
+
+def test_an_error_within_a_pass_is_a_failure_and_no_refusal(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM has entered the blocks of the pass into its cache by then: such an engine must be replaced."""
+    engine = VllmEngine(settings)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("no slot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReaderRows, "_plan", broken)
+        with pytest.raises(RuntimeError, match="a pass failed: no slot"):
+            engine.next_token([Request("one", context(20), (PUBLIC,))])
+    engine.close()
+
+
+@pytest.mark.parametrize(("capability", "non_causal"), [((9, 0), False), ((10, 0), True), ((12, 0), False)])
+def test_a_gpu_whose_usual_attention_needs_a_causal_mask_gets_another(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], non_causal: bool
+) -> None:
+    device = DeviceCapability(*capability)
+    monkeypatch.setattr(type(current_platform), "get_device_capability", classmethod(lambda *_, **__: device))
+    assert vllm_engine._engine_args(settings, [], {}).attention_config.use_non_causal is non_causal
 
 
 @usual

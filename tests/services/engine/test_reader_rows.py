@@ -125,7 +125,7 @@ def shares(
 
 
 def without_mask(possible: bool) -> Any:
-    return SimpleNamespace(supports_non_causal=lambda: possible)
+    return SimpleNamespace(supports_non_causal=lambda: possible, get_name=lambda: "SOME")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,6 @@ def without_mask(possible: bool) -> Any:
     [
         ("cpu_attn", "CPUAttentionBackend"),
         ("flash_attn", "FlashAttentionBackend"),
-        ("flashinfer", "FlashInferBackend"),
         ("triton_attn", "TritonAttentionBackend"),
     ],
 )
@@ -153,6 +152,7 @@ def test_a_layer_without_a_window_shares_queries(none: Any) -> None:
 def test_windows_texts_and_backends_with_masks_have_a_query_for_each_reader() -> None:
     """A window counts from the end of a query, and each text is a sequence of its own."""
     assert not shares(without_mask(False))
+    assert not shares(SimpleNamespace(supports_non_causal=lambda: True, get_name=lambda: "FLASHINFER"))
     assert not shares(without_mask(True), window=(15, 0))
     assert not shares(without_mask(True), text_tokens=32)
     assert not shares(without_mask(True), text_tokens=32, together=True, device="cpu")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from privmix.cluster.configuration import EngineSection
 from privmix.services.engine import ENGINES
-from privmix.services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from privmix.services.engine.engine import PUBLIC, ComingRow, Engine, EngineSettings, Request, create
 
 
 class Uniform(Engine):
@@ -18,7 +18,7 @@ class Uniform(Engine):
     def __init__(self, settings: EngineSettings) -> None:
         self.vocabulary, self.context_length, self.adapters = 4, settings.context_length, tuple(settings.adapters)
 
-    def prepare(self, adapters: Sequence[str]) -> None: ...
+    def prepare(self, rows: Sequence[ComingRow]) -> None: ...
     def drop_caches(self, sequence: str) -> None: ...
     def close(self) -> None: ...
 

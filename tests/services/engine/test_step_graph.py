@@ -5,11 +5,14 @@ of sequences than those of the capture.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from privmix.services.engine import vllm_engine
 from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
 from privmix.services.engine.step_graph import StepGraphs, StepShape
 from privmix.services.engine.vllm_engine import VllmEngine
@@ -93,6 +96,62 @@ def captured(
     capture_on_a_cpu(monkeypatch, request.param)
     engine = VllmEngine(settings)
     yield engine
+    engine.close()
+
+
+def test_public_requests_beside_private_ones_take_no_slot(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with as many drawn adapters as slots has none for the padding, whose rows nobody reads."""
+    arguments = vllm_engine._engine_args
+    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
+    asked = [
+        Request("first", (1, 2, 3), (PUBLIC, *NAMES[:2])),
+        Request("second", (3, 2, 1), (PUBLIC, *NAMES[2:4])),
+        Request("public", (4, 5), (PUBLIC,)),
+    ]
+    rows = []
+    for captures in (False, True):
+        if captures:
+            capture_on_a_cpu(monkeypatch, Repeated)
+        engine = VllmEngine(replace(settings, rows=2))
+        assert engine._captured == ({0, 2} if captures else set())
+        rows.append(engine.logits(asked).clone())
+        engine.close()
+    assert (rows[0] - rows[1]).abs().max() < 1e-4
+
+
+def test_room_for_new_tokens_is_made_at_the_cost_of_no_sequence_of_the_same_step(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_on_a_cpu(monkeypatch, Repeated)
+    arguments = vllm_engine._engine_args
+    monkeypatch.setattr(
+        vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=32)
+    )
+    engine = VllmEngine(replace(settings, rows=2))
+
+    def ask(*asked: tuple[str, int]) -> None:
+        texts = {name: tuple(np.random.default_rng(ord(name)).integers(128, size=length)) for name, length in asked}
+        engine.logits(
+            [Request(name, tuple(map(int, text)), (PUBLIC, *NAMES[:2]), name) for name, text in texts.items()]
+        )
+
+    ask(("a", 80))
+    ask(("b", 80))
+    steps: list[StepShape] = []
+    step = StepGraphs.step
+
+    def noted(graphs: StepGraphs, shape: StepShape, *given: Any) -> torch.Tensor:
+        steps.append(shape)
+        return step(graphs, shape, *given)
+
+    monkeypatch.setattr(StepGraphs, "step", noted)
+    before = engine._worker("tokens_computed")
+    ask(("a", 81), ("c", 80))
+    assert engine._worker("tokens_computed") - before == 1 + 80
+    assert steps == [StepShape(2, 2)]
+    assert {name for name, _ in engine._sessions} == {"a", "c"}
     engine.close()
 
 

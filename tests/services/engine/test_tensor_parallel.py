@@ -112,7 +112,7 @@ def rows_of(settings: EngineSettings) -> torch.Tensor:
     first, *others = settings.adapters
     rows = []
     for length in (5, 6, 7, 60, 61, 200):
-        engine.prepare([first])
+        engine.prepare([("one", first)])
         rows.append(
             engine.next_token(
                 [

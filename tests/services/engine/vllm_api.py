@@ -15,6 +15,7 @@ from pathlib import Path
 TABLE = Path(__file__).with_suffix(".json")
 
 USED: Mapping[str, Sequence[str]] = {
+    "config/attention.py": ["AttentionConfig.use_non_causal"],
     "config/lora.py": ["LoRAConfig.specialize_active_lora", "LoRAConfig.max_loras"],
     "config/model.py": [
         "ModelConfig.head_dtype",
@@ -28,6 +29,7 @@ USED: Mapping[str, Sequence[str]] = {
         f"EngineArgs.{field}"
         for field in (
             "additional_config",
+            "attention_config",
             "async_scheduling",
             "distributed_executor_backend",
             "dtype",
@@ -92,6 +94,7 @@ USED: Mapping[str, Sequence[str]] = {
         "Platform.is_cpu",
         "Platform.get_punica_wrapper",
         "Platform.get_device_total_memory",
+        "Platform.is_device_capability_family",
         "Platform.update_block_size_for_backend",
         "Platform.use_all_gather",
     ],
@@ -118,6 +121,7 @@ USED: Mapping[str, Sequence[str]] = {
                 "positions",
             )
         ),
+        "AttentionBackend.get_name",
         "AttentionBackend.supports_non_causal",
     ],
     "v1/core/sched/output.py": [

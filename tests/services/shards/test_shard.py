@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from privmix.services.engine.engine import PUBLIC, ZERO, ComingRow, EngineSettings, Request
 from privmix.services.privacy.mollifiers.shaping import SamplingOptions
 from privmix.services.privacy.protocols.pmixed import PMixed
 from privmix.services.shards import shard as shards
@@ -22,7 +22,7 @@ from tests.tiny import write_tiny_model
 NAMES = ("part-000", "part-001")
 REQUESTS = [Request("a", (504, 253, 260), (PUBLIC, NAMES[0]))]
 REDUCTION = Reduction(PMixed(2, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
-COMING = (NAMES[1], ZERO)
+COMING = (("text", NAMES[1]), ("text", ZERO))
 ANSWER_S = 300.0
 
 
@@ -37,18 +37,18 @@ class PreparingShard(Shard):
         """Begins a test, which lets the shard prepare adapters by making the file `allowed`."""
         self._engine.resident = resident
         self._allowed = allowed
-        self._seen: list[Sequence[str]] = []
+        self._seen: list[Sequence[ComingRow]] = []
 
-    def _prepared(self, adapters: Sequence[str]) -> None:
+    def _prepared(self, rows: Sequence[ComingRow]) -> None:
         deadline = time.monotonic() + 2 * ANSWER_S
         while not self._allowed.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError("the test did not allow the preparation")
             time.sleep(0.01)
-        self._seen.append(adapters)
+        self._seen.append(rows)
 
-    def seen(self) -> list[Sequence[str]]:
-        """Returns the adapters that were prepared by now."""
+    def seen(self) -> list[Sequence[ComingRow]]:
+        """Returns the rows that were prepared for by now."""
         return self._seen
 
 
