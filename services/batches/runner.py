@@ -26,6 +26,8 @@ from privmix.services.requests.settings import RequestSettings
 
 MAX_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
+COST_UNKNOWN = ("stalled", "coordinator_lost")
+"""The codes of failures after which nobody knows whether tokens were charged. A line fails after `MAX_ATTEMPTS` too."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 
@@ -68,7 +70,7 @@ class RunningBatch:
 
 
 class _AnswerLostError(Exception):
-    """An answer failed after it had tokens, which are charged. Its arguments are the failure and the line's usage."""
+    """An answer failed after it had released tokens. Its arguments are the failure and the line's usage."""
 
 
 class Runner:
@@ -255,13 +257,14 @@ class Runner:
             del job.answers[:stored]
 
     async def _answer_with_retries(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
-        waits = pauses(FIRST_RETRY_S, LONGEST_RETRY_S)
+        waits, unknown = pauses(FIRST_RETRY_S, LONGEST_RETRY_S), 0
         while True:
             try:
                 return await self._answer(job, line)
             except ApiError as failure:
                 delay = _delay_s(failure, next(waits))
-                if delay is None:
+                unknown += failure.code in COST_UNKNOWN
+                if delay is None or unknown == MAX_ATTEMPTS:
                     return _failed(line, failure)
             except _AnswerLostError as lost:  # another attempt would charge for the tokens again
                 return _failed(line, *lost.args)

@@ -17,7 +17,7 @@ RecordSchema = Mapping[str, Any]
 
 _TIMEOUT = Timeout(300.0, connect=10.0)
 _RETRIES = 7
-"""How often a request that failed before its first token is repeated, because nothing was charged for it."""
+"""How often a request that failed before its first token is repeated, unless the service says that it was charged."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ServiceClient:
     async def stream(
         self, prompt: str, sampling: Sampling, schema: RecordSchema | None = None
     ) -> AsyncIterator[StreamedPiece]:
-        """Streams one text. Repeats a request that was not answered, because nothing was charged for it.
+        """Streams one text. Repeats a request that was neither answered nor charged.
 
         Args:
             schema: a JSON Schema of the text; None allows every text.

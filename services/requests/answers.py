@@ -466,6 +466,7 @@ class Answer:
         self._structured = any(generation.grammar is not None for generation in generations)
         self._choices = {generation.id: Choice(index) for index, generation in enumerate(generations)}
         self._prompt_tokens = prompt_tokens
+        self._charged = 0
         self._sources: set[bool] = set()
         self._substituted = substituted or Substituted()
         self._base = base
@@ -503,6 +504,7 @@ class Answer:
         """
         for delta in deltas:
             self._choices[delta.id].add(delta)
+            self._charged += delta.charged
         self._sources |= _sources(deltas)
         if failed := [delta for delta in deltas if delta.finish_reason in ("error", "cancelled")]:
             # An answer that is still read is cancelled by its coordinator alone, which stops.
@@ -513,8 +515,11 @@ class Answer:
             raise budget_exhausted()
 
     def failed(self, failure: ApiError) -> ApiError:
-        """Returns the failure of this answer. Disables automatic retries if they would charge for tokens again."""
-        if self.usage.completion_tokens:
+        """Returns the failure of this answer. Disables automatic retries if they would charge for tokens again.
+
+        Tokens may be charged and not released: those of a shard that lost them.
+        """
+        if self.usage.completion_tokens or self._charged:
             failure.headers |= NO_RETRY
         return failure
 

@@ -66,7 +66,7 @@ def wait_header(seconds: float) -> dict[str, str]:
 
 
 def generation_failed(retry_after: float | None) -> ApiError:
-    """Returns the error for an answer that could not be continued. Only released tokens were charged.
+    """Returns the error for an answer that could not be continued.
 
     Args:
         retry_after: the seconds after which the same request can succeed; None if repeating it does not help.
@@ -76,7 +76,7 @@ def generation_failed(retry_after: float | None) -> ApiError:
 
 
 def stopping() -> ApiError:
-    """Returns the error for an answer that a stop of the service ends. Only released tokens were charged."""
+    """Returns the error for an answer that a stop of the service ends."""
     return unavailable("the service is stopping", "service_stopping")
 
 

@@ -40,6 +40,8 @@ class Answers(Runner):
             raise ApiError(400, "model: must be text", code="invalid_type", param="model")
         if asked == "waits" and self.runs[line.custom_id] == 1:
             raise unavailable("busy", headers={"retry-after": "0"})
+        if asked == "stalls":
+            raise unavailable("no token was generated in time", "stalled")
         tokens = len(line.custom_id)
         self.charged[line.custom_id] += tokens
         if asked == "lost":
@@ -53,7 +55,7 @@ class Answers(Runner):
 
 CUSTOM_IDS = ("caf\u00e9 \ud83d", "\udc00", "\x00", "\u2028", "\U0001f600", "plain")
 MODELS: tuple[Any, ...] = ("privmix", "priv\ud83dmix", "\x00", "x" * 10**5, ["privmix"], {}, None, 7)
-PROMPTS: tuple[Any, ...] = ("x", "waits", "lost", "half", "unwritable", "\ud83d", [], None)
+PROMPTS: tuple[Any, ...] = ("x", "waits", "stalls", "lost", "half", "unwritable", "\ud83d", [], None)
 
 
 def random_lines(chance: random.Random) -> list[dict[str, Any]]:
@@ -162,6 +164,18 @@ async def test_charged_tokens_are_delivered_or_named(
     store.delete_file(OWNER, batch.input_file_id)
     store.purge(int(time.time()) + 3700, 86_400)
     assert store._contents.ids() == {done.output_file_id, done.error_file_id} - {None}
+
+
+async def test_a_line_whose_cost_nobody_knows_is_not_repeated_for_ever(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_RETRY_S", "LONGEST_RETRY_S"):
+        monkeypatch.setattr(runner, name, 0.01)
+    body = {"model": "privmix", "prompt": "stalls"}
+    put(store, [{"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}])
+    answers = answering(store)
+    await asyncio.wait_for(run(answers, store), 60)
+    assert answers.runs["one"] == runner.MAX_ATTEMPTS
 
 
 async def test_an_answered_line_is_stored_although_its_batch_is_abandoned(

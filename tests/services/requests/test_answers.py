@@ -8,6 +8,7 @@ import pytest
 from privmix.services.coordinator.messages import Delta, Generation
 from privmix.services.privacy.mollifiers.shaping import SamplingOptions
 from privmix.services.requests.answers import Answer, AnsweringBase, CompletionStyle, ToolStyle
+from privmix.services.requests.errors import ApiError
 
 
 @pytest.mark.parametrize("base", ["public", "base"])
@@ -19,6 +20,16 @@ def test_tokens_of_the_base_are_labelled(base: AnsweringBase, first_free: bool) 
     answer.add([Delta(generation.id, "b ", (2,), "stop", public=True)])
     assert answer.privmix is not None
     assert answer.privmix.model_dump() == {"answered_by": base if first_free else "mixed"}
+
+
+@pytest.mark.parametrize(("lost", "retries"), [(0, True), (4, False)])
+def test_a_client_does_not_repeat_what_was_charged_and_lost(lost: int, retries: bool) -> None:
+    generation = Generation(uuid4().hex, (1,), SamplingOptions(), 9)
+    answer = Answer(CompletionStyle(None), "privmix", [generation], 1)
+    with pytest.raises(ApiError) as failure:
+        answer.add([Delta(generation.id, "", (), "error", retry_after=30, lost=lost)])
+    assert ("x-should-retry" not in failure.value.headers) is retries
+    assert answer.usage.completion_tokens == 0, "what was lost shows nowhere"
 
 
 CALL = ('{"na', 'me": "book", "arguments": {"a": ', '"}{"', "}", "}")
