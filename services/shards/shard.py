@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from privmix.services.engine.engine import ComingRow, EngineSettings, Request, create
 from privmix.services.foundation import tracing
 from privmix.services.foundation.actors import concurrent
+from privmix.services.foundation.lazily import torch
 from privmix.services.shards.reducer import Reduced, Reducer, Reduction, Weighed, on_host, pick
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
 KEPT_BYTES = 4 * 2**30
 """The most memory of kept rows and weights, which all coordinators share. Beyond it the oldest are dropped, and their
-coordinators repeat their steps."""
+coordinators repeat their steps. On a GPU it is `KEPT_SHARE` of what the engine leaves free, if that is less."""
+KEPT_SHARE = 0.5
 
 
 class LostStepError(RuntimeError):
@@ -83,6 +86,13 @@ class _Kept:
     coming: Sequence[ComingRow]
 
 
+def left_free(utilization: float) -> float:
+    """Returns the bytes of a GPU that an engine with this utilization does not take; infinity without a GPU."""
+    if not torch.cuda.is_available():
+        return inf
+    return (1 - utilization) * torch.cuda.get_device_properties(0).total_memory
+
+
 class Shard:
     """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor.
 
@@ -97,6 +107,7 @@ class Shard:
         with ThreadPoolExecutor(1) as loading:
             self._engine = loading.submit(create, settings).result()
         self._reducer = Reducer()
+        self._left_free = left_free(settings.gpu_memory_utilization)
         self._kept: dict[StepKey, _Kept] = {}
         self._began: float | None = None
         self._failure: str | None = None
@@ -158,10 +169,11 @@ class Shard:
 
     def _make_room(self, size: int, key: StepKey) -> None:
         """Drops the oldest of what is kept, but none of this step, until this size fits into `KEPT_BYTES`."""
+        room = min(KEPT_BYTES, KEPT_SHARE * self._left_free)
         others = [old for old in self._kept if (old.caller, old.step) != (key.caller, key.step)]
         used = size + sum(kept.rows.nbytes for kept in self._kept.values())
         for old in others:
-            if used <= KEPT_BYTES:
+            if used <= room:
                 return
             used -= self._kept.pop(old).rows.nbytes
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,18 @@ def test_resident_adapters_are_not_prepared(shard: ActorHandle, tmp_path: Path) 
     for _ in range(2):
         ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
     assert ray.get(shard.seen.remote(), timeout=ANSWER_S) == []
+
+
+@pytest.mark.parametrize(("gpu_gib", "room_gib"), [(None, 4.0), (24, 1.2), (140, 4.0)])
+def test_what_is_kept_fits_into_what_the_engine_leaves_free(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, gpu_gib: int | None, room_gib: float
+) -> None:
+    if gpu_gib is not None:
+        memory = SimpleNamespace(total_memory=gpu_gib * 2**30)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: memory)
+    room = min(shards.KEPT_BYTES, shards.KEPT_SHARE * shards.left_free(settings.gpu_memory_utilization))
+    assert room == pytest.approx(room_gib * 2**30)
 
 
 def test_the_oldest_kept_rows_make_room_for_new_ones(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
