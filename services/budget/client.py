@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
 from ray.actor import ActorHandle
@@ -129,6 +130,9 @@ class BudgetClient:
     The client requests the next lease before the current one runs out, so that no step waits for a commit. A client
     belongs to one event loop. If a process dies without `settle`, its leases stay charged in full.
 
+    A request that fails may have charged its lease nevertheless: the ledger's commit was not confirmed. The client is
+    the only one that knows the lease's name. It repeats the request by that name, or returns the lease.
+
     Args:
         budget: the budget actor.
         size: the minimum number of tokens in a lease. Steps that need more get more.
@@ -144,6 +148,8 @@ class BudgetClient:
         self._event: Event | None = None
         self._parts: int | None = None
         self._leases: deque[_Lease] = deque()
+        # The event and the parts of leases by name that may be granted, and are neither being requested nor returned.
+        self._unanswered: dict[str, tuple[Event, int | None]] = {}
         self._arriving: asyncio.Task[int] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
@@ -199,6 +205,8 @@ class BudgetClient:
         """
         while self._leases:
             self._close(self._leases.popleft())
+        while self._unanswered:
+            self._end_in_background(self._return_unanswered(*self._unanswered.popitem()))
         if self._closing:
             await asyncio.wait(set(self._closing))
 
@@ -238,13 +246,26 @@ class BudgetClient:
         return self._arriving
 
     async def _fetch(self, event: Event, wanted: int) -> int:
+        asked = event, self._parts
         try:
-            # The name makes the call idempotent: Ray may repeat it after a restart of the actor.
-            grant: Grant = await self._budget.lease.remote(
-                event.to_json(), wanted, uuid4().hex, tracing.traceparent(), self._parts
-            )
+            for name in [name for name, before in self._unanswered.items() if before == asked]:
+                if self._unanswered.pop(name, None):  # otherwise it is being returned
+                    with suppress(LeaseRefused):  # it was granted and is settled
+                        return await self._lease(name, asked, wanted)
+            return await self._lease(uuid4().hex, asked, wanted)
         finally:
             self._arriving = None
+
+    async def _lease(self, name: str, asked: tuple[Event, int | None], wanted: int) -> int:
+        """Requests a lease. The name makes the call idempotent: Ray may repeat it after a restart of the actor."""
+        event, parts = asked
+        try:
+            grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, name, tracing.traceparent(), parts)
+        except LeaseRefused:
+            raise
+        except BaseException:
+            self._unanswered[name] = asked
+            raise
         if grant.count:
             self._leases.append(_Lease(grant.lease, grant.count, grant.allowances))
         return grant.count
@@ -275,24 +296,41 @@ class BudgetClient:
 
     def _close(self, lease: _Lease) -> None:
         """Settles a lease in the background. The caller has removed it, so nothing more is reserved from it."""
-        closing = asyncio.create_task(self._settle(lease))
+        self._end_in_background(self._settle(lease))
+
+    def _end_in_background(self, ending: Coroutine[Any, Any, None]) -> None:
+        closing = asyncio.create_task(ending)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     async def _settle(self, lease: _Lease) -> None:
-        """Settles a lease once nothing is reserved from it. A database that is away may return within `SETTLE_S`."""
+        """Settles a lease once nothing is reserved from it."""
         if lease.reserved:
             await lease.unreserved.wait()
         charges = lease.charges or (0,) * len(lease.allowances)
         try:
-            await repeated(
-                lambda: self._budget.settle.remote(lease.name, lease.released, charges),
-                (LedgerUnavailable, LedgerMissing),
-                pauses(RETRY_S),
-                patience_s=SETTLE_S,
-            )
+            await self._settle_in_time(lease.name, lease.released, charges)
         except (LedgerError, LeaseRefused, RayError) as error:
             logger.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
+
+    async def _return_unanswered(self, name: str, asked: tuple[Event, int | None]) -> None:
+        """Settles a lease without used tokens, if it was granted. Keeps the name while that is unknown."""
+        try:
+            await self._settle_in_time(name, 0, (0,) * (asked[1] or 0))
+        except LeaseRefused:  # it was never granted, or it is settled
+            return
+        except (LedgerError, RayError) as error:
+            self._unanswered[name] = asked
+            logger.warning("lease %s may stay charged until this client settles again: %s", name, error)
+
+    async def _settle_in_time(self, name: str, used: int, charges: Grains) -> None:
+        """Settles a lease. A database that is away may return within `SETTLE_S`."""
+        await repeated(
+            lambda: self._budget.settle.remote(name, used, charges),
+            (LedgerUnavailable, LedgerMissing),
+            pauses(RETRY_S),
+            patience_s=SETTLE_S,
+        )
 
     async def _is_open(self) -> bool:
         """Returns whether budget may be left. A client whose charge was cut short stays closed."""
@@ -301,7 +339,9 @@ class BudgetClient:
         return self._open
 
     async def _charge(self, event: Event, losses: Sequence[Sequence[float]]) -> int:
-        # The name makes the call idempotent: Ray may repeat it after a restart of the actor.
+        # The name makes the call idempotent: Ray may repeat it after a restart of the actor. A repeated step has
+        # another name: it computes its tokens and their losses anew, and a charge for other losses must not pay for
+        # them. So a charge that was not confirmed is lost: the tokens of one step.
         trace = tracing.traceparent()
         granted: int = await self._budget.charge.remote(event.to_json(), losses, uuid4().hex, trace)
         self._open = granted == len(losses)

@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.keys.messages import Admitted, Identity
+from privmix.services.keys.messages import Identity
 from privmix.services.requests.answers import Answer, error_event
 from privmix.services.requests.errors import ApiError
 from privmix.services.requests.keys import KeyService
@@ -218,16 +218,9 @@ class Admission:
     async def _charged(self, generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
         id_ = uuid4().hex
         wanted = sum(generation.max_tokens for generation in generations)
-        admitting = asyncio.ensure_future(
-            self._keys.admit(
-                id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations), self._background
-            )
+        admitted = await self._keys.admit(
+            id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations), self._background
         )
-        try:
-            admitted = await asyncio.shield(admitting)
-        except asyncio.CancelledError:
-            self._client.in_background(self._withdraw(id_, admitting))
-            raise
         self.headers |= rate_headers(admitted.rates)
         limited = divide_tokens(generations, admitted.tokens)
         truncated = {generation.id for generation in limited if generation.max_charged is not None}
@@ -274,13 +267,6 @@ class Admission:
             queue.has_ended.clear()
             ended, left = queue.ended - left, queue.ended
             await self._keys.leave(id_, ended)
-
-    async def _withdraw(self, id_: str, admitting: asyncio.Future[Admitted]) -> None:
-        """Withdraws a request whose client left while it waited for admission."""
-        await self._keys.settle(id_, 0)
-        await asyncio.wait([admitting])
-        # The request may have been admitted at the same moment.
-        await self._keys.settle(id_, 0)
 
 
 def divide_tokens(generations: Sequence[Generation], tokens: int) -> list[Generation]:

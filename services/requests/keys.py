@@ -5,6 +5,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
@@ -76,6 +77,8 @@ class KeyService:
         self._handle: ActorHandle | None = None
         self._gateway = uuid4().hex
         self._invalid = TokenBuckets(invalid_per_minute)
+        # Strong references, because the event loop itself holds only weak references to tasks.
+        self._background: set[asyncio.Task[None]] = set()
 
     async def identify(self, connection: HTTPConnection, scope: Scope | None) -> Identity:
         """Returns the identity of the client, which needs `scope`, and adds it to the access log.
@@ -150,20 +153,36 @@ class KeyService:
     ) -> Admitted:
         """Returns when the request may start. It is charged then, so `settle` must follow.
 
+        Waits for other requests for as long as the actor is alive. One that hangs is noticed within twice `ANSWER_S`.
+
         Raises:
-            ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer.
+            ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer. If it admits the request
+                later, the request is ended in the background.
         """
-        outcome = await self._wait(
-            Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway, background
+        call = asyncio.ensure_future(
+            self._call(Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway, background)
         )
+        try:
+            while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
+                await self.ask(Keys.ready)
+            outcome = call.result()
+        except BaseException:  # also if the client leaves
+            # In a new context, because Ray cancels what a cancelled call called.
+            withdrawing = asyncio.create_task(self._withdraw(id_, call), context=Context())
+            self._background.add(withdrawing)
+            withdrawing.add_done_callback(self._background.discard)
+            raise
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)
         return outcome
 
     async def enter(self, id_: str, generations: int) -> bool:
-        """See `Keys.enter`. Returns False if the actor does not answer."""
+        """See `Keys.enter`. Returns False if the call has failed for good.
+
+        Waits for an actor that is away, because Ray keeps the call for it: a second call would take the places again.
+        """
         with suppress(ApiError):
-            await self._wait(Keys.enter, id_, generations)
+            await self._call(Keys.enter, id_, generations)
             return True
         return False
 
@@ -195,6 +214,18 @@ class KeyService:
                     raise
 
         await repeated(settle, ApiError, pauses(RETRY_S))
+
+    async def _withdraw(self, id_: str, call: asyncio.Future[Admitted | Refused]) -> None:
+        """Ends a request for whose admission nobody waits any more.
+
+        Ray keeps the call for an actor that is away and repeats it after a restart, so the request may be admitted at
+        any time until the call has ended, or wait for admission until it is ended again.
+        """
+        while not call.done():
+            await self.settle(id_, 0)
+            await asyncio.wait((call,), timeout=RETRY_S)
+        await self.settle(id_, 0)
+        await asyncio.gather(call, return_exceptions=True)
 
     async def send_heartbeats(self, take_update: Callable[[], TrafficUpdate]) -> None:
         """Reports this gateway's traffic periodically, which also shows that it is alive (`Keys.heartbeat`)."""
@@ -241,20 +272,6 @@ class KeyService:
                 return await self._call(method, *arguments, **named)
         except TimeoutError:
             raise unavailable(f"the actor {self._actor!r} does not answer within {ANSWER_S:g} s") from None
-
-    async def _wait(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Calls a method of the keys actor that may wait for other requests, for as long as the actor is alive.
-
-        Raises:
-            ApiError: as in `ask`. An actor that hangs is noticed within twice `ANSWER_S`.
-        """
-        waiting = asyncio.ensure_future(self._call(method, *arguments, **named))
-        try:
-            while not (await asyncio.wait((waiting,), timeout=ANSWER_S))[0]:
-                await self.ask(Keys.ready)
-            return waiting.result()
-        finally:
-            waiting.cancel()
 
     async def _call(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         if self._actor is None:

@@ -106,7 +106,7 @@ async def run_schedule(
         (arithmetic, "mix", 0.1, 0.1),
         (arithmetic, "sample", 0.0, 0.2),
         (coordinator, "_positions", 0.1, 0.1),
-        (leasing, "remote", 0.2, 0.0),  # a lease whose answer is lost stays charged
+        (leasing, "remote", 0.2, 0.2),
     ):
         setattr(owner, name, faults.in_calls(name, getattr(owner, name), before, after))
     while await coordinator.load():
@@ -140,4 +140,4 @@ def test_what_is_sampled_is_paid_for_in_every_schedule_of_faults(
         assert paid["sampled"] == paid["ledger"] == paid["keys"], f"seed {seed}: {faults.struck}"
         struck |= set(faults.struck)
     own = {"pick, after"} if held else {"sample, after", "mix, before"}
-    assert {*own, "_positions, after", "remote, before", "a client leaves"} <= struck
+    assert {*own, "_positions, after", "remote, before", "remote, after", "a client leaves"} <= struck

@@ -1,9 +1,11 @@
 """Claim: a request that ends while the keys actor is away is settled when the actor is back."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.exceptions import RayActorError
@@ -15,6 +17,7 @@ from privmix.services.keys.records import Share, ShareUsage
 from privmix.services.keys.store import KeyStore
 from privmix.services.keys.subjects import subjects_of
 from privmix.services.requests import keys as requests_keys
+from privmix.services.requests.errors import ApiError
 from privmix.services.requests.keys import KeyService
 from tests.support.ray_cluster import ray_cluster
 
@@ -57,3 +60,28 @@ async def test_an_absent_actor_settles_a_request_when_it_is_back(
     await service.admit("next", identity, LIMITS, 96, 1)
     await service.settle("next", 96)
     ray.kill(again)
+
+
+async def test_a_stopped_actor_that_ray_replaces_admits_nothing_for_a_client_that_has_gone(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray repeats the admission for the restarted actor, after its client got 503."""
+    monkeypatch.setattr(requests_keys, "ANSWER_S", 0.5)
+    place = str(tmp_path / "keys.db")
+    store = KeyStore(ServiceDatabase(place))
+    key, _ = store.create("ada", share=Share(tokens=100, live_streams=1))
+    identity = Identity(key.id, key.name, key.scopes, subjects_of(key))
+    service = KeyService([], NAMESPACE, actor.NAME)
+    running = actor.start(place, namespace=NAMESPACE)
+    process = psutil.Process(await running.__ray_call__.remote(lambda _: os.getpid()))
+    process.suspend()
+    with pytest.raises(ApiError, match="does not answer"):
+        await service.admit("lost", identity, LIMITS, 90, 1)
+    process.kill()
+    async with asyncio.timeout(60):
+        await running.ready.remote()
+        while service._background:
+            await asyncio.sleep(0.05)
+    assert store.account("ada").usage == ShareUsage()
+    assert (await service.admit("next", identity, LIMITS, 100, 1)).tokens == 100
+    ray.kill(running)

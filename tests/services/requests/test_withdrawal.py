@@ -1,0 +1,240 @@
+"""Claim: a request whose client has gone without an answer holds nothing once the keys actor is back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
+
+from privmix.services.coordinator.messages import Generation
+from privmix.services.database.service import ServiceDatabase
+from privmix.services.foundation.errors import KeysError
+from privmix.services.keys.actor import Keys
+from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity
+from privmix.services.keys.records import Share
+from privmix.services.keys.store import KeyStore
+from privmix.services.keys.subjects import subjects_of
+from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.services.requests import keys as request_keys
+from privmix.services.requests.admission import Admission
+from privmix.services.requests.errors import ApiError
+from privmix.services.requests.keys import KeyService
+
+LIMITS = AdmissionLimits("privmix", 8, max_waiting=8)
+ANSWER_S = 0.1
+
+pytestmark = pytest.mark.anyio
+
+
+class Actor:
+    """Calls a keys actor as Ray does: it keeps calls while the actor is away, and repeats those without an answer.
+
+    A caller that no longer waits for a call does not end it.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.calls: list[str] = []
+        self.gone = False
+        self.back()
+
+    def back(self) -> None:
+        """Starts the actor, with what the database holds."""
+        self.keys = Keys(self.place)
+        self.keys._watching.cancel()
+        self.alive, self.dead = True, asyncio.get_running_loop().create_future()
+
+    def away(self, *, for_ever: bool = False) -> None:
+        """Ends the actor, which answers nothing any more."""
+        self.alive, self.gone = False, for_ever
+        self.dead.set_result(None)
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(
+            remote=lambda *arguments: asyncio.shield(asyncio.ensure_future(self._call(method, *arguments)))
+        )
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        self.calls.append(method)
+        while not self.gone:
+            if self.alive:
+                work = asyncio.ensure_future(getattr(self.keys, method)(*arguments))
+                await asyncio.wait((work, self.dead), return_when=asyncio.FIRST_COMPLETED)
+                if not self.dead.done():
+                    return _result(work)
+            await asyncio.sleep(0.01)
+        raise ActorDiedError
+
+
+def _result(work: asyncio.Future[object]) -> object:
+    if work.cancelled():
+        raise TaskCancelledError
+    try:
+        return work.result()
+    except KeysError as error:
+        raise RayTaskError("method", "traceback", error) from error
+
+
+class World:
+    """A gateway's service of keys, its actor, and a key with a share of 100 tokens and 4 live streams."""
+
+    def __init__(self, place: str) -> None:
+        self.store = KeyStore(ServiceDatabase(place))
+        key, _ = self.store.create("ada", share=Share(tokens=100, live_streams=4))
+        self.identity = Identity(key.id, key.name, key.scopes, subjects_of(key))
+        self.actor = Actor(place)
+        self.service = KeyService([], "namespace", "keys")
+        self.service._find = self._find  # type: ignore[method-assign]
+        self.client = SimpleNamespace()
+
+    async def _find(self, name: str) -> Any:
+        return self.actor
+
+    def admit(self, id_: str, wanted: int = 30, generations: int = 1) -> Awaitable[Admitted]:
+        return self.service.admit(id_, self.identity, LIMITS, wanted, generations)
+
+    async def submit(self) -> None:
+        served = SimpleNamespace(
+            client=self.client, request=nullcontext, ensemble=SimpleNamespace(admission_limits=LIMITS)
+        )
+        generation = Generation("generation", (1,), SamplingOptions(), 30)
+        async with Admission(served, self.service, self.identity).submit([generation]):  # type: ignore[arg-type]
+            pass
+
+    def held(self) -> tuple[int, int, int, int]:
+        """Returns the tokens, the live streams and the places that requests hold, and how many wait for a place."""
+        open_ = self.actor.keys._open
+        queue = open_._queue_for(LIMITS)
+        return (
+            self.store.account("ada").usage.held,
+            open_._live_streams.total(),
+            queue.live,
+            queue.waiting + open_._waiting.total(),
+        )
+
+    async def holds_nothing(self) -> None:
+        """Waits until requests hold nothing, for a second, and as long again to see that it stays so."""
+        async with asyncio.timeout(1):
+            while self.held() != (0, 0, 0, 0) or self.service._background:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(2 * ANSWER_S)
+        assert self.held() == (0, 0, 0, 0)
+        assert not self.actor.keys._open._requests
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(request_keys, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(request_keys, "RETRY_S", 0.05)
+    yield World(str(tmp_path / "keys.db"))
+
+
+async def unanswered(work: Awaitable[object]) -> None:
+    with pytest.raises(ApiError, match="does not answer"):
+        await work
+
+
+async def test_an_admission_whose_client_got_503_is_withdrawn_when_the_actor_is_back(world: World) -> None:
+    """The actor admitted it for nobody, and only the end of the gateway ended it: the key's next requests waited."""
+    world.actor.away()
+    for _ in range(3):
+        await unanswered(world.submit())
+    world.actor.back()
+    await world.holds_nothing()
+    assert (await world.admit("next", 100)).tokens == 100
+
+
+async def test_an_admission_whose_client_left_while_the_actor_was_away_is_withdrawn(world: World) -> None:
+    world.actor.away()
+    leaving = asyncio.create_task(world.submit())
+    await asyncio.sleep(ANSWER_S / 2)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    await asyncio.sleep(2 * ANSWER_S)
+    world.actor.back()
+    await world.holds_nothing()
+
+
+async def test_an_admission_is_withdrawn_while_it_would_wait_for_its_share_or_a_place(world: World) -> None:
+    """A withdrawal that waits for the call's answer would wait as long as the request."""
+    await world.admit("running", 90)
+    world.actor.away()
+    await unanswered(world.admit("waits for the share", 90))
+    world.actor.back()
+    async with asyncio.timeout(1):
+        while world.service._background:
+            await asyncio.sleep(0.01)
+    assert world.held() == (90, 1, 1, 0)
+    await world.service.settle("running", 90)
+    await world.holds_nothing()
+
+
+async def test_an_admission_is_withdrawn_although_the_actor_restarts_again(world: World) -> None:
+    world.actor.away()
+    await unanswered(world.admit("lost"))
+    for pause_s in (0.0, 0.01, 0.02, 0.05):
+        world.actor.back()
+        await asyncio.sleep(pause_s)
+        world.actor.away()
+        await asyncio.sleep(2 * ANSWER_S)
+    world.actor.back()
+    await world.holds_nothing()
+
+
+async def test_an_admission_that_a_former_actor_made_is_withdrawn(world: World) -> None:
+    """Its answer was lost, and the actor does not come back before the client is refused."""
+    admitting = asyncio.ensure_future(world.admit("lost"))
+    while not world.store.account("ada").usage.held:
+        await asyncio.sleep(0)
+    world.actor.away()
+    await unanswered(admitting)
+    world.actor.back()
+    await world.holds_nothing()
+
+
+async def test_an_admission_is_withdrawn_at_the_successor_of_an_actor_that_died(world: World) -> None:
+    admitting = asyncio.ensure_future(world.admit("lost"))
+    while not world.store.account("ada").usage.held:
+        await asyncio.sleep(0)
+    world.actor.away(for_ever=True)
+    await unanswered(admitting)
+    assert world.store.account("ada").usage.held == 30
+    world.actor = Actor(world.actor.place)
+    await world.holds_nothing()
+
+
+async def test_a_refused_request_needs_no_withdrawal(world: World) -> None:
+    with pytest.raises(ApiError, match="may have 4 concurrent answers"):
+        await world.admit("refused", generations=5)
+    assert not world.service._background
+    assert "settle" not in world.actor.calls
+
+
+async def test_a_request_takes_its_further_places_once_however_long_the_actor_is_away(world: World) -> None:
+    """Each attempt took them once the actor was back, and the request kept those of nobody until its end."""
+    await world.admit("large", generations=2)
+    world.actor.away()
+    entering = asyncio.create_task(world.service.enter("large", 1))
+    await asyncio.sleep(5 * ANSWER_S)
+    world.actor.back()
+    assert world.held()[2] == 1, "the first piece"
+    assert await entering
+    assert world.actor.calls.count("enter") == 1
+    assert world.held()[2] == 2
+    await world.service.settle("large", 0)
+    await world.holds_nothing()
+
+
+async def test_an_entry_that_an_actor_took_with_it_may_be_repeated(world: World) -> None:
+    await world.admit("large", generations=2)
+    world.actor.away(for_ever=True)
+    assert not await world.service.enter("large", 1)
+    world.actor = Actor(world.actor.place)
+    assert await world.service.enter("large", 1)
+    await world.service.settle("large", 0)
+    await world.holds_nothing()
