@@ -193,6 +193,8 @@ def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> P
     """
     if terms.epsilon is None or terms.enforced != "bound" or not math.isfinite(cost(event, terms.order)):
         return terms
+    if not Filter(terms)._fits({}, NO_LOSSES):  # the private base alone costs more, which no counter of tokens sees
+        return terms
     by_filter = Filter(terms).affordable({}, event)
     before = {} if terms.base_event is None or terms.base_apart else {terms.base_event: 1}
     if by_filter == UNLIMITED:
@@ -209,14 +211,19 @@ def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> P
 
 @lru_cache(maxsize=1024)
 def _counted_epsilon(terms: PrivacyBudget, used: int) -> float:
-    """Returns the epsilon of `used` tokens of the counter's event, together with the private base."""
+    """Returns the epsilon of `used` tokens of the counter's event, together with the private base.
+
+    Blocks of tokens take a part of delta, so tokens are converted at what remains, and the base with them. A person who
+    pays for the base alone meets one release and no block, so its cost is that of a ledger without a counter: converted
+    at all of delta. A ledger that is about to be made has no counter yet, and finds the same number.
+    """
     assert terms.counter is not None
     event, delta = terms.counter.unit, terms.delta
     alone = counting.epsilon(event, used, delta, {}) if used else 0.0
     if (base := terms.base_event) is None:
         return alone
     if terms.base_apart or not used:
-        return max(alone, counting.epsilon(base, 1, delta, {}))
+        return max(alone, Filter(terms)._composed({base: 1}, NO_LOSSES))
     return counting.epsilon(event, used, delta, {base: 1})
 
 
