@@ -90,7 +90,7 @@ class Filter:
         with measured events. A counter rounds up to the next 32nd of its tokens.
         """
         if self.terms.counter is not None:
-            return self._counted(self.terms.counter, spent)
+            return _counted_epsilon(self.terms, self.stated_tokens(spent))
         if (base := self.terms.base_event) is None:
             return self._composed(spent, losses)
         if self.terms.base_apart:  # a user is in the base or in a part, never in both
@@ -106,16 +106,22 @@ class Filter:
         best = max(accounting.epsilon(_divergences(paid), self.terms.delta).epsilon for paid in self.paid(spent))
         return min(best, self.epsilon(spent))
 
+    def stated_tokens(self, spent: Mapping[Event, int]) -> int:
+        """Returns the number of tokens of its counter's event for which `epsilon` is stated, at least those that pay.
+
+        Raises:
+            ValueError: the budget has no counter; see `TokenCounter.used` too.
+        """
+        if (counter := self.terms.counter) is None:
+            raise ValueError("the budget has no counter")
+        used, step = counter.used(spent, self.terms.delta), -(-counter.tokens // _STEPS)
+        return used if used > counter.tokens else min(counter.tokens, -(-used // step) * step)
+
     def paid(self, spent: Mapping[Event, int]) -> list[Mapping[Event, int]]:
         """Returns what one person may have paid: one of the two where the users of the private base are in no part."""
         if (base := self.terms.base_event) is None:
             return [spent]
         return [spent, {base: 1}] if self.terms.base_apart else [{**spent, base: 1}]
-
-    def _counted(self, counter: TokenCounter, spent: Mapping[Event, int]) -> float:
-        used, step = counter.used(spent, self.terms.delta), -(-counter.tokens // _STEPS)
-        rounded = used if used > counter.tokens else min(counter.tokens, -(-used // step) * step)
-        return _counted_epsilon(self.terms, rounded)
 
     def _composed(self, spent: Mapping[Event, int], losses: Losses) -> float:
         measured = self.terms.enforced == "measured"
