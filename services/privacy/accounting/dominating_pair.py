@@ -50,7 +50,7 @@ class DominatingPair:
         b = powers[:, None]
         exponents = b * self.log_ratio
         with np.errstate(over="ignore", invalid="ignore"):
-            excess = _excess(b, self.log_ratio) @ np.exp(self.log_q)
+            excess = excess_power(b, self.log_ratio) @ np.exp(self.log_q)
         overflows = exponents.max(axis=1) > _MAX_EXPONENT
         moments = np.log1p(np.where(overflows, 0.0, excess))
         if overflows.any():  # slow, and rare
@@ -58,8 +58,8 @@ class DominatingPair:
         return np.asarray(moments)
 
 
-def _excess(b: Reals, log_t: Reals) -> Reals:
-    """Returns ``(t^b - 1) - b (t - 1)``, by its series where the two differ by a few of their last digits."""
+def excess_power(b: Reals, log_t: Reals) -> Reals:
+    """Returns ``(t^b - 1) - b (t - 1)`` for each element, by its series where both terms share most of their digits."""
     exponents = b * log_t
     tiny = np.maximum(np.abs(exponents), np.abs(log_t)) < _TINY
     series = b * (b - 1) / 2 * log_t**2 * (1 + (b + 1) / 3 * log_t + (b**2 + b + 1) / 12 * log_t**2)
