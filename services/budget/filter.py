@@ -90,7 +90,7 @@ class Filter:
         with measured events. A counter rounds up to the next 32nd of its tokens.
         """
         if self.terms.counter is not None:
-            return self._counted(self.terms.counter, spent)
+            return _counted_epsilon(self.terms, self.stated_tokens(spent))
         if (base := self.terms.base_event) is None:
             return self._composed(spent, losses)
         if self.terms.base_apart:  # a user is in the base or in a part, never in both
@@ -106,16 +106,22 @@ class Filter:
         best = max(accounting.epsilon(_divergences(paid), self.terms.delta).epsilon for paid in self.paid(spent))
         return min(best, self.epsilon(spent))
 
+    def stated_tokens(self, spent: Mapping[Event, int]) -> int:
+        """Returns the number of tokens of its counter's event for which `epsilon` is stated, at least those that pay.
+
+        Raises:
+            ValueError: the budget has no counter; see `TokenCounter.used` too.
+        """
+        if (counter := self.terms.counter) is None:
+            raise ValueError("the budget has no counter")
+        used, step = counter.used(spent, self.terms.delta), -(-counter.tokens // _STEPS)
+        return used if used > counter.tokens else min(counter.tokens, -(-used // step) * step)
+
     def paid(self, spent: Mapping[Event, int]) -> list[Mapping[Event, int]]:
         """Returns what one person may have paid: one of the two where the users of the private base are in no part."""
         if (base := self.terms.base_event) is None:
             return [spent]
         return [spent, {base: 1}] if self.terms.base_apart else [{**spent, base: 1}]
-
-    def _counted(self, counter: TokenCounter, spent: Mapping[Event, int]) -> float:
-        used, step = counter.used(spent, self.terms.delta), -(-counter.tokens // _STEPS)
-        rounded = used if used > counter.tokens else min(counter.tokens, -(-used // step) * step)
-        return _counted_epsilon(self.terms, rounded)
 
     def _composed(self, spent: Mapping[Event, int], losses: Losses) -> float:
         measured = self.terms.enforced == "measured"
@@ -193,6 +199,8 @@ def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> P
     """
     if terms.epsilon is None or terms.enforced != "bound" or not math.isfinite(cost(event, terms.order)):
         return terms
+    if not Filter(terms)._fits({}, NO_LOSSES):  # the private base alone costs more, which no counter of tokens sees
+        return terms
     by_filter = Filter(terms).affordable({}, event)
     before = {} if terms.base_event is None or terms.base_apart else {terms.base_event: 1}
     if by_filter == UNLIMITED:
@@ -209,14 +217,19 @@ def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> P
 
 @lru_cache(maxsize=1024)
 def _counted_epsilon(terms: PrivacyBudget, used: int) -> float:
-    """Returns the epsilon of `used` tokens of the counter's event, together with the private base."""
+    """Returns the epsilon of `used` tokens of the counter's event, together with the private base.
+
+    Blocks of tokens take a part of delta, so tokens are converted at what remains, and the base with them. A person who
+    pays for the base alone meets one release and no block, so its cost is that of a ledger without a counter: converted
+    at all of delta. A ledger that is about to be made has no counter yet, and finds the same number.
+    """
     assert terms.counter is not None
     event, delta = terms.counter.unit, terms.delta
     alone = counting.epsilon(event, used, delta, {}) if used else 0.0
     if (base := terms.base_event) is None:
         return alone
     if terms.base_apart or not used:
-        return max(alone, counting.epsilon(base, 1, delta, {}))
+        return max(alone, Filter(terms)._composed({base: 1}, NO_LOSSES))
     return counting.epsilon(event, used, delta, {base: 1})
 
 

@@ -9,6 +9,7 @@ from privmix.services.engine import PartKind
 from privmix.services.foundation.errors import InputError
 from privmix.services.foundation.options import Options
 from privmix.services.foundation.units import DELTA, EPSILON, Unit
+from privmix.services.privacy.sampling.clipping import MIN_CLIP
 
 Matrices = Literal["b", "both"]
 """The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""
@@ -114,7 +115,9 @@ class DpSgdOptions(Options):
     unit: Unit = "user"
     epsilon: float = Field(default=EPSILON, gt=0)
     delta: float = Field(default=DELTA, gt=0, lt=1)
-    clip: float = Field(default=1.0, gt=0, description="the L2 norm to which the gradient of each unit is clipped")
+    clip: float = Field(
+        default=1.0, ge=MIN_CLIP, description="the L2 norm to which the gradient of each unit is clipped"
+    )
     blocks: int = Field(default=4, ge=1, description="the first blocks of each unit's text to use; the rest is ignored")
     steps: int = Field(default=12, ge=1)
     matrices: Matrices = Field(

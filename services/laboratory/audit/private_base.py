@@ -8,12 +8,15 @@ weights; what was spent is composed again by dp-accounting from the events alone
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from safetensors import safe_open
 
@@ -21,7 +24,8 @@ from privmix.services.budget import reader
 from privmix.services.budget.filter import Filter
 from privmix.services.budget.state import Balance
 from privmix.services.privacy import accounting
-from privmix.services.privacy.events import Event
+from privmix.services.privacy.accounting import counting
+from privmix.services.privacy.events import PLD_INTERVAL
 from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.services.training import public_model
 from privmix.services.training.manifest import Manifest, PrivateBase, private_base
@@ -29,6 +33,8 @@ from privmix.services.training.private_base import is_trained, merged
 
 PRECISION = 1e-6
 """The largest difference of an epsilon from dp-accounting's that rounding explains."""
+# The intervals of a grid up to the epsilon of a base, and the smallest interval.
+_GRID, _FINEST = 1000, 1e-6
 
 
 def faults(ensemble: Path, ledger: str, trained: Sequence[Path] = ()) -> tuple[str, ...]:
@@ -44,7 +50,7 @@ def faults(ensemble: Path, ledger: str, trained: Sequence[Path] = ()) -> tuple[s
     """
     manifest, balance = Manifest.load(ensemble), reader.read(ledger)
     model = public_model.resolve(manifest.base_model)
-    return (*_passed_as_public(model, manifest, trained), *_of_ledger(manifest, balance))
+    return (*_passed_as_public(model, manifest, trained), *charge_faults(manifest, balance))
 
 
 def _passed_as_public(model: Path, manifest: Manifest, trained: Sequence[Path]) -> Iterator[str]:
@@ -59,7 +65,8 @@ def _passed_as_public(model: Path, manifest: Manifest, trained: Sequence[Path]) 
             yield f"{model} passes as {_trained(described)}, and has the weights that {directory} made of private text"
 
 
-def _of_ledger(manifest: Manifest, balance: Balance) -> Iterator[str]:
+def charge_faults(manifest: Manifest, balance: Balance) -> Iterator[str]:
+    """Yields what is wrong with the charge of an ensemble's base in a ledger's balance, each in one sentence."""
     if balance.terms.ensemble != manifest.ensemble:
         yield "the ledger is another ensemble's"
     base, charged = manifest.private_base, balance.terms.base_event
@@ -72,29 +79,84 @@ def _of_ledger(manifest: Manifest, balance: Balance) -> Iterator[str]:
     if balance.terms.base_apart and not manifest.base_apart:
         yield "the ledger counts the base's users as others than the parts', which the manifest does not show"
     if balance.terms.enforced == "bound" and base is not None:
-        due, stated = _reference(balance, base.training.event, manifest.base_apart), _stated(balance)
+        reference = _by_order if balance.terms.counter is None else _by_counter
+        due, stated = reference(balance, base.training.event, manifest.base_apart), _stated(balance)
         if abs(due - stated) > PRECISION:
-            yield f"the ledger states epsilon {stated:.6f}, and the two events cost {due:.6f} at its order"
+            way = "at its order" if balance.terms.counter is None else "by its counter"
+            yield f"the ledger states epsilon {stated:.6f}, and the two events cost {due:.6f} {way}"
 
 
 def _stated(balance: Balance) -> float:
     return Filter(balance.terms).epsilon(balance.charged)
 
 
-def _reference(balance: Balance, base: DpSgdEvent, apart: bool) -> float:
-    """Returns the epsilon of the ledger's tokens and the base, whose steps dp-accounting composes one by one."""
-    orders = np.array([balance.terms.order])
-    accountant = RdpAccountant(orders)
+def _by_order(balance: Balance, base: DpSgdEvent, apart: bool) -> float:
+    """Returns the epsilon of the ledger's tokens and the base by Rényi divergences at the ledger's order."""
+    order, delta = balance.terms.order, balance.terms.delta
+    tokens = accounting.rdp(dict(balance.charged), [order]).item() if balance.charged else 0.0
+    if not tokens:
+        return _alone(base, order, delta)
+    if apart:
+        return max(_alone(base, order, delta), _converted(tokens, order, delta))
+    return _converted(_divergence(base, order) + tokens, order, delta)
+
+
+def _by_counter(balance: Balance, base: DpSgdEvent, apart: bool) -> float:
+    """Returns the epsilon of the ledger's tokens and the base by privacy loss distributions.
+
+    A counter states the cost of a few tokens more than it granted, of its own event, at what blocks leave of delta. It
+    is never less than the cost of the granted tokens, each of its own event, at all of delta: that depends neither on
+    the price of a block nor on the number that the ledger took for them.
+    """
+    terms, counter = balance.terms, balance.terms.counter
+    assert counter is not None
+    alone, tokens = _alone(base, terms.order, terms.delta), Filter(terms).stated_tokens(balance.charged)
+    if not tokens:
+        return alone
+    costly = {event: count for event, count in balance.charged.items() if event.rdp([terms.order]).any()}
+    composed = [
+        (accounting.pld({counter.unit: tokens}), counting.room(terms.delta, tokens)),
+        (accounting.pld(costly), terms.delta),
+    ]
+    before = identity() if apart else _losses(base)
+    due = max(float(before.compose(losses).get_epsilon_for_delta(delta)) for losses, delta in composed)
+    return max(alone, due) if apart else due
+
+
+def _alone(base: DpSgdEvent, order: float, delta: float) -> float:
+    """Returns the epsilon of the base before any token: of one release, which is converted exactly if that is less."""
+    rounded = float(_losses(base).get_epsilon_for_delta(delta))
+    # The interval of a grid adds to an epsilon of a few hundred intervals.
+    finer = float(_losses(base, max(rounded / _GRID, _FINEST)).get_epsilon_for_delta(delta))
+    return min(rounded, finer, _converted(_divergence(base, order), order, delta))
+
+
+def _converted(divergence: float, order: float, delta: float) -> float:
+    return float(compute_epsilon([order], [divergence], delta)[0])
+
+
+def _divergence(base: DpSgdEvent, order: float) -> float:
+    """Returns the Rényi divergence of the base, whose steps dp-accounting composes one by one.
+
+    Between two integer orders, sampled steps are charged the chord of (order - 1) times the divergence: the bound of
+    theirs that is proved.
+    """
+    orders = np.array([order]) if base.sampling_rate == 1 else math.floor(order) + np.arange(2.0)
+    accountant = RdpAccountant(orders[orders > 1])
+    accountant.compose(_step(base), base.steps)
+    moments = (orders[orders > 1] - 1) * np.asarray(accountant.rdp)
+    return float(np.interp(order, orders, np.pad(moments, (len(orders) - len(moments), 0)))) / (order - 1)
+
+
+def _losses(base: DpSgdEvent, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+    accountant = PLDAccountant(value_discretization_interval=min(interval, PLD_INTERVAL))
+    accountant.compose(_step(base), base.steps)
+    return accountant._pld
+
+
+def _step(base: DpSgdEvent) -> DpEvent:
     step = GaussianDpEvent(base.noise_multiplier)
-    accountant.compose(step if base.sampling_rate == 1 else PoissonSampledDpEvent(base.sampling_rate, step), base.steps)
-    training = np.asarray(accountant.rdp)
-    tokens = _divergence(dict(balance.charged), orders)
-    paid = [training, tokens] if apart else [training + tokens]
-    return max(float(compute_epsilon(orders, each, balance.terms.delta)[0]) for each in paid)
-
-
-def _divergence(charged: dict[Event, int], orders: np.ndarray) -> np.ndarray:
-    return np.asarray(accounting.rdp(charged, orders)) if charged else np.zeros(len(orders))
+    return step if base.sampling_rate == 1 else PoissonSampledDpEvent(base.sampling_rate, step)
 
 
 def _trained(base: PrivateBase | None) -> str:

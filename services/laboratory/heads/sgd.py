@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from privmix.services.laboratory.heads.row_function import RowFunction
-from privmix.services.privacy.sampling.clipping import clipped, noised
+from privmix.services.privacy.sampling.clipping import MIN_CLIP, clipped, noised
 from privmix.services.privacy.sampling.randomness import poisson_subsample
 
 Loss = Literal["l2", "cross-entropy"]
@@ -45,7 +45,7 @@ class HeadDpSgdSettings(SgdSettings):
     """Configures DP-SGD, which clips the gradient of each row to an L2 norm and adds noise."""
 
     learning_rate: float = Field(0.5, gt=0, description="of plain SGD")
-    clip: float = Field(1.0, gt=0)
+    clip: float = Field(1.0, ge=MIN_CLIP)
     batch: int = Field(1024, ge=1, description="average number of rows in a step; all rows if at least their number")
 
 

@@ -6,11 +6,14 @@ Q = (1-g) A + g B', where any two of A, B and B' have bounded range.
 
 import numpy as np
 
+from privmix.services.privacy.accounting.dominating_pair import excess_power
 from privmix.services.privacy.arrays import Reals
 from privmix.services.privacy.events import Divergences, Orders, real_orders
 
 # The largest float64 error of the log of a moment.
 ROUNDING = 2.0**-49
+# Of ranges below it, moments near 1 are logs of sums of numbers so small that their own logs are rounded by more.
+_TINY = 2.0**-9
 
 # Cells and nodes of the quadrature over a range, the largest order times range that they resolve, and what is added
 # for their error, relatively: of two nodes, (order * range / _CELLS)^4 / 4320 at most.
@@ -33,8 +36,17 @@ def bounded_range_rdp(orders: Orders, eta: float) -> Divergences:
         high = np.log(np.expm1(s)) + a * (eta - s)
         low = s + np.log(np.expm1(eta - s)) - a * s
     moment = np.logaddexp(high, low) - np.log(np.expm1(eta))
+    if eta < _TINY:
+        near = a * eta < 1
+        moment[near] = np.maximum(moment[near], _moment_near_one(a[near], eta, s[near]))
     # The Rényi divergence never exceeds the largest privacy loss.
     return np.asarray(np.minimum((np.maximum(moment, 0.0) + ROUNDING) / (a - 1), eta))
+
+
+def _moment_near_one(a: Reals, eta: float, s: Reals) -> Reals:
+    """Returns log E_Q t^a of the ratio in `bounded_range_rdp`, from ``E t^a - 1``, whose terms are not negative."""
+    mass = np.expm1(s) / np.expm1(eta)  # of e^(eta - s): E t = 1
+    return np.asarray(np.log1p(mass * excess_power(a, eta - s) + (1 - mass) * excess_power(a, -s)))
 
 
 def sampled_rdp(orders: Orders, eta: float, drawn: float) -> Divergences:

@@ -7,6 +7,7 @@ and after. All three lie in [L, H] and have mean one under p0, and
     P/p0 = w + (1-w) ((N-1) a + b) / N,    Q/p0 the same with b'.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,6 +28,7 @@ class WorstCaseRatios:
             tokens of the same mass.
         low, high: P/p0 on tokens that the part does not favour, or favours, if the other parts do not favour them.
         low_shared, high_shared: the same if the other parts favour the token too.
+        moved: high - low and high_shared - low_shared, with the digits that these differences may lack.
     """
 
     mass: float
@@ -34,27 +36,44 @@ class WorstCaseRatios:
     high: float
     low_shared: float
     high_shared: float
+    moved: float
 
     @classmethod
     def of(cls, parts: int, q: float, radius: float) -> "WorstCaseRatios":
         least, most = np.exp(-radius), np.exp(radius)
-        public = (1 - q) ** parts
-        private = 1 - public
+        public, private = draw_chances(parts, q)
 
         def value(others: float, own: float) -> float:
             return float(public + private * ((parts - 1) * others + own) / parts)
 
-        mass = float(scipy.special.expit(-radius))
-        return cls(mass, value(least, least), value(least, most), value(most, least), value(most, most))
+        return cls(
+            mass=float(scipy.special.expit(-radius)),
+            low=value(least, least),
+            high=value(least, most),
+            low_shared=value(most, least),
+            high_shared=value(most, most),
+            moved=float(private * 2 * np.sinh(radius) / parts),
+        )
 
     def hockey_stick(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the largest hockey-stick divergence at each epsilon >= 0, in either direction."""
-        return np.asarray(self.mass * np.maximum(0.0, self.high - np.exp(epsilon) * self.low))
+        return np.asarray(self.mass * np.maximum(0.0, self.moved - np.expm1(epsilon) * self.low))
 
     @property
     def largest_loss(self) -> float:
         """The maximum of log P/Q."""
-        return float(np.log1p((self.high - self.low) / self.low))
+        return float(np.log1p(self.moved / self.low))
+
+
+def draw_chances(parts: int, q: float) -> tuple[float, float]:
+    """Returns the probabilities that no part is drawn, and that one or more are.
+
+    Each has its own digits: a part that is drawn with less than 2^-53 is drawn, and costs something.
+    """
+    if q == 1:
+        return 0.0, 1.0
+    log_none = parts * math.log1p(-q)
+    return math.exp(log_none), -math.expm1(log_none)
 
 
 @lru_cache(maxsize=64)
@@ -66,18 +85,19 @@ def worst_channel(parts: int, q: float, radius: float) -> DominatingPair:
     """
     corners = WorstCaseRatios.of(parts, q, radius)
     shared = max(0.0, 3 * corners.mass - 1)
-    outcomes = np.array(
+    lost, lost_shared = np.log1p(corners.moved / np.array([corners.low, corners.low_shared]))
+    outcomes = np.array(  # mass under p0, Q/p0, and log P/Q
         [
-            (corners.mass, corners.high, corners.low),
-            (corners.mass - shared, corners.low, corners.high),
-            (shared, corners.low_shared, corners.high_shared),
+            (corners.mass, corners.low, lost),
+            (corners.mass - shared, corners.high, -lost),
+            (shared, corners.high_shared, -lost_shared),
         ]
     )
-    kept = outcomes[outcomes[:, 0] > 0]
-    masses = kept[:, 0] * kept[:, 2]
+    mass, after, log_ratio = outcomes[outcomes[:, 0] > 0].T
+    masses = mass * after
     with np.errstate(divide="ignore"):
         log_q = np.log(np.append(masses, max(0.0, 1 - masses.sum())))
-    return DominatingPair(log_q, np.append(np.log1p((kept[:, 1] - kept[:, 2]) / kept[:, 2]), 0.0))
+    return DominatingPair(log_q, np.append(log_ratio, 0.0))
 
 
 def worst_pair(parts: int, q: float, radius: float) -> Pair:

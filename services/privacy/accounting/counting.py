@@ -87,9 +87,9 @@ def excess(
 
     It is nearly linear in the count; inf if the divergence is unknown or nothing of delta is left.
     """
-    room = _room(delta, count)
-    divergence = _divergence(composition.payments({**before, event: count}), epsilon, interval) if room > 0 else None
-    return math.inf if divergence is None else math.log(max(divergence, _ROUNDING) / room)
+    left = room(delta, count)
+    divergence = _divergence(composition.payments({**before, event: count}), epsilon, interval) if left > 0 else None
+    return math.inf if divergence is None else math.log(max(divergence, _ROUNDING) / left)
 
 
 @lru_cache(maxsize=1024)
@@ -101,18 +101,18 @@ def _divergence(spent: composition.Payments, epsilon: float, interval: float) ->
 
 def epsilon(event: Event, count: int, delta: float, before: Mapping[Event, int]) -> float:
     """Returns the epsilon of tokens that `largest_count` counts; inf if it is unknown or nothing of delta is left."""
-    composed, room = composition.pld({**before, event: count}), _room(delta, count)
-    if composed is None or room <= 0:
+    composed, left = composition.pld({**before, event: count}), room(delta, count)
+    if composed is None or left <= 0:
         return math.inf
     deltas = _hockey_sticks(composed, largest=True)
-    if not deltas[-1] <= room:
+    if not deltas[-1] <= left:
         return math.inf
-    index = int(np.argmax(deltas <= room))
+    index = int(np.argmax(deltas <= left))
     if index == 0:
         return 0.0
     # Between two points of the grid, the divergence is linear in e^epsilon.
     high, low = deltas[index - 1], deltas[index]
-    return (index - 1) * PLD_INTERVAL + math.log1p((high - room) / (high - low) * math.expm1(PLD_INTERVAL))
+    return (index - 1) * PLD_INTERVAL + math.log1p((high - left) / (high - low) * math.expm1(PLD_INTERVAL))
 
 
 @lru_cache(maxsize=256)
@@ -182,7 +182,8 @@ def _last(holds: Callable[[int], bool], first: int, most: int) -> int:
     return first
 
 
-def _room(delta: float, count: int) -> float:
+def room(delta: float, count: int) -> float:
+    """Returns what blocks and the rounding of a composition leave of delta for this number of tokens."""
     return delta * (1 - _MARGIN) - count * _ROUNDING
 
 

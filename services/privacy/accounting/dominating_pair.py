@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Exponents below this do not overflow float64.
 _MAX_EXPONENT = 500.0
+# Exponents below this have a series of three terms, to 2^-45.
+_TINY = 1e-4
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,20 @@ class DominatingPair:
         b = powers[:, None]
         exponents = b * self.log_ratio
         with np.errstate(over="ignore", invalid="ignore"):
-            excess = (np.expm1(exponents) - b * np.expm1(self.log_ratio)) @ np.exp(self.log_q)
+            excess = excess_power(b, self.log_ratio) @ np.exp(self.log_q)
         overflows = exponents.max(axis=1) > _MAX_EXPONENT
         moments = np.log1p(np.where(overflows, 0.0, excess))
         if overflows.any():  # slow, and rare
             moments[overflows] = scipy.special.logsumexp(self.log_q + exponents[overflows], axis=1)
         return np.asarray(moments)
+
+
+def excess_power(b: Reals, log_t: Reals) -> Reals:
+    """Returns ``(t^b - 1) - b (t - 1)`` for each element, by its series where both terms share most of their digits."""
+    exponents = b * log_t
+    tiny = np.maximum(np.abs(exponents), np.abs(log_t)) < _TINY
+    series = b * (b - 1) / 2 * log_t**2 * (1 + (b + 1) / 3 * log_t + (b**2 + b + 1) / 12 * log_t**2)
+    return np.where(tiny, series, np.expm1(exponents) - b * np.expm1(log_t))
 
 
 def symmetric_pld(delta: Callable[[Reals], Reals], largest: float, interval: float) -> PrivacyLossDistribution:

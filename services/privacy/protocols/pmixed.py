@@ -26,7 +26,7 @@ from pydantic import Field
 
 from privmix.services.foundation.lazily import torch
 from privmix.services.privacy.accounting import planning, published
-from privmix.services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
+from privmix.services.privacy.accounting.channel import WorstCaseRatios, draw_chances, worst_channel, worst_pair
 from privmix.services.privacy.accounting.dominating_pair import symmetric_pld
 from privmix.services.privacy.arrays import Reals
 from privmix.services.privacy.events import (
@@ -198,14 +198,15 @@ class PMixed(Protocol):
         mean /= mean.sum(dim=1, keepdim=True)
         public = answers.public.double()
         public /= public.sum(dim=1, keepdim=True)
-        return torch.lerp(mean, public, self._no_part)
+        return torch.lerp(public, mean, draw_chances(self.parts, self.q)[1])
 
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
         """Returns the probabilities of draws: with ratio, one uniform part or none; with renyi, each part with q."""
         if self.mollifier == "ratio":
             single_draws = map(tuple, np.eye(len(kinds), dtype=int).tolist())
-            chances = ((1 - self._no_part) * count / self.parts for count in kinds)
-            return {(0,) * len(kinds): self._no_part, **dict(zip(single_draws, chances, strict=True))}
+            no_part, some_part = draw_chances(self.parts, self.q)
+            chances = (some_part * count / self.parts for count in kinds)
+            return {(0,) * len(kinds): no_part, **dict(zip(single_draws, chances, strict=True))}
         return {
             drawn: math.prod(
                 float(scipy.stats.binom.pmf(count, of, self.q)) for count, of in zip(drawn, kinds, strict=True)
@@ -225,11 +226,6 @@ class PMixed(Protocol):
         """A row at the bounds of its ball lacks as much of 1 as the ball is smaller; the projection spreads it."""
         error = super().formula_error
         return error if self.radius is None else max(error, slack(1, self.radius))
-
-    @property
-    def _no_part(self) -> float:
-        """The probability that no part is drawn."""
-        return float((1 - self.q) ** self.parts)
 
     @cached_property
     def event(self) -> RatioEvent | PublishedEvent:

@@ -9,10 +9,10 @@ moves the sum by its own value and by nothing else: by at most the clip, in exac
 
 *Proof.* A vector g has d <= 2^26 coordinates in float32, so their squares neither overflow nor underflow in float64.
 Whatever the order of the sum, its relative error is at most d 2^-53 <= 2^-27 and a little, so the computed norm n is at
-least |g| (1 - 2^-26). The scale s is `GRAINS (1 - 2^-20) / max(n, clip)`, and each product with it is rounded: each by
-a factor of at most 1 + 2^-53. Truncation moves each coordinate towards 0. So the value's norm is at most
-`GRAINS (1 - 2^-20) (1 + 2^-51) |g| / max(n, clip) <= GRAINS`. A coordinate of it is at most 2^32, and 2^31 of them stay
-below 2^63.
+least |g| (1 - 2^-26). The scale s is `GRAINS (1 - 2^-20) / max(n, clip)`, which is finite because a clip is at least
+`MIN_CLIP`, and each product with it is rounded: each by a factor of at most 1 + 2^-53. Truncation moves each coordinate
+towards 0. So the value's norm is at most `GRAINS (1 - 2^-20) (1 + 2^-51) |g| / max(n, clip) <= GRAINS`. A coordinate of
+it is at most 2^32, and 2^31 of them stay below 2^63.
 
 *Noise.* The noise is rounded to whole grains. For an integer t and a real number x, `t + round(x) = round(t + x)`: what
 is released is rounded from the sum with noise on the real numbers, and its lowest bits tell nothing of the sum (Mironov
@@ -22,6 +22,7 @@ real ones.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from privmix.services.foundation.lazily import torch
@@ -36,6 +37,8 @@ _MARGIN = 2.0**-20
 """What a clipped vector's norm stays below the clip, relatively; the rounding of its scale fits into it."""
 MAX_COORDINATES = 2**26
 """The largest number of coordinates for which the proof holds."""
+MIN_CLIP = 1e-30
+"""The least clip: zero times an infinite scale is not a number."""
 
 
 def clipped(vectors: Tensor, clip: float) -> Tensor:
@@ -46,11 +49,13 @@ def clipped(vectors: Tensor, clip: float) -> Tensor:
 
     Args:
         vectors: float32 [..., d].
-        clip: above 0.
+        clip: finite, and at least `MIN_CLIP`.
 
     Raises:
-        ValueError: the vectors are not float32, or have more than `MAX_COORDINATES` coordinates.
+        ValueError: the vectors are not float32, or have more than `MAX_COORDINATES` coordinates; the clip is too small.
     """
+    if not MIN_CLIP <= clip < math.inf:
+        raise ValueError(f"clip must be a finite number of at least {MIN_CLIP:g}, got {clip:g}")
     if vectors.dtype != torch.float32 or vectors.shape[-1] > MAX_COORDINATES:
         raise ValueError(
             f"vectors must be float32 of at most {MAX_COORDINATES} coordinates, got {vectors.dtype} "

@@ -319,6 +319,13 @@ def test_the_event_depends_on_the_options_alone() -> None:
             DpSgdOptions.checked(**given)
 
 
+@pytest.mark.parametrize("clip", [1e-299, 1e-31, math.inf])
+def test_a_clip_whose_scale_overflows_is_refused_by_its_name(clip: float) -> None:
+    with pytest.raises(InputError, match="clip"):
+        DpSgdOptions.checked(clip=clip)
+    assert DpSgdOptions.checked(clip=1e-30).clip == 1e-30
+
+
 def configured(folder: Path, **privacy: object) -> EnsembleConfiguration:
     return Configuration.of(
         {"ensemble": str(folder), "privacy": privacy, "budget": {"ledger": str(folder / "ledger.db")}}

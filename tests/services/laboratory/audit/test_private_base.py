@@ -1,21 +1,28 @@
 """Claim: the audit finds a private base that is not charged, is charged for another one, or passes as public."""
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from privmix.services.budget.filter import Filter, counted
 from privmix.services.budget.ledger import Ledger
 from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.laboratory.audit.private_base import faults
+from privmix.services.budget.state import Balance
+from privmix.services.laboratory.audit.private_base import charge_faults, faults
 from privmix.services.privacy.events import Event
+from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from privmix.services.privacy.protocols.exponential import ExponentialSettings
+from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from privmix.services.privacy.settings import Settings
 from privmix.services.training import dp_sgd
 from privmix.services.training.corpus import Corpus
-from privmix.services.training.manifest import PRIVATE_BASE, Manifest
+from privmix.services.training.manifest import PRIVATE_BASE, Apart, Manifest, PrivateBase, PrivateTraining
 from privmix.services.training.options import DpSgdOptions, TrainingOptions
 from privmix.services.training.plan import run_training
 from privmix.services.training.private_base import merged
@@ -90,3 +97,92 @@ def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> N
     done = privmix(*arguments, "--trained", str(made.base))
     assert done.exit_code == 1
     assert json.loads(done.output) == {"faults": [fault]}
+
+
+DELTA = 1e-5
+FULL = DpSgdEvent("user", noise_multiplier(4.0, DELTA, 1.0, 12), 1.0, 12, "full")
+SAMPLED = DpSgdEvent("user", noise_multiplier(4.0, DELTA, 0.5, 40), 0.5, 40, "sampled")
+SMALL = DpSgdEvent("user", noise_multiplier(0.05, DELTA, 1.0, 12), 1.0, 12, "small")
+ALL = DpSgdEvent("user", noise_multiplier(8.0, DELTA, 1.0, 12), 1.0, 12, "all of epsilon")
+
+Kind = Callable[..., Settings]
+COUNTED: tuple[Kind, ...] = (PMixedSettings, SubsampleAggregateSettings)
+"""By exact composition; the others are counted at one order, and the last by accounts."""
+CASES: list[tuple[Kind, DpSgdEvent, bool]] = [
+    *((kind, FULL, apart) for kind in (*COUNTED, ExponentialSettings, IndividualSettings) for apart in (False, True)),
+    *((kind, SAMPLED, False) for kind in (PMixedSettings, ExponentialSettings)),
+    *((kind, base, True) for kind in (PMixedSettings, ExponentialSettings) for base in (SMALL, ALL)),
+]
+
+
+def on(ensemble: Path, base: DpSgdEvent, apart: bool) -> Manifest:
+    """Returns the manifest of an ensemble on a base with this training."""
+    training = PrivateTraining(clipping="exact", epsilon=4, delta=DELTA, clip=1, blocks=4, event=base)
+    described = PrivateBase(ensemble="base", origin="1" * 64, adapter="2" * 64, marks="3" * 64, training=training)
+    records = (Apart(ensemble=described.ensemble, marks=described.marks),) if apart else ()
+    manifest = Manifest.load(ensemble)
+    return manifest.model_copy(update={"private_base": described, "disjoint_from": records})
+
+
+def balances(
+    path: Path, manifest: Manifest, kind: Kind, base: DpSgdEvent | None, counts: Sequence[int], parts: int = 64
+) -> Iterator[Balance]:
+    """Yields the balances of a ledger for 64 parts that charges this base, after these numbers of tokens."""
+    apart = manifest.base_apart and base is not None
+    settings = kind(epsilon=8, delta=DELTA, tokens=1024).on_base(None if apart else base)
+    protocol = settings.plan(64)
+    terms = PrivacyBudget.of(
+        manifest.ensemble, settings, protocol, base=base, base_apart=apart, partition="salt, 64 parts"
+    )
+    terms = counted(terms, protocol.event, settings.planned)
+    assert (terms.counter is not None) == (kind in COUNTED)
+    event = settings.plan(parts, terms.accountant).event
+    ledger, before = Ledger.create(path, terms), 0
+    for count in counts:
+        while before < count:
+            lease = ledger.lease(event, count - before, parts=64)
+            ledger.settle(lease.lease, lease.count, () if terms.horizon is None else (0,) * 64)
+            before += lease.count
+        yield ledger.balance()
+
+
+@pytest.mark.parametrize(("kind", "base", "apart"), CASES)
+def test_no_ledger_that_charges_its_base_has_a_fault(
+    ensemble: Path, tmp_path: Path, kind: Kind, base: DpSgdEvent, apart: bool
+) -> None:
+    manifest = on(ensemble, base, apart)
+    for balance in balances(tmp_path / "ledger.db", manifest, kind, base, (0, 10, 1000)):
+        assert tuple(charge_faults(manifest, balance)) == ()
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_tokens_of_another_number_of_parts_are_no_fault(ensemble: Path, tmp_path: Path, kind: Kind) -> None:
+    """They are bought in blocks, which cost more than the tokens alone."""
+    manifest = on(ensemble, FULL, apart=False)
+    (balance,) = balances(tmp_path / "ledger.db", manifest, kind, FULL, (10,), parts=48)
+    assert tuple(charge_faults(manifest, balance)) == ()
+
+
+@pytest.mark.parametrize(("kind", "base", "apart"), CASES)
+def test_every_kind_of_ledger_without_its_base_is_found(
+    ensemble: Path, tmp_path: Path, kind: Kind, base: DpSgdEvent, apart: bool
+) -> None:
+    manifest = on(ensemble, base, apart)
+    for balance in balances(tmp_path / "ledger.db", manifest, kind, None, (0, 10, 500)):
+        (free, *too_little) = charge_faults(manifest, balance)
+        assert "does not charge the base" in free
+        # Where users are apart, the tokens may cost more than the base, and then the sum is right.
+        stated = Filter(balance.terms).epsilon(balance.charged)
+        assert len(too_little) == (not apart or stated < base.epsilon(DELTA))
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_a_counter_that_counts_too_few_tokens_is_found(
+    ensemble: Path, tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: the ledger states the cost of fewer tokens than it charged."""
+    manifest = on(ensemble, FULL, apart=False)
+    (balance,) = balances(tmp_path / "ledger.db", manifest, kind, FULL, (500,))
+    monkeypatch.setattr(Filter, "stated_tokens", lambda self, spent: 480)
+    (too_little,) = charge_faults(manifest, balance)
+    assert "by its counter" in too_little

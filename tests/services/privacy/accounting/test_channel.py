@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from mpmath import mp, mpf
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
@@ -116,6 +117,50 @@ def test_the_privacy_loss_distribution_has_these_hockey_sticks(parts: int, q: fl
     composed = RatioEvent(parts, q, radius).pld()
     for epsilon, delta in zip(EPSILONS, WorstCaseRatios.of(parts, q, radius).hockey_stick(EPSILONS), strict=True):
         assert delta - 1e-12 <= composed.get_delta_for_epsilon(float(epsilon)) <= delta + 1e-6
+
+
+@pytest.mark.parametrize("q", [1.0, 0.5, 1e-3, 1e-9, 1e-15, 1.6e-16, 5e-17, 6e-20])
+@pytest.mark.parametrize(("parts", "radius"), [(1, 0.3), (2, 2.0), (64, 1.0), (64, 9.0), (1000, 1e-3)])
+def test_a_rare_draw_keeps_the_digits_of_its_cost(parts: int, q: float, radius: float) -> None:
+    """In eighty digits. A draw that is made at all is never free, however rare it is."""
+    orders = [1.0625, 1.5, 2.0, 16.0, 257.0]
+    with mp.workdps(80):
+        high, low = mp.exp(radius), mp.exp(-radius)
+        public, mass = (1 - mpf(q)) ** parts, 1 / (high + 1)
+
+        def value(others: mpf, own: mpf) -> mpf:
+            return public + (1 - public) * ((parts - 1) * others + own) / parts
+
+        shared = max(mpf(0), 3 * mass - 1)
+        corners = [
+            (mass, value(low, high), value(low, low)),
+            (mass - shared, value(low, low), value(low, high)),
+            (shared, value(high, low), value(high, high)),
+        ]
+
+        def divergence(order: float, before: int) -> mpf:
+            """From one world to the other; all other tokens are as likely in both."""
+            moment = mpf(1)
+            for chance, *values in corners:
+                p, q_ = values[before], values[1 - before]
+                moment += chance * q_ * ((p / q_) ** mpf(order) - 1)
+            return mp.log(moment) / (mpf(order) - 1)
+
+        expected = [float(max(divergence(order, before) for before in (0, 1))) for order in orders]
+        apart = float(mass * (value(low, high) - value(low, low)))
+    found = RatioEvent(parts, q, radius).rdp(orders)
+    assert found == pytest.approx(expected, rel=1e-9, abs=0.0)
+    assert (found > 0).all()
+    nothing = WorstCaseRatios.of(parts, q, radius).hockey_stick(np.zeros(1))[0]
+    assert nothing == pytest.approx(apart, rel=1e-12, abs=0.0)
+
+
+def test_a_huge_radius_costs_the_largest_loss() -> None:
+    """Of one part that is always drawn: where its ratios leave the digits of each other, no moment is a NaN."""
+    for radius in (18.0, 20.0, 40.0, 300.0):
+        found = RatioEvent(1, 1.0, radius).rdp([1.5, 4.0, 1e6])
+        assert (np.diff(found) >= 0).all()
+        assert found[-1] == pytest.approx(2 * radius, rel=1e-4)
 
 
 @pytest.mark.parametrize("orders", [[1.0], [0.5, 2.0], [np.inf], [np.nan]])

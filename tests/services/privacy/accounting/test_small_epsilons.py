@@ -66,6 +66,18 @@ def test_a_plan_is_close_to_the_radius_by_brute_force(
     assert share * largest <= planned <= largest
 
 
+@pytest.mark.parametrize("eta", [1e-7, 2.4e-6, 4.7e-5, 3.1e-4, 1.9e-3, 2.1e-3, 0.02])
+def test_no_range_is_so_small_that_its_cost_is_below_that_of_fifty_digits(eta: float) -> None:
+    orders = [1.0625, 1.5, 2.0, 10.5, 36.8, 257.0]
+    claims = bounded_range_rdp(orders, eta)
+    with mp.workdps(50):
+        for order, claim in zip(orders, claims, strict=True):
+            a, range_ = mpf(order), mpf(eta)
+            x = a / (a - 1) * (1 - mp.exp((1 - a) * range_)) / (1 - mp.exp(-a * range_))
+            moment = ((x - 1) * mp.exp(a * range_) + mp.exp(range_) - x) * x**-a / (mp.exp(range_) - 1)
+            assert mp.log(moment) <= mpf(float(claim)) * (a - 1) <= mp.log(moment) + mpf(2) ** -47
+
+
 LARGE = [257.0, 1e4, 1e6, float(accounting.ORDERS[-1])]
 
 
