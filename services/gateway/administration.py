@@ -20,7 +20,11 @@ from privmix.services.requests.values import BoundedCount, Name, PositiveCount
 MAX_BODY_BYTES = 1 << 16
 MAX_DAYS = 36_500
 
-Scopes = Annotated[tuple[Scope, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+Scopes = Annotated[
+    tuple[Scope, ...],
+    Field(fail_fast=True),
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
 
 
 class ShareBody(Body):

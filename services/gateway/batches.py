@@ -95,6 +95,7 @@ UPLOAD_S = 60.0
 """The time for an answer of the batches actor that reads or writes a content."""
 MAX_UPLOADS, MAX_UPLOADS_OF_KEY = 16, 2
 """The uploads that one gateway reads at the same time, in all and of one key: each is in memory."""
+MAX_METADATA = 16
 MAX_FILES = 10_000
 MAX_BATCHES = 100
 ANNOUNCEMENT_S = 5.0
@@ -125,7 +126,7 @@ class NewBatch(Body):
     input_file_id: Id
     endpoint: Endpoint
     completion_window: str = Field(description="24h, or another number of minutes (m), hours (h) or days (d).")
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     output_expires_after: ExpiresAfter | None = None
 
     @field_validator("completion_window")
@@ -133,6 +134,14 @@ class NewBatch(Body):
     def _is_a_duration(cls, value: str) -> str:
         if not _WINDOW.fullmatch(value):
             raise refused("invalid_value", "give a number of minutes, hours or days, such as 24h")
+        return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _has_few_entries(cls, value: object) -> object:
+        """Checks the number before the entries, each of which could be an error (`Items`)."""
+        if isinstance(value, dict) and len(value) > MAX_METADATA:
+            raise refused("invalid_value", f"give at most {MAX_METADATA} entries")
         return value
 
     @field_validator("metadata")
