@@ -18,7 +18,7 @@ from privmix.services.requests.answers import (
     Substituted,
     ToolStyle,
 )
-from privmix.services.requests.errors import ApiError, invalid
+from privmix.services.requests.errors import ApiError, body_too_large, invalid
 from privmix.services.requests.models import Models, ServedModel
 from privmix.services.requests.responses.answers import ResponsesStyle
 from privmix.services.requests.responses.schema import ResponsesRequest
@@ -37,14 +37,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
-    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large", param="body")
     if declared_bytes(request) > limit:
-        raise too_large
+        raise body_too_large(limit)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise too_large
+            raise body_too_large(limit)
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(
             415,
