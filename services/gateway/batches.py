@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -27,7 +28,7 @@ from privmix.services.gateway.openapi import REFUSALS, body
 from privmix.services.keys.rate_limiter import TokenBuckets
 from privmix.services.requests.errors import ApiError, invalid, limited, unavailable
 from privmix.services.requests.keys import ANSWER_S, KeyService
-from privmix.services.requests.preparation import Endpoint, read_body
+from privmix.services.requests.preparation import Endpoint, in_time, read_body
 from privmix.services.requests.schema import Body, refused
 from privmix.services.requests.settings import RequestSettings
 from privmix.services.requests.values import Id, declared_bytes, whole_number
@@ -49,12 +50,12 @@ class Upload:
     fields: dict[str, str]
 
 
-async def read_upload(request: Request, limit: int) -> Upload:
-    """Reads one file of at most `limit` bytes.
+async def read_upload(request: Request, limit: int, identify: Callable[[], Awaitable[T]]) -> tuple[Upload, T]:
+    """Reads one file of at most `limit` bytes, and identifies its client again, as `read_body` does.
 
     Raises:
-        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file, or its length is
-            not a number.
+        ApiError: 408, the file is too slow; 413, it exceeds the limit; 415, the body is not multipart; 400, it has no
+            file, or its length is not a number.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(415, "send the file as multipart/form-data", code="unsupported_media_type", param="file")
@@ -73,7 +74,8 @@ async def read_upload(request: Request, limit: int) -> Upload:
     parser = MultiPartParser(request.headers, limited(), max_files=1, max_fields=8, max_part_size=OVERHEAD_BYTES)
     parser.spool_max_size = limit + OVERHEAD_BYTES + 1
     try:
-        form = await parser.parse()
+        async with in_time(SENDING_S):
+            form = await parser.parse()
     except (MultiPartException, KeyError, ValueError):
         raise ApiError(
             400, "the body is not multipart/form-data with one file", code="invalid_body", param="body"
@@ -86,10 +88,12 @@ async def read_upload(request: Request, limit: int) -> Upload:
     if len(content) > limit:
         raise too_large
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    return Upload((file.filename or "file")[:MAX_NAME_CHARACTERS], content, fields)
+    return Upload((file.filename or "file")[:MAX_NAME_CHARACTERS], content, fields), await identify()
 
 
 MAX_BODY_BYTES = 1 << 16
+SENDING_S = 600.0
+"""The time in which a client sends a file."""
 LEAST_EXPIRY_S, MAX_EXPIRY_S = 3600, 10**9
 UPLOAD_S = 60.0
 """The time for an answer of the batches actor that reads or writes a content."""
@@ -225,7 +229,7 @@ class BatchRoutes:
         owner = await self._owner(request)
         with self._uploading(owner):
             self._count_change(owner)
-            upload = await read_upload(request, self._max_file_bytes)
+            upload, owner = await read_upload(request, self._max_file_bytes, partial(self._owner, request))
             if upload.fields.get("purpose") != "batch":
                 raise invalid("purpose", "only files for batches are accepted; use batch")
             described = upload.filename, upload.content, expiry(upload.fields)
@@ -289,8 +293,9 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Batch:
         """Run the requests of a file in the background. Interactive requests go first."""
-        owner = await self._owner(request)
-        new = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
+        await self._owner(request)
+        sent, owner = await read_body(request, MAX_BODY_BYTES, partial(self._owner, request))
+        new = NewBatch.parse(sent)
         self._count_change(owner)
         return await self._ask(Batches.create, owner, new.request)
 
