@@ -5,9 +5,8 @@ An uploaded file is read in memory only: it may contain prompts, which only the 
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -17,6 +16,7 @@ from pydantic import BaseModel, Field, field_validator
 from ray.exceptions import RayError, RayTaskError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.types import Receive, Scope, Send
 
 from privmix.services.batches.actor import Batches
 from privmix.services.batches.records import Batch, BatchRequest, File
@@ -25,6 +25,7 @@ from privmix.services.batches.store import Page
 from privmix.services.foundation.actors import find_actor, remote
 from privmix.services.foundation.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
 from privmix.services.gateway.openapi import REFUSALS, body
+from privmix.services.gateway.places import Places
 from privmix.services.keys.rate_limiter import TokenBuckets
 from privmix.services.requests.errors import ApiError, invalid, limited, unavailable
 from privmix.services.requests.keys import ANSWER_S, KeyService
@@ -97,8 +98,8 @@ SENDING_S = 600.0
 LEAST_EXPIRY_S, MAX_EXPIRY_S = 3600, 10**9
 UPLOAD_S = 60.0
 """The time for an answer of the batches actor that reads or writes a content."""
-MAX_UPLOADS, MAX_UPLOADS_OF_KEY = 16, 2
-"""The uploads that one gateway reads at the same time, in all and of one key: each is in memory."""
+MAX_TRANSFERS, MAX_TRANSFERS_OF_KEY = 16, 2
+"""The uploads, and the downloads, of one gateway at the same time, in all and of one key: each is in memory."""
 MAX_METADATA = 16
 MAX_FILES = 10_000
 MAX_BATCHES = 100
@@ -193,6 +194,24 @@ class BatchList(_List):
 BODIES = (NewBatch,)
 
 
+def _places(transfer: str) -> Places:
+    message = f"a key may {transfer} {MAX_TRANSFERS_OF_KEY} files at the same time, and all together {MAX_TRANSFERS}"
+    refusal = f"{message}; try again when one has ended", f"too_many_{transfer}s"
+    return Places(MAX_TRANSFERS_OF_KEY, MAX_TRANSFERS, refusal)
+
+
+class _Download(Response):
+    """The content of a file. It is in memory, so its place is free only once it is sent or its client has left."""
+
+    def __init__(self, content: bytes, place: ExitStack) -> None:
+        super().__init__(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await super().__call__(scope, receive, send)
+
+
 class BatchRoutes:
     """Implements the routes for files and batches, which the batches actor stores and runs."""
 
@@ -200,7 +219,8 @@ class BatchRoutes:
         self._settings = settings
         self._max_file_bytes = batches.max_file_bytes
         self._changes = TokenBuckets(batches.changes_per_minute)
-        self._uploads: Counter[str] = Counter()
+        self._uploads = _places("upload")
+        self._downloads = _places("download")
         self._keys = keys
 
     async def announce(self) -> None:
@@ -227,7 +247,7 @@ class BatchRoutes:
     async def upload(self, request: Request) -> File:
         """Store a file of requests. It is deleted on request or after the service's retention time."""
         owner = await self._owner(request)
-        with self._uploading(owner):
+        with self._uploads.taken(owner):
             self._count_change(owner)
             upload, owner = await read_upload(request, self._max_file_bytes, partial(self._owner, request))
             if upload.fields.get("purpose") != "batch":
@@ -245,23 +265,6 @@ class BatchRoutes:
             message = f"a key may change its files and batches {self._changes.limit} times per minute; try again later"
             raise limited(message, "rate_limit_exceeded", wait_s)
         self._changes.take(owner)
-
-    @contextmanager
-    def _uploading(self, owner: str) -> Iterator[None]:
-        """Counts an upload that is read into memory.
-
-        Raises:
-            ApiError: 429, the key or all keys together have too many of them.
-        """
-        if self._uploads[owner] >= MAX_UPLOADS_OF_KEY or self._uploads.total() >= MAX_UPLOADS:
-            message = f"a key may upload {MAX_UPLOADS_OF_KEY} files at the same time, and all together {MAX_UPLOADS}"
-            raise limited(f"{message}; try again when an upload has ended", "too_many_uploads", 1)
-        self._uploads[owner] += 1
-        try:
-            yield
-        finally:
-            self._uploads[owner] -= 1
-            self._uploads += Counter()  # forgets keys without uploads
 
     async def files(self, request: Request) -> FileList:
         """List the files of this key, newest first by default."""
@@ -281,8 +284,11 @@ class BatchRoutes:
 
     async def content(self, request: Request, file_id: str) -> Response:
         """Return the content of a file."""
-        content = await self._ask_for(UPLOAD_S, Batches.content, await self._owner(request), file_id)
-        return Response(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
+        owner = await self._owner(request)
+        with ExitStack() as place:
+            place.enter_context(self._downloads.taken(owner))
+            content = await self._ask_for(UPLOAD_S, Batches.content, owner, file_id)
+            return _Download(content, place.pop_all())
 
     async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file and its content."""
