@@ -102,7 +102,8 @@ class AdministrationRoutes:
         await self._keys.identify(request, "administer")
 
     async def _sent(self, request: Request) -> bytes:
-        sent, _ = await read_body(request, MAX_BODY_BYTES, partial(self._administrator, request))
+        with self._keys.opened(request):
+            sent, _ = await read_body(request, MAX_BODY_BYTES, partial(self._administrator, request))
         return sent
 
     async def listed(self) -> KeyList:

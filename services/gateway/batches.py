@@ -25,10 +25,10 @@ from privmix.services.batches.store import Page
 from privmix.services.foundation.actors import find_actor, remote
 from privmix.services.foundation.errors import BatchesError, FilesUnavailable, KeysUnavailable, NotStored
 from privmix.services.gateway.openapi import REFUSALS, body
-from privmix.services.gateway.places import Places
 from privmix.services.keys.rate_limiter import TokenBuckets
 from privmix.services.requests.errors import ApiError, invalid, limited, unavailable
 from privmix.services.requests.keys import ANSWER_S, KeyService
+from privmix.services.requests.places import Places
 from privmix.services.requests.preparation import Endpoint, in_time, read_body
 from privmix.services.requests.schema import Body, refused
 from privmix.services.requests.settings import RequestSettings
@@ -300,7 +300,8 @@ class BatchRoutes:
     async def create(self, request: Request) -> Batch:
         """Run the requests of a file in the background. Interactive requests go first."""
         await self._owner(request)
-        sent, owner = await read_body(request, MAX_BODY_BYTES, partial(self._owner, request))
+        with self._keys.opened(request):
+            sent, owner = await read_body(request, MAX_BODY_BYTES, partial(self._owner, request))
         new = NewBatch.parse(sent)
         self._count_change(owner)
         return await self._ask(Batches.create, owner, new.request)

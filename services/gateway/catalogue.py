@@ -186,6 +186,10 @@ class CatalogueRoutes:
 
     async def tokenize(self, request: Request) -> Tokenized:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
+        with self._keys.opened(request):
+            return await self._tokenized(request)
+
+    async def _tokenized(self, request: Request) -> Tokenized:
         body = TokenizeRequest.parse(await self._sent(request))
         served = self._models.named(body.model)
         prompts, client, context_length = served.prompts, _client(request), served.ensemble.context_length
@@ -200,6 +204,10 @@ class CatalogueRoutes:
 
     async def detokenize(self, request: Request) -> Detokenized:
         """Return the text of token ids. This costs no budget."""
+        with self._keys.opened(request):
+            return await self._detokenized(request)
+
+    async def _detokenized(self, request: Request) -> Detokenized:
         body = DetokenizeRequest.parse(await self._sent(request))
         served = self._models.named(body.model)
         served.prompts.check(body.tokens, served.ensemble.context_length, "tokens")

@@ -82,8 +82,9 @@ class GenerationRoutes:
         requests.inc()
         identify = partial(self._keys.identify, request, "generate")
         await identify()
-        sent, identity = await read_body(request, self._settings.max_body_bytes, identify)
-        prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
+        with self._keys.opened(request):
+            sent, identity = await read_body(request, self._settings.max_body_bytes, identify)
+            prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
         self._models.counters.request()

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from privmix.services.requests.errors import limited
 
+PLACES = 1024
+"""The requests that a gateway serves at the same time. A waiting stream costs almost nothing, so there are many."""
 RETRY_AFTER_S = 1.0
 
 
