@@ -12,7 +12,10 @@ MAX_ID_CHARACTERS = 512
 
 @dataclass(frozen=True)
 class Line:
-    """Holds one request. `number` counts the lines of the file from 1; `body` is the request body of the endpoint."""
+    """Holds one request. `number` counts the lines of the file from 1; `body` is the request body of the endpoint.
+
+    It is written as shortly as JSON allows: except for some numbers, it is no larger than in the file.
+    """
 
     number: int
     custom_id: str
@@ -88,9 +91,17 @@ def _read(number: int, text: bytes, endpoint: str) -> Line:
     if not isinstance(body, dict):
         raise _InvalidLineError("invalid_body", "body: give the JSON object that the endpoint expects", "body")
     try:
-        return Line(number, custom_id, json.dumps(body).encode())
+        return Line(number, custom_id, _written(body))
     except RecursionError:
         raise _InvalidLineError("invalid_body", "body: its values are nested too deeply", "body") from None
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    separators = (",", ":")
+    try:
+        return json.dumps(body, ensure_ascii=False, separators=separators).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can write
+        return json.dumps(body, separators=separators).encode()
 
 
 def _error(code: str, message: str) -> BatchError:

@@ -17,12 +17,12 @@ from privmix.services.coordinator.messages import Generation
 from privmix.services.foundation.errors import KeysUnavailable, NotStored
 from privmix.services.foundation.retrying import pauses, repeated
 from privmix.services.requests.admission import Admission, complete_answer
-from privmix.services.requests.errors import ApiError, invalid, unexpected
+from privmix.services.requests.errors import ApiError, body_too_large, invalid, unexpected
 from privmix.services.requests.keys import KeyService
 from privmix.services.requests.models import Models
 from privmix.services.requests.preparation import Preparation
 from privmix.services.requests.response_queue import ResponseQueue
-from privmix.services.requests.settings import RequestSettings
+from privmix.services.requests.settings import ClientSettings, RequestSettings
 
 MAX_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
@@ -90,6 +90,7 @@ class Runner:
         keys: KeyService,
         capacity: int,
         holder: str,
+        max_body_bytes: int = ClientSettings().max_body_bytes,
     ) -> None:
         self._store = store
         self._holder = holder
@@ -98,6 +99,7 @@ class Runner:
         self._models = models
         self._keys = keys
         self._capacity = capacity
+        self._max_body_bytes = max_body_bytes
         self._semaphores: dict[str, asyncio.Semaphore] = {}
         self._jobs: dict[str, RunningBatch] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -111,7 +113,8 @@ class Runner:
         """Creates a runner with its own tokenizers and channels to the coordinators. `serve` opens them."""
         keys = KeyService(requests.api_key_hashes, requests.namespace, requests.keys_actor, requests.cache_secret)
         models = Models(requests)
-        return cls(store, settings, Preparation(requests, models), models, keys, capacity, holder)
+        preparation = Preparation(requests, models)
+        return cls(store, settings, preparation, models, keys, capacity, holder, requests.max_body_bytes)
 
     async def serve(self) -> None:
         """Keeps the channels to the coordinators open and sends heartbeats to the keys actor."""
@@ -163,14 +166,14 @@ class Runner:
         except NotStored as lost:
             await self._end_without_input(job.open_batch, lost)
             return
-        lines, errors = await asyncio.to_thread(read_lines, content, batch.endpoint, self._settings.max_lines)
+        lines, errors, model = await asyncio.to_thread(_read, content, batch.endpoint, self._settings.max_lines)
         if errors:
             failure = {"status": "failed", "failed_at": now, "errors": BatchErrors(data=tuple(errors))}
             await _durably(lambda: self._store.change(batch.id, **failure))
             return
         counts = batch.request_counts.model_copy(update={"total": len(lines)})
         if batch.status == "validating":
-            changes = {"in_progress_at": now, "request_counts": counts, "model": model_of(lines)}
+            changes = {"in_progress_at": now, "request_counts": counts, "model": model}
             if job.ending == "completed":
                 changes["status"] = "in_progress"
             batch = await _durably(lambda: self._store.change(batch.id, **changes))
@@ -235,6 +238,8 @@ class Runner:
         if attempts > MAX_ATTEMPTS:
             interrupted = f"the service was restarted {MAX_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))
+        elif len(line.body) > self._max_body_bytes:  # its parsing would take the time of other lines
+            result = _failed(line, body_too_large(self._max_body_bytes))
         elif await _durably(lambda: self._store.stored(job.open_batch.owner)) >= self._settings.max_stored_bytes:
             full = f"the files of this key have {self._settings.max_stored_bytes} bytes together; delete some files"
             result = _failed(line, ApiError(400, full, code="storage_full"))
@@ -313,6 +318,12 @@ class Runner:
         response = LineResponse(status_code=200, request_id=new_id("req_"), body=body)
         result = LineResult(id=new_id("batch_req_"), custom_id=line.custom_id, response=response)
         return result, (usage.prompt_tokens, usage.completion_tokens)
+
+
+def _read(content: bytes, endpoint: str, most_lines: int) -> tuple[list[Line], list[BatchError], str | None]:
+    """Returns the lines of a file, its errors and its model, all of which takes as long as the file is large."""
+    lines, errors = read_lines(content, endpoint, most_lines)
+    return lines, errors, model_of(lines)
 
 
 def _worker() -> asyncio.Task[None]:

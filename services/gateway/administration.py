@@ -1,6 +1,7 @@
 """Implements the routes for administrators, which manage keys and shares. A change applies to the next request."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -20,7 +21,11 @@ from privmix.services.requests.values import BoundedCount, Name, PositiveCount
 MAX_BODY_BYTES = 1 << 16
 MAX_DAYS = 36_500
 
-Scopes = Annotated[tuple[Scope, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+Scopes = Annotated[
+    tuple[Scope, ...],
+    Field(fail_fast=True),
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
 
 
 class ShareBody(Body):
@@ -96,6 +101,11 @@ class AdministrationRoutes:
     async def _administrator(self, request: Request) -> None:
         await self._keys.identify(request, "administer")
 
+    async def _sent(self, request: Request) -> bytes:
+        with self._keys.opened(request):
+            sent, _ = await read_body(request, MAX_BODY_BYTES, partial(self._administrator, request))
+        return sent
+
     async def listed(self) -> KeyList:
         """List all keys with their shares and usage."""
         return KeyList(data=await self._keys.ask(Keys.accounts))
@@ -106,7 +116,7 @@ class AdministrationRoutes:
 
     async def create(self, request: Request) -> CreatedKey:
         """Create a key. The response is the only one that contains its secret."""
-        new = NewKey.parse(await read_body(request, MAX_BODY_BYTES))
+        new = NewKey.parse(await self._sent(request))
         if new.expires is not None and new.expires_in_days is not None:
             raise invalid("expires_in_days", "conflicts with expires; give only one of them")
         if new.expires is not None and new.expires <= now():
@@ -119,12 +129,12 @@ class AdministrationRoutes:
 
     async def limit(self, key: str, request: Request, model: str | None = None) -> KeyAccount:
         """Replace the share of a key, for all models together or for one."""
-        body = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
+        body = ShareBody.parse(await self._sent(request))
         return await self._keys.ask(Keys.limit, key, body.share, self._shares(model))
 
     async def limit_group(self, group: str, request: Request, model: str | None = None) -> Share:
         """Replace the share that the keys of a group have together, for all models together or for one."""
-        body = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
+        body = ShareBody.parse(await self._sent(request))
         await self._keys.ask(Keys.limit_group, group, body.share, self._shares(model))
         return body.share
 
@@ -147,7 +157,7 @@ class AdministrationRoutes:
 
     async def rotate(self, key: str, request: Request) -> CreatedKey:
         """Give a key a new secret."""
-        rotation = Rotation.parse(await read_body(request, MAX_BODY_BYTES) or b"{}")
+        rotation = Rotation.parse(await self._sent(request) or b"{}")
         rotated, secret = await self._keys.ask(Keys.rotate, key, timedelta(seconds=rotation.grace_s))
         return CreatedKey(secret=secret, key=rotated)
 

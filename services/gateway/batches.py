@@ -5,10 +5,10 @@ An uploaded file is read in memory only: it may contain prompts, which only the 
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, field_validator
 from ray.exceptions import RayError, RayTaskError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.types import Receive, Scope, Send
 
 from privmix.services.batches.actor import Batches
 from privmix.services.batches.records import Batch, BatchRequest, File
@@ -27,7 +28,8 @@ from privmix.services.gateway.openapi import REFUSALS, body
 from privmix.services.keys.rate_limiter import TokenBuckets
 from privmix.services.requests.errors import ApiError, invalid, limited, unavailable
 from privmix.services.requests.keys import ANSWER_S, KeyService
-from privmix.services.requests.preparation import Endpoint, read_body
+from privmix.services.requests.places import Places
+from privmix.services.requests.preparation import Endpoint, in_time, read_body
 from privmix.services.requests.schema import Body, refused
 from privmix.services.requests.settings import RequestSettings
 from privmix.services.requests.values import Id, declared_bytes, whole_number
@@ -49,12 +51,12 @@ class Upload:
     fields: dict[str, str]
 
 
-async def read_upload(request: Request, limit: int) -> Upload:
-    """Reads one file of at most `limit` bytes.
+async def read_upload(request: Request, limit: int, identify: Callable[[], Awaitable[T]]) -> tuple[Upload, T]:
+    """Reads one file of at most `limit` bytes, and identifies its client again, as `read_body` does.
 
     Raises:
-        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file, or its length is
-            not a number.
+        ApiError: 408, the file is too slow; 413, it exceeds the limit; 415, the body is not multipart; 400, it has no
+            file, or its length is not a number.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(415, "send the file as multipart/form-data", code="unsupported_media_type", param="file")
@@ -73,7 +75,8 @@ async def read_upload(request: Request, limit: int) -> Upload:
     parser = MultiPartParser(request.headers, limited(), max_files=1, max_fields=8, max_part_size=OVERHEAD_BYTES)
     parser.spool_max_size = limit + OVERHEAD_BYTES + 1
     try:
-        form = await parser.parse()
+        async with in_time(SENDING_S):
+            form = await parser.parse()
     except (MultiPartException, KeyError, ValueError):
         raise ApiError(
             400, "the body is not multipart/form-data with one file", code="invalid_body", param="body"
@@ -86,15 +89,18 @@ async def read_upload(request: Request, limit: int) -> Upload:
     if len(content) > limit:
         raise too_large
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    return Upload((file.filename or "file")[:MAX_NAME_CHARACTERS], content, fields)
+    return Upload((file.filename or "file")[:MAX_NAME_CHARACTERS], content, fields), await identify()
 
 
 MAX_BODY_BYTES = 1 << 16
+SENDING_S = 600.0
+"""The time in which a client sends a file."""
 LEAST_EXPIRY_S, MAX_EXPIRY_S = 3600, 10**9
 UPLOAD_S = 60.0
 """The time for an answer of the batches actor that reads or writes a content."""
-MAX_UPLOADS, MAX_UPLOADS_OF_KEY = 16, 2
-"""The uploads that one gateway reads at the same time, in all and of one key: each is in memory."""
+MAX_TRANSFERS, MAX_TRANSFERS_OF_KEY = 16, 2
+"""The uploads, and the downloads, of one gateway at the same time, in all and of one key: each is in memory."""
+MAX_METADATA = 16
 MAX_FILES = 10_000
 MAX_BATCHES = 100
 ANNOUNCEMENT_S = 5.0
@@ -125,7 +131,7 @@ class NewBatch(Body):
     input_file_id: Id
     endpoint: Endpoint
     completion_window: str = Field(description="24h, or another number of minutes (m), hours (h) or days (d).")
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     output_expires_after: ExpiresAfter | None = None
 
     @field_validator("completion_window")
@@ -133,6 +139,14 @@ class NewBatch(Body):
     def _is_a_duration(cls, value: str) -> str:
         if not _WINDOW.fullmatch(value):
             raise refused("invalid_value", "give a number of minutes, hours or days, such as 24h")
+        return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _has_few_entries(cls, value: object) -> object:
+        """Checks the number before the entries, each of which could be an error (`Items`)."""
+        if isinstance(value, dict) and len(value) > MAX_METADATA:
+            raise refused("invalid_value", f"give at most {MAX_METADATA} entries")
         return value
 
     @field_validator("metadata")
@@ -180,6 +194,24 @@ class BatchList(_List):
 BODIES = (NewBatch,)
 
 
+def _places(transfer: str) -> Places:
+    message = f"a key may {transfer} {MAX_TRANSFERS_OF_KEY} files at the same time, and all together {MAX_TRANSFERS}"
+    refusal = f"{message}; try again when one has ended", f"too_many_{transfer}s"
+    return Places(MAX_TRANSFERS_OF_KEY, MAX_TRANSFERS, refusal)
+
+
+class _Download(Response):
+    """The content of a file. It is in memory, so its place is free only once it is sent or its client has left."""
+
+    def __init__(self, content: bytes, place: ExitStack) -> None:
+        super().__init__(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await super().__call__(scope, receive, send)
+
+
 class BatchRoutes:
     """Implements the routes for files and batches, which the batches actor stores and runs."""
 
@@ -187,7 +219,8 @@ class BatchRoutes:
         self._settings = settings
         self._max_file_bytes = batches.max_file_bytes
         self._changes = TokenBuckets(batches.changes_per_minute)
-        self._uploads: Counter[str] = Counter()
+        self._uploads = _places("upload")
+        self._downloads = _places("download")
         self._keys = keys
 
     async def announce(self) -> None:
@@ -214,9 +247,9 @@ class BatchRoutes:
     async def upload(self, request: Request) -> File:
         """Store a file of requests. It is deleted on request or after the service's retention time."""
         owner = await self._owner(request)
-        with self._uploading(owner):
+        with self._uploads.taken(owner):
             self._count_change(owner)
-            upload = await read_upload(request, self._max_file_bytes)
+            upload, owner = await read_upload(request, self._max_file_bytes, partial(self._owner, request))
             if upload.fields.get("purpose") != "batch":
                 raise invalid("purpose", "only files for batches are accepted; use batch")
             described = upload.filename, upload.content, expiry(upload.fields)
@@ -232,23 +265,6 @@ class BatchRoutes:
             message = f"a key may change its files and batches {self._changes.limit} times per minute; try again later"
             raise limited(message, "rate_limit_exceeded", wait_s)
         self._changes.take(owner)
-
-    @contextmanager
-    def _uploading(self, owner: str) -> Iterator[None]:
-        """Counts an upload that is read into memory.
-
-        Raises:
-            ApiError: 429, the key or all keys together have too many of them.
-        """
-        if self._uploads[owner] >= MAX_UPLOADS_OF_KEY or self._uploads.total() >= MAX_UPLOADS:
-            message = f"a key may upload {MAX_UPLOADS_OF_KEY} files at the same time, and all together {MAX_UPLOADS}"
-            raise limited(f"{message}; try again when an upload has ended", "too_many_uploads", 1)
-        self._uploads[owner] += 1
-        try:
-            yield
-        finally:
-            self._uploads[owner] -= 1
-            self._uploads += Counter()  # forgets keys without uploads
 
     async def files(self, request: Request) -> FileList:
         """List the files of this key, newest first by default."""
@@ -268,8 +284,11 @@ class BatchRoutes:
 
     async def content(self, request: Request, file_id: str) -> Response:
         """Return the content of a file."""
-        content = await self._ask_for(UPLOAD_S, Batches.content, await self._owner(request), file_id)
-        return Response(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
+        owner = await self._owner(request)
+        with ExitStack() as place:
+            place.enter_context(self._downloads.taken(owner))
+            content = await self._ask_for(UPLOAD_S, Batches.content, owner, file_id)
+            return _Download(content, place.pop_all())
 
     async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file and its content."""
@@ -280,8 +299,10 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Batch:
         """Run the requests of a file in the background. Interactive requests go first."""
-        owner = await self._owner(request)
-        new = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
+        await self._owner(request)
+        with self._keys.opened(request):
+            sent, owner = await read_body(request, MAX_BODY_BYTES, partial(self._owner, request))
+        new = NewBatch.parse(sent)
         self._count_change(owner)
         return await self._ask(Batches.create, owner, new.request)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from time import time
 from typing import Annotated, Literal
@@ -152,6 +153,10 @@ class CatalogueRoutes:
     async def _authorise(self, request: Request) -> None:
         await self._keys.identify(request, _SCOPES.get(request.url.path))
 
+    async def _sent(self, request: Request) -> bytes:
+        sent, _ = await read_body(request, self._settings.max_body_bytes, partial(self._authorise, request))
+        return sent
+
     async def models(self) -> ModelList:
         """List all model names except those of ensembles that drain."""
         return ModelList(
@@ -181,7 +186,11 @@ class CatalogueRoutes:
 
     async def tokenize(self, request: Request) -> Tokenized:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
-        body = TokenizeRequest.parse(await read_body(request, self._settings.max_body_bytes))
+        with self._keys.opened(request):
+            return await self._tokenized(request)
+
+    async def _tokenized(self, request: Request) -> Tokenized:
+        body = TokenizeRequest.parse(await self._sent(request))
         served = self._models.named(body.model)
         prompts, client, context_length = served.prompts, _client(request), served.ensemble.context_length
         limit = COUNTED_CONTEXTS * context_length
@@ -195,7 +204,11 @@ class CatalogueRoutes:
 
     async def detokenize(self, request: Request) -> Detokenized:
         """Return the text of token ids. This costs no budget."""
-        body = DetokenizeRequest.parse(await read_body(request, self._settings.max_body_bytes))
+        with self._keys.opened(request):
+            return await self._detokenized(request)
+
+    async def _detokenized(self, request: Request) -> Detokenized:
+        body = DetokenizeRequest.parse(await self._sent(request))
         served = self._models.named(body.model)
         served.prompts.check(body.tokens, served.ensemble.context_length, "tokens")
         return Detokenized(prompt=await served.prompts.text(body.tokens, _client(request)))

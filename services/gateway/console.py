@@ -29,9 +29,11 @@ from privmix.services.requests.answers import events
 from privmix.services.requests.errors import ApiError
 from privmix.services.requests.keys import KeyService
 from privmix.services.requests.models import Models, ServedModel
+from privmix.services.requests.places import PLACES, Places
 from privmix.services.requests.settings import RequestSettings
 from privmix.services.requests.status import ShardReport
 
+STREAMS_OF_KEY = 32
 INTERVAL_S = 1.0
 SHARDS_S = 5.0
 SHARES_S = 2.0
@@ -82,6 +84,8 @@ class ConsoleRoutes:
         self._keys = keys
         self._accounts = _Cached(lambda: keys.ask(Keys.accounts, SHARES_S))
         self._watched: WeakKeyDictionary[ServedModel, _Watched] = WeakKeyDictionary()
+        message = f"a key may have {STREAMS_OF_KEY} consoles open at a gateway; close one"
+        self._streams = Places(STREAMS_OF_KEY, PLACES, (message, "too_many_open_requests"))
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["service"], responses=REFUSALS)
@@ -95,14 +99,15 @@ class ConsoleRoutes:
         return EventStream(await anext(snapshots), snapshots, {})
 
     async def _snapshots(self, request: Request, identity: Identity, model: str | None) -> AsyncGenerator[bytes, None]:
-        while True:
-            yield events([await self._snapshot(identity, model)])
-            await asyncio.sleep(INTERVAL_S)
-            try:
-                identity = await self._keys.identify(request, "privacy")
-                self._models.named(model)
-            except ApiError:  # The key was revoked or the model retired. The page reconnects and gets the error.
-                return
+        with self._streams.taken(identity.id):
+            while True:
+                yield events([await self._snapshot(identity, model)])
+                await asyncio.sleep(INTERVAL_S)
+                try:
+                    identity = await self._keys.identify(request, "privacy")
+                    self._models.named(model)
+                except ApiError:  # The key was revoked or the model retired. The page reconnects and gets the error.
+                    return
 
     async def _snapshot(self, identity: Identity, model: str | None) -> Snapshot:
         administers = self._administers and "administer" in identity.scopes

@@ -16,6 +16,7 @@ from privmix.services.foundation import tracing
 from privmix.services.foundation.actors import find_actor, remote
 from privmix.services.gateway.app import build_app
 from privmix.services.requests.models import Models
+from privmix.services.requests.places import PLACES
 from privmix.services.requests.settings import RequestSettings
 
 POLL_S = 0.1
@@ -33,14 +34,14 @@ def _log_with_serve() -> None:
 # Serve's access log is disabled, because the gateway's own log line contains more.
 @serve.deployment(
     name="gateway",
-    max_ongoing_requests=1024,
+    max_ongoing_requests=PLACES,
     logging_config=LoggingConfig(encoding="JSON", enable_access_log=False),
 )
 @serve.ingress()
 class Gateway:
     """Implements a replica of the gateway: `Gateway.options(num_replicas=2).bind(settings, batch_settings)`.
 
-    A waiting stream costs almost nothing, so a replica accepts many. The keys actor and the coordinator limit the load.
+    The keys actor and the coordinator limit the load, and a `KeyService` the places that one key has before.
     """
 
     def __init__(self, settings: RequestSettings, batches: BatchSettings, *beside: DeploymentHandle) -> None:

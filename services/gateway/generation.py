@@ -1,5 +1,7 @@
 """Implements the routes that generate text: completions, chat completions and responses."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from privmix.services.gateway.metrics import requests
@@ -78,9 +80,11 @@ class GenerationRoutes:
 
     async def _answer(self, request: Request, endpoint: Route) -> Response:
         requests.inc()
-        identity = await self._keys.identify(request, "generate")
-        sent = await read_body(request, self._settings.max_body_bytes)
-        prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
+        identify = partial(self._keys.identify, request, "generate")
+        await identify()
+        with self._keys.opened(request):
+            sent, identity = await read_body(request, self._settings.max_body_bytes, identify)
+            prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
         self._models.counters.request()

@@ -33,6 +33,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         401: "The request has no valid key of this service.",
         403: "The key does not have the scope that this route needs, or a web page called a service without keys.",
         404: "The model, key or route does not exist.",
+        408: "The body was not complete in time.",
         413: "The body is too large.",
         415: "The body is compressed, or its content type is not the route's.",
         429: "The request exceeds a limit of the key, the privacy budget or the service's capacity; see the headers.",

@@ -50,6 +50,11 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {message}", code=code, param=param)
 
 
+def body_too_large(limit: int) -> ApiError:
+    """Returns error 413 for a body of more than `limit` bytes."""
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large", param="body")
+
+
 def unavailable(message: str, code: str = "service_unavailable", headers: Mapping[str, str] | None = None) -> ApiError:
     """Returns error 503: the request is valid, but a part of the service does not answer."""
     return ApiError(503, message, code=code, kind="server_error", headers=headers)

@@ -3,8 +3,8 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import replace
 from hmac import compare_digest
@@ -26,6 +26,7 @@ from privmix.services.keys.rate_limiter import TokenBuckets
 from privmix.services.keys.records import CLIENT_SCOPES, Scope, Secret
 from privmix.services.requests.access_record import access_record
 from privmix.services.requests.errors import ApiError, limited, unavailable
+from privmix.services.requests.places import PLACES, Places
 from privmix.services.requests.refusals import forbidden, refusal, translated, unauthorised
 from privmix.services.requests.settings import ClientSettings
 from privmix.services.requests.web_pages import check_sender
@@ -44,6 +45,9 @@ HEARTBEAT_S = 1.0
 
 INVALID = (400, 413, 415, 422)
 """The statuses of requests that no later state of the service would accept."""
+
+PLACES_OF_KEY = PLACES // 4
+"""The requests of a key whose bodies one gateway awaits or checks at the same time."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,6 +81,8 @@ class KeyService:
         self._handle: ActorHandle | None = None
         self._gateway = uuid4().hex
         self._invalid = TokenBuckets(invalid_per_minute)
+        message = f"a key may have {PLACES_OF_KEY} requests at a gateway that are not complete or not checked yet"
+        self._open = Places(PLACES_OF_KEY, PLACES, (f"{message}; send fewer at a time", "too_many_open_requests"))
         # Strong references, because the event loop itself holds only weak references to tasks.
         self._background: set[asyncio.Task[None]] = set()
 
@@ -102,6 +108,19 @@ class KeyService:
         key = access_record(connection).key
         if status in INVALID and key is not None and key != ANONYMOUS.id:
             self._invalid.take(key)
+
+    @contextmanager
+    def opened(self, connection: HTTPConnection) -> Iterator[None]:
+        """Takes one of a gateway's places for a request that is not admitted, of the key that `identify` found.
+
+        Clients without a key are not told apart, so they share all places.
+
+        Raises:
+            ApiError: 429, the key has too many of them.
+        """
+        key = access_record(connection).key
+        with nullcontext() if key is None or key == ANONYMOUS.id else self._open.taken(key):
+            yield
 
     async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
         """Returns the name under which data of the client's key is stored. `identity_of` accepts it.

@@ -1,8 +1,10 @@
 """Turns the body of a request into generations for the coordinator and an empty answer, and checks its limits."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -18,7 +20,7 @@ from privmix.services.requests.answers import (
     Substituted,
     ToolStyle,
 )
-from privmix.services.requests.errors import ApiError, invalid
+from privmix.services.requests.errors import ApiError, body_too_large, invalid
 from privmix.services.requests.models import Models, ServedModel
 from privmix.services.requests.responses.answers import ResponsesStyle
 from privmix.services.requests.responses.schema import ResponsesRequest
@@ -27,24 +29,36 @@ from privmix.services.requests.settings import RequestSettings
 from privmix.services.requests.structure import Structure, structure_of
 from privmix.services.requests.values import declared_bytes
 
+BODY_S = 60.0
+"""The time for the body of a request. A body that a client holds back takes one of a gateway's places."""
 
-async def read_body(request: Request, limit: int) -> bytes:
+T = TypeVar("T")
+
+
+async def read_body(request: Request, limit: int, identify: Callable[[], Awaitable[T]]) -> tuple[bytes, T]:
     """Reads the body of a request, but not more than `limit` bytes.
 
+    Args:
+        identify: identifies the client again once the body is here: its key may have been revoked meanwhile.
+
+    Returns:
+        The body, and what `identify` returns.
+
     Raises:
-        ApiError: 400, its length is not a number; 413, it exceeds the limit; 415, it is compressed, or not sent as
-            JSON. A web page cannot send JSON to another origin without asking the service first.
+        ApiError: 400, its length is not a number; 408, it is too slow; 413, it exceeds the limit; 415, it is
+            compressed, or not sent as JSON. A web page cannot send JSON to another origin without asking the service
+            first.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
-    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large", param="body")
     if declared_bytes(request) > limit:
-        raise too_large
+        raise body_too_large(limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    async with in_time(BODY_S):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise body_too_large(limit)
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(
             415,
@@ -52,7 +66,22 @@ async def read_body(request: Request, limit: int) -> bytes:
             code="unsupported_media_type",
             param="body",
         )
-    return bytes(body)
+    return bytes(body), await identify()
+
+
+@asynccontextmanager
+async def in_time(seconds: float) -> AsyncIterator[None]:
+    """Limits the time in which a body is read.
+
+    Raises:
+        ApiError: 408, it is over.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        message = f"the body was not complete within {seconds:g} s; send it faster, or make it smaller"
+        raise ApiError(408, message, code="body_too_slow", param="body") from None
 
 
 def check_counts(body: GenerationRequest, prompts: int, settings: RequestSettings) -> None:

@@ -9,7 +9,7 @@ Sources: the OpenAI API reference (completions, chat completions); vLLM's extens
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -61,6 +61,11 @@ class Fallbacks:
 
 
 REFUSE = Fallbacks()
+
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list in a body, whose validation ends at its first error. Only that is answered, and to describe the errors of all
+items of a large body takes pydantic seconds and a lot of memory."""
 
 
 def fallbacks(info: ValidationInfo) -> Fallbacks:
@@ -153,10 +158,10 @@ def _stops(value: object) -> object:
 
 
 Stops = Annotated[
-    list[str], BeforeValidator(_stops, json_schema_input_type=str | Annotated[list[str], Field(max_length=MAX_STOPS)])
+    Items[str], BeforeValidator(_stops, json_schema_input_type=str | Annotated[list[str], Field(max_length=MAX_STOPS)])
 ]
 
-PromptText = str | list[int]
+PromptText = str | Items[int]
 
 
 def _prompts(value: object) -> list[PromptText]:
@@ -179,7 +184,7 @@ def _is_token_ids(value: object) -> TypeGuard[list[int]]:
 
 
 PromptTexts = Annotated[
-    list[PromptText], BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
+    Items[PromptText], BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
 ]
 
 
@@ -227,7 +232,7 @@ class Body(BaseModel):
     """A request body with strict types.
 
     Null means the default of the field, as in OpenAI's API. An unknown field is ignored if it is null, false or empty,
-    because then it requests nothing.
+    because then it requests nothing. Of the other unknown fields, only the first is an error (`Items`).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
@@ -238,7 +243,8 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None and (key in known or has_effect(value))}
+        unknown = next((key for key, value in data.items() if key not in known and has_effect(value)), None)
+        return {key: value for key, value in data.items() if value is not None and (key in known or key == unknown)}
 
     @classmethod
     def parse(cls, body: bytes, fallbacks: Fallbacks = REFUSE) -> Self:
@@ -284,8 +290,8 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     format: dict[str, Any] | None = None
-    structures: list[StructuralTagStructure] | None = None
-    triggers: list[str] | None = None
+    structures: Items[StructuralTagStructure] | None = None
+    triggers: Items[str] | None = None
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> Self:
@@ -315,7 +321,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = Field(None, description="In the Lark format or in GBNF.")
     structural_tag: dict[str, Any] | str | None = Field(None, description="As xgrammar describes it, or its JSON text.")
     json_object: bool | None = None
@@ -515,7 +521,7 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: list[EarlierCall] = Field([], max_length=MAX_TOOLS)
+    tool_calls: Items[EarlierCall] = Field([], max_length=MAX_TOOLS)
     tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_CALL_ID, validate_default=True)
     content: Content | None = Field(None, validate_default=True)
     name: Annotated[Any, Neutral("names of participants are not supported; remove it")] = None
@@ -581,7 +587,7 @@ def check_calls(messages: list[Message]) -> list[Message]:
     return messages
 
 
-Messages = Annotated[list[Message], Field(min_length=1), AfterValidator(check_calls)]
+Messages = Annotated[Items[Message], Field(min_length=1), AfterValidator(check_calls)]
 
 
 class Tool(Body):
@@ -648,7 +654,7 @@ class ChatRequest(GenerationRequest):
         description="With `auto`, the default, the answer is a text or one call of a tool: its first token, sampled as "
         "any other, decides. An answer never has several calls.",
     )
-    tools: list[Tool] = Field([], max_length=MAX_TOOLS, validate_default=True)
+    tools: Items[Tool] = Field([], max_length=MAX_TOOLS, validate_default=True)
     verbosity: Annotated[Any, Neutral("max_tokens sets the length of answers; remove it", "medium")] = None
     web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
 
@@ -706,4 +712,4 @@ class DetokenizeRequest(Body):
     """The body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]

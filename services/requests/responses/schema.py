@@ -34,6 +34,7 @@ from privmix.services.requests.schema import (
     GenerationRequest,
     IgnoredFlag,
     IgnoredText,
+    Items,
     Message,
     Neutral,
     check_calls,
@@ -141,7 +142,7 @@ def _check_items(items: list[Any]) -> list[Any]:
 
 
 InputItems = Annotated[
-    list[InputItem],
+    Items[InputItem],
     BeforeValidator(_items, json_schema_input_type=str | list[InputItem]),
     AfterValidator(_check_items),
 ]
@@ -197,7 +198,7 @@ class ResponsesRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(
         None, description="With `auto`, the default, the first token decides between a text and one call."
     )
-    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, validate_default=True)
+    tools: Items[FunctionTool] = Field([], max_length=MAX_TOOLS, validate_default=True)
     store: Annotated[Any, Neutral(NOTHING_STORED, False)] = None
 
     n: Annotated[Any, Neutral(ONE_ANSWER, 1)] = 1

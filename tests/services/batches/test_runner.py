@@ -78,9 +78,9 @@ def store(tmp_path: Path) -> BatchStore:
     return store
 
 
-def answering(store: BatchStore) -> Answers:
+def answering(store: BatchStore, max_body_bytes: int = 1 << 20) -> Answers:
     nothing: Any = None
-    answers = Answers(store, BatchSettings(), nothing, nothing, nothing, 4, HOLDER)
+    answers = Answers(store, BatchSettings(), nothing, nothing, nothing, 4, HOLDER, max_body_bytes)
     answers.charged, answers.runs = Counter(), Counter()
     return answers
 
@@ -222,6 +222,23 @@ async def test_results_take_no_more_than_the_place_of_their_key(
     assert delivered
     assert {line["response"]["body"]["error"]["code"] for line in failed.values()} == {"storage_full"}
     assert len(delivered) + len(failed) == len(lines)
+
+
+async def test_a_line_is_no_larger_than_a_request(store: BatchStore) -> None:
+    """A body of the largest size in the file is accepted, however it would be written again."""
+    text = "\u00e9" * 1_000
+    bodies = {"large": {"model": "privmix", "prompt": "x" + text}, "good": {"model": "privmix", "prompt": text}}
+    lines = [
+        {"custom_id": id_, "method": "POST", "url": "/v1/completions", "body": body} for id_, body in bodies.items()
+    ]
+    limit = len(json.dumps(bodies["good"], ensure_ascii=False, separators=(",", ":")).encode())
+    batch, answers = put(store, lines), answering(store, limit)
+    await run(answers, store)
+    done = store.batch(OWNER, batch.id)
+    assert written(store, done.output_file_id).keys() == answers.runs.keys() == {"good"}
+    refused = written(store, done.error_file_id)["large"]["response"]
+    error = refused["body"]["error"]
+    assert (refused["status_code"], error["code"], error["param"]) == (413, "body_too_large", "body")
 
 
 async def test_a_batch_with_an_unwritable_custom_id_can_be_cancelled(store: BatchStore) -> None:

@@ -12,9 +12,11 @@ import httpx
 import openai
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from privmix.services.batches.settings import BatchSettings
 from privmix.services.database.service import ServiceDatabase, default_database
+from privmix.services.gateway.batches import BatchRoutes
 from privmix.services.keys.records import Share
 from privmix.services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
@@ -368,3 +370,45 @@ async def test_a_key_uploads_two_files_at_a_time(make_client: MakeClient) -> Non
         again = await upload(http, "hers")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_uploads")
     assert [answer.status_code for answer in (*ended, again)] == [400] * 4, "they have no file"
+
+
+@pytest.mark.anyio
+async def test_a_key_downloads_two_files_at_a_time(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download has its place until it is sent, or its client has left."""
+    app = make_client(batches_actor="batches", api_keys=("hers", "his")).app
+    started = asyncio.Semaphore(0)
+
+    async def content(*_: object) -> bytes:
+        return b"{}"
+
+    async def blocked(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            started.release()
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    def stuck(key: str) -> asyncio.Task[None]:
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
+        request = {"type": "http", "method": "GET", "path": "/v1/files/a/content", "query_string": b""}
+        scope = {**request, "headers": headers, "client": None}
+        return asyncio.ensure_future(app(scope, receive, blocked))
+
+    monkeypatch.setattr(BatchRoutes, "_ask_for", content)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+
+        async def downloaded(key: str) -> httpx.Response:
+            return await http.get("/v1/files/a/content", headers={"authorization": f"Bearer {key}"})
+
+        running = [stuck("hers"), stuck("hers")]
+        for _ in running:
+            await asyncio.wait_for(started.acquire(), 10)
+        refused, other = await downloaded("hers"), await downloaded("his")
+        running[0].cancel()
+        await asyncio.gather(running[0], return_exceptions=True)
+        again = [await downloaded("hers") for _ in range(3)]
+        running[1].cancel()
+        await asyncio.gather(running[1], return_exceptions=True)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_downloads")
+    assert [answer.text for answer in (other, *again)] == ["{}"] * 4

@@ -1,22 +1,31 @@
 """Claim: an actor or a database that hangs neither blocks a client for ever nor leaves the service looking ready."""
 
 import asyncio
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ray.exceptions import RayTaskError
+from starlette.requests import Request
 
 from privmix.services.batches.settings import BatchSettings
 from privmix.services.database import deadline
+from privmix.services.database.service import ServiceDatabase
 from privmix.services.foundation.errors import KeysError
 from privmix.services.gateway import batches as batch_routes
+from privmix.services.gateway.administration import AdministrationRoutes
+from privmix.services.keys import actor as keys_actor
 from privmix.services.keys.actor import Keys
 from privmix.services.keys.messages import AdmissionLimits, Admitted, RateStates
+from privmix.services.keys.records import SCOPES
+from privmix.services.keys.store import KeyStore
 from privmix.services.requests import keys as request_keys
+from privmix.services.requests import preparation
 from privmix.services.requests.errors import ApiError
 from privmix.services.requests.keys import ANONYMOUS, KeyService
 from privmix.services.requests.status import Status
@@ -93,6 +102,90 @@ def test_a_batches_actor_that_hangs_is_given_up(answer_s: float, monkeypatch: py
         answer = client.get("/v1/files")
     assert answer.status_code == 503
     assert "does not answer within" in answer.json()["error"]["message"]
+
+
+FORM = """--b\r
+content-disposition: form-data; name="purpose"\r
+\r
+batch\r
+--b\r
+content-disposition: form-data; name="file"; filename="a"\r
+\r
+{}\r
+--b--\r
+"""
+BODIES = {
+    "/v1/completions": json.dumps({"model": "privmix", "prompt": "Hello"}),
+    "/v1/files": FORM,
+    "/v1/batches": json.dumps({"input_file_id": "a", "endpoint": "/v1/completions", "completion_window": "24h"}),
+    "/tokenize": json.dumps({"prompt": "Hello"}),
+    "/v1/keys": json.dumps({"name": "another"}),
+}
+
+
+def content_type(path: str) -> dict[str, str]:
+    return {"content-type": "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_key_that_is_revoked_while_it_sends_a_body_is_refused(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, admitted, begun, going = str(tmp_path / "keys.db"), list[object](), asyncio.Event(), asyncio.Event()
+    store = KeyStore(ServiceDatabase(place))
+    _, secret = store.create("hers", scopes=SCOPES)
+    keys = Handle(Keys(place))
+
+    async def find(_: KeyService, name: str) -> Handle:
+        return keys
+
+    async def admit(_: Keys, *arguments: object) -> None:
+        admitted.append(arguments)
+
+    async def held_back() -> AsyncIterator[bytes]:
+        begun.set()
+        await going.wait()
+        yield BODIES[path].encode()
+
+    monkeypatch.setattr(KeyService, "_find", find)
+    monkeypatch.setattr(Keys, "admit", admit)
+    monkeypatch.setattr(keys_actor, "IDENTITY_AGE_S", 0)
+    app: Any = app_client(BatchSettings(), keys_actor="keys", batches_actor="batches").app
+    headers = {"authorization": f"Bearer {secret.text}", **content_type(path)}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http,
+    ):
+        answer = asyncio.create_task(http.post(path, content=held_back(), headers=headers))
+        await asyncio.wait_for(begun.wait(), 10)
+        store.revoke("hers")
+        going.set()
+        refused = await asyncio.wait_for(answer, 30)
+    assert refused.status_code == 401
+    assert not admitted
+    assert [account.key.name for account in store.accounts()] == ["hers"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_body_that_does_not_come_is_given_up(
+    path: str, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"-"
+        await asyncio.Event().wait()
+
+    async def administrator(_: AdministrationRoutes, request: Request) -> None: ...
+
+    monkeypatch.setattr(preparation, "BODY_S", 0.1)
+    monkeypatch.setattr(batch_routes, "SENDING_S", 0.1)
+    monkeypatch.setattr(AdministrationRoutes, "_administrator", administrator)
+    app = make_client(batches=BatchSettings(), batches_actor="batches").app
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
+        answer = await asyncio.wait_for(http.post(path, content=stalled(), headers=content_type(path)), 30)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (408, "body_too_slow", "body")
 
 
 def test_a_service_whose_keys_are_locked_or_gone_is_not_ready(
