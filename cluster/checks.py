@@ -115,6 +115,7 @@ class CheckedEnsemble:
             own_shares=configuration.own_shares,
             private_base=self.manifest.private_base is not None,
             cohort=configuration.cohort,
+            ensemble=None if configuration.cohort is None else self.manifest.ensemble,
             recovery_s=coordinator.recovery_s,
             # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
             stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
