@@ -8,16 +8,20 @@ parts.
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import ray
 from pydantic import BaseModel, ConfigDict
+from ray.actor import ActorHandle
 from ray.serve import Application
 
 from privmix.cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
 from privmix.cluster.configuration import Configuration, EnsembleConfiguration
 from privmix.cluster.ensemble_actors import EnsembleActors
 from privmix.cluster.launch import gateway, start_actors
+from privmix.cluster.work.ensembles import check_deployed_cohorts
+from privmix.services.ensembles import actor as ensembles
 from privmix.services.fleet import fleet
 from privmix.services.fleet.replicas import DEPLOYMENT, ShardReplica
 from privmix.services.foundation.actors import HEAD
@@ -52,10 +56,19 @@ def _build(config: Path) -> Application:
     check_keys(configuration, logger.warning, listens=False)
     check_files(configuration)
     check_cohorts(configuration)
+    if (service := _running_service(configuration)) is not None:
+        check_deployed_cohorts(configuration, service)
     checked = [check_ensemble(ensemble, logger.info) for ensemble in configuration.served]
     actors = start_actors(configuration, checked, logger.info, keep=True)
     shards = (_shards(ensemble, actors[ensemble.name]) for ensemble in configuration.served)
     return gateway(configuration, checked, *shards)
+
+
+def _running_service(configuration: Configuration) -> ActorHandle | None:
+    """Returns the actor that lists the ensembles of a service that a deployment changes; None if none runs yet."""
+    with suppress(ValueError):  # Ray raises it if no such actor exists.
+        return ray.get_actor(ensembles.NAME, configuration.namespace)
+    return None
 
 
 def _shards(configuration: EnsembleConfiguration, actors: EnsembleActors) -> Application:

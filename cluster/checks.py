@@ -11,11 +11,11 @@ from privmix.services.batches.contents import default_place
 from privmix.services.budget import actor as budget
 from privmix.services.budget.anchor import is_writable
 from privmix.services.budget.reader import read
-from privmix.services.budget.receipt import begin, is_fresh, verified_ledger_id
+from privmix.services.budget.receipt import begin, claim_at, is_fresh, verified_ledger_id
 from privmix.services.database.service import ServiceDatabase, default_database
 from privmix.services.ensembles.records import ServedEnsemble
 from privmix.services.fleet import fleet
-from privmix.services.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnknown
+from privmix.services.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from privmix.services.foundation.files import write_atomically
 from privmix.services.keys.store import KeyStore
 from privmix.services.training.cohorts import not_apart
@@ -115,6 +115,7 @@ class CheckedEnsemble:
             own_shares=configuration.own_shares,
             private_base=self.manifest.private_base is not None,
             cohort=configuration.cohort,
+            ensemble=None if configuration.cohort is None else self.manifest.ensemble,
             recovery_s=coordinator.recovery_s,
             # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
             stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
@@ -189,6 +190,9 @@ def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: 
             receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor, key=settings.key())
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
-        return verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
+        ledger = verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
+        with suppress(LedgerUnavailable):  # nothing is granted then, and the next start claims it
+            claim_at(settings.anchor, terms, settings.ledger).store(ledger)  # earlier versions did not
+        return ledger
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error

@@ -13,6 +13,7 @@ from privmix.cluster.named_actors import all_or_none, call, kill
 from privmix.cluster.promise import Promise
 from privmix.cluster.topology import plan_shards, shards_served
 from privmix.services.budget import actor as budget
+from privmix.services.budget.actor import LedgerPlaces
 from privmix.services.budget.receipt import anchors_of
 from privmix.services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.services.database.service import ServiceDatabase
@@ -148,7 +149,8 @@ def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> Act
     """Returns the running budget actor, or None.
 
     Raises:
-        ConfigurationError: it enforces another budget.
+        ConfigurationError: it enforces another budget, or has another ledger, anchor or signing key than configured,
+            which it would never write, as long as it is kept.
     """
     try:
         actor = ray.get_actor(budget.NAME, configuration.namespace)
@@ -159,6 +161,18 @@ def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> Act
             f"namespace: {configuration.namespace} already serves with another budget; stop it, or choose another "
             "namespace"
         )
+    settings, kept = configuration.budget, ray.get(actor.places.remote())
+    configured = LedgerPlaces.of(settings.ledger, anchors_of(configuration.ensemble, settings.anchor), settings.key())
+    for setting, has, should in (
+        ("ledger", kept.ledger, configured.ledger),
+        ("anchor", kept.anchors, configured.anchors),
+        ("signing_key", kept.signing_key, configured.signing_key),
+    ):
+        if has != should:
+            raise ConfigurationError(
+                f"budget.{setting}: {configuration.namespace} already serves with another one, which a deployment does "
+                "not change; stop the service and start it again"
+            )
     return actor
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -14,9 +14,10 @@ from rich.markup import escape
 from privmix.cluster.checks import check_cohorts
 from privmix.cluster.configuration import Configuration
 from privmix.services.ensembles.actor import Ensembles
-from privmix.services.ensembles.records import EnsembleStatus
+from privmix.services.ensembles.records import EnsembleStatus, ServedEnsemble
 from privmix.services.foundation.actors import remote
 from privmix.services.foundation.errors import ConfigurationError, EnsemblesError
+from privmix.services.training.manifest import Manifest
 
 KNOWN_S = 60.0
 LOOK_S = 0.5
@@ -32,13 +33,49 @@ def check_cohort(configuration: Configuration, cohort: str | None, service: Acto
         ConfigurationError: it may share users, or the file does not name an ensemble of the cohort that is served.
     """
     check_cohorts(configuration)
-    configured = {ensemble.name for ensemble in configuration.served}
-    for served in (account.ensemble for account in call(service, Ensembles.statuses)):
-        if cohort is not None and served.cohort == cohort and served.name not in configured:
+    if cohort is not None:
+        check_members(configuration, cohort, _served(service))
+
+
+def check_deployed_cohorts(configuration: Configuration, service: ActorHandle) -> None:
+    """Checks that no ensemble that a deployment starts shares users with one of its cohort that is served or drains.
+
+    Those of the file must have been checked (`check_cohorts`).
+
+    Raises:
+        ConfigurationError: it may share users.
+    """
+    cohorts = {ensemble.name: ensemble.cohort for ensemble in configuration.served}
+    # One whose cohort the file changes is no member any more once the file is deployed.
+    staying = [served for served in _served(service) if cohorts.get(served.name, served.cohort) == served.cohort]
+    for cohort in {cohort for cohort in cohorts.values() if cohort is not None}:
+        check_members(configuration, cohort, staying)
+
+
+def check_members(configuration: Configuration, cohort: str, served: Iterable[ServedEnsemble]) -> None:
+    """Checks that the file has each served ensemble of a cohort as it is served, if another one joins the cohort.
+
+    Args:
+        served: the ensembles that the service runs, also those that drain: their answers still count.
+
+    Raises:
+        ConfigurationError: it has not, so whether they share users cannot be checked.
+    """
+    files = {each.name: Manifest.load(each.ensemble).ensemble for each in configuration.served if each.cohort == cohort}
+    members = {each.name: each.ensemble for each in served if each.cohort == cohort}
+    if all(members.get(name) == ensemble for name, ensemble in files.items()):
+        return  # nothing joins
+    for name, ensemble in members.items():
+        if name not in files or files[name] != ensemble:
             raise ConfigurationError(
-                f"ensembles.{served.name}: is served in cohort {cohort}, but the file does not name it, so whether it "
-                "shares users cannot be checked; add it to the file"
+                f"ensembles.{name}: is served in cohort {cohort}, and the file does not name it there, or names "
+                "another ensemble, so whether it shares users cannot be checked; add it to the file as it is served, "
+                f"or retire it (privmix ensembles retire {name})"
             )
+
+
+def _served(service: ActorHandle) -> list[ServedEnsemble]:
+    return [account.ensemble for account in call(service, Ensembles.statuses)]
 
 
 def status_of(service: ActorHandle, name: str) -> EnsembleStatus | None:

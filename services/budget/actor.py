@@ -4,8 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from uuid import uuid4
 
 import ray
@@ -19,6 +20,7 @@ from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.budget.records import from_json
 from privmix.services.budget.signing import SigningKey
 from privmix.services.budget.statement import AccountsStatement, Statement, statement
+from privmix.services.budget.store.database import LedgerDatabase
 from privmix.services.foundation import tracing
 from privmix.services.foundation.actors import HEAD, concurrent
 from privmix.services.foundation.errors import Fenced, LedgerError, LedgerMoved
@@ -27,6 +29,26 @@ NAME = "budget"
 WATCH_S = PATIENCE_S / 6
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LedgerPlaces:
+    """Names what a writer of a ledger writes to, and signs with, without secrets.
+
+    Attributes:
+        ledger: the ledger's path, or its URL without a password.
+        anchors: the names of the anchors.
+        signing_key: the public name of the key; None without one.
+    """
+
+    ledger: str
+    anchors: tuple[str, ...]
+    signing_key: str | None
+
+    @classmethod
+    def of(cls, ledger: str, anchors: Sequence[Anchor], key: SigningKey | None) -> Self:
+        names = tuple(anchor.name for anchor in anchors)
+        return cls(LedgerDatabase(ledger, "read").name, names, None if key is None else key.name)
 
 
 class Budget:
@@ -76,6 +98,10 @@ class Budget:
     def ready(self) -> PrivacyBudget:
         """Opens the ledger and returns its privacy budget."""
         return self._opened().terms
+
+    def places(self) -> LedgerPlaces:
+        """Returns what this actor writes to, which does not change while it lives."""
+        return LedgerPlaces.of(self._where, self._anchors, self._key)
 
     @concurrent("writes")
     def lease(

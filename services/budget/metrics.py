@@ -19,7 +19,7 @@ class BudgetMetrics:
             Counter("privmix_leases", "Leases and charges that were granted.", (ENSEMBLE,)), namespace
         )
         self._promised = of_ensemble(
-            Gauge("privmix_budget_epsilon", "The epsilon that is promised.", (ENSEMBLE,)), namespace
+            Gauge("privmix_budget_epsilon", "The epsilon of the budget.", (ENSEMBLE,)), namespace
         )
         self._spent = of_ensemble(
             Gauge("privmix_budget_epsilon_spent", "The epsilon of the tokens so far, an estimate.", (ENSEMBLE,)),

@@ -1,7 +1,8 @@
 """Records in an ensemble's directory which ledger keeps its budget, so that it never gets a second ledger.
 
 A second ledger would forget what was spent. So a ledger is created only once and explicitly (`begin`), and an ensemble
-is served only with the ledger that its receipt or the configuration names (`verified_ledger_id`).
+is served only with the ledger that its receipt or the configuration names (`verified_ledger_id`). An anchor elsewhere
+remembers it, too, in case the receipt is lost (`Claim`).
 """
 
 import os
@@ -12,6 +13,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict
 
 from privmix.services.budget.anchor import Anchor, ChainEnd, anchor_at, explained, is_same, is_writable, present
+from privmix.services.budget.claim import Claim
 from privmix.services.budget.ledger import Ledger
 from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.budget.reader import check, read
@@ -141,6 +143,11 @@ def anchors_of(ensemble: Path, place: str | None = None) -> tuple[Anchor, ...]:
     return (ReceiptAnchor(ensemble, fixed=bool(others) and not writable), *others)
 
 
+def claim_at(place: str | None, terms: PrivacyBudget, ledger: str) -> Claim:
+    """Returns the claim of an ensemble for the ledger at this place, in the anchor at `place`."""
+    return Claim(place, terms.ensemble, LedgerDatabase(ledger, "read").name)
+
+
 @dataclass(frozen=True)
 class LedgerCreation:
     """Reports the id of an ensemble's ledger, its place without a password, and whether it is new."""
@@ -171,9 +178,11 @@ def begin(
 
     Raises:
         LedgerMissing: the ensemble has a ledger, but not at this place.
+        LedgerUnknown: the anchor knows another ledger of the ensemble.
         LedgerError: the ledger or the receipt cannot be written, or the place has another ledger.
     """
     receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
+    claim = claim_at(anchor, terms, ledger)
     if identity is not None or (receipt is not None and receipt.begun):
         id_ = verified_ledger_id(ledger, terms, ensemble, identity, anchored=False)
         _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
@@ -181,12 +190,16 @@ def begin(
     if receipt is None and not is_missing(ledger):
         check(ledger, terms)
         id_ = read(ledger).id
+        claim.check(id_)
         Receipt(ledger=id_).save(ensemble, new=True)
         _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
         return LedgerCreation(id_, place, new=False)
     if receipt is None:
+        claim.check(None)  # before a receipt that would refuse the ledger that is put back
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
+    # After the receipt, whose id a repeated call claims again, and before the ledger: nothing is spent unclaimed.
+    claim.store(receipt.ledger)
     Ledger.create(ledger, terms, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
     with locked(ensemble / FILE):
         (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
@@ -197,8 +210,11 @@ def _anchor_existing(
     ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, anchor: str | None, key: SigningKey | None
 ) -> None:
     """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
+    claim = claim_at(anchor, terms, ledger)
+    claim.check(identity)  # first, because an anchor that knows its end would accept it
     anchors = anchors_of(ensemble, anchor)
     Ledger.create(ledger, terms, identity=identity, anchors=anchors, holder=uuid4().hex, key=key)  # takes nothing over
+    claim.store(identity)
 
 
 def verified_ledger_id(
@@ -218,7 +234,7 @@ def verified_ledger_id(
         anchored: check that the ledger has all rows that its anchors know.
 
     Raises:
-        LedgerUnknown: neither the ensemble nor the configuration names a ledger.
+        LedgerUnknown: neither the ensemble nor the configuration names a ledger, or the anchor knows another one.
         LedgerMissing: there is no ledger at this place.
         LedgerMismatch: the ledger has another id or keeps another budget.
         LedgerRolledBack: the ledger lacks rows that an anchor knows.
@@ -242,7 +258,10 @@ def verified_ledger_id(
             f"this ensemble's ledger is not there; put it back, or correct budget.ledger. Only if nothing private was "
             f"ever released from this ensemble, remove {ensemble / FILE} to create a new ledger"
         ).of(place) from error
-    return identity or recorded or ""
+    id_ = identity or recorded or ""
+    if anchored:
+        claim_at(anchor, terms, ledger).check(id_)
+    return id_
 
 
 def is_fresh(ledger: str, ensemble: Path) -> bool:

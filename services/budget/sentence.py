@@ -44,10 +44,23 @@ def _of_base(terms: PrivacyBudget) -> str:
     return f" The base's training, epsilon {cost} alone, is part of it and is charged once."
 
 
+def promised_epsilon(terms: PrivacyBudget, bound: float) -> float | None:
+    """Returns the epsilon that holds: the budget's, or the tokens' cost, rounded up, where they cost more than that.
+
+    They do after an analysis was corrected, and after `Ledger.forfeit`, which charges even beyond the budget.
+
+    Args:
+        bound: the epsilon that the filter compares with the budget's.
+    """
+    if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
+        return terms.epsilon
+    return accounting.round_up(bound, DIGITS)
+
+
 def guarantee_sentence(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None, bound: float) -> str:
     """Returns the sentence of the weakest event's guarantee, which covers all events together.
 
-    If the tokens cost more than the budget, because their analysis was corrected since, it states their actual cost.
+    If the tokens cost more than the budget, it states their actual cost (`promised_epsilon`).
     """
     guarantees = [event.guarantee for event in events]
     if not guarantees and (base := terms.base_event):
@@ -55,9 +68,10 @@ def guarantee_sentence(terms: PrivacyBudget, events: Iterable[Event], tokens: in
     if not guarantees:
         return "Nothing that depends on the private text was released."
     weakest = max(guarantees, key=lambda guarantee: _STATUSES.index(guarantee.status))
-    if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
+    promised = promised_epsilon(terms, bound)
+    if promised == terms.epsilon:
         return promise_sentence(terms, weakest, tokens)
-    spent = terms.model_copy(update={"epsilon": accounting.round_up(bound, DIGITS)})
+    spent = terms.model_copy(update={"epsilon": promised})
     return (
         f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of "
         f"{accounting.stated(terms.epsilon)}, which is exhausted."

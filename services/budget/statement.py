@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from privmix.services.budget.accounts import Accounts
 from privmix.services.budget.filter import UNLIMITED, Filter
 from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.sentence import DIGITS, guarantee_sentence
+from privmix.services.budget.sentence import DIGITS, guarantee_sentence, promised_epsilon
 from privmix.services.budget.state import Balance
 from privmix.services.budget.token_counter import TokenCounter
 from privmix.services.privacy import accounting
@@ -65,10 +65,11 @@ class Statement(BaseModel):
     Numbers are None if they are unknown, unlimited or private.
 
     Attributes:
-        epsilon: None, too, if the budget limits measured losses: `exhausted` and `stopped` depend on the text then.
+        epsilon: the budget's, or the cost of the charged tokens where it is more (`promised_epsilon`). None, too, if
+            the budget limits measured losses: `exhausted` and `stopped` depend on the text then.
         epsilon_spent: the epsilon of the data-independent bounds of all charged tokens at the best Rényi order,
             rounded up to `DIGITS` decimals (`Filter.estimate`).
-        epsilon_left: `epsilon` minus `epsilon_spent`, rounded down.
+        epsilon_left: `epsilon` minus `epsilon_spent`, rounded down; 0 if the tokens cost more than the budget.
         tokens_left: the number of tokens left at the cost of `event`, the current event.
         exhausted: whether no tokens are left.
         base: the event of the private base, which `epsilon_spent` contains from the start; None for a public model.
@@ -108,7 +109,7 @@ class LedgerStatement(Statement):
     Attributes:
         partition, parts: the id of the partition to which a ledger with accounts belongs, and the number of its parts;
             None for another ledger.
-        epsilon_bound: the epsilon that the filter compares with `epsilon`: by the data-independent bounds of all
+        epsilon_bound: the epsilon that the filter compares with the budget's: by the data-independent bounds of all
             charged tokens at `order`, or by the privacy loss distribution if there was only one release, paid once, or
             a counter.
         tokens_held: the number of tokens in open leases. They are charged, but may never be released.
@@ -195,16 +196,19 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     bound, spent = by_bounds.epsilon(charged), by_bounds.estimate(charged)
     tokens, left = sum(charged.values()), _tokens_left(balance, event)
     measured = _measured(balance)
-    limits_bound = terms.enforced == "bound"
+    limits_bound, promised = terms.enforced == "bound", promised_epsilon(terms, bound)
+    # Beyond the budget nothing is left, whatever the estimate, which is smaller than the bound, would leave.
+    rest = _rest(terms.epsilon, spent) if promised == terms.epsilon else 0.0
     return OperatorStatement(
-        **terms.model_dump(exclude={"base"}),
+        **terms.model_dump(exclude={"base", "epsilon"}),
+        epsilon=None if promised == math.inf else promised,
         base=None if terms.base is None else json.loads(terms.base),
         epsilon_base=rounded_up(Filter(terms).epsilon({})) if terms.base else None,
         guarantee=guarantee_sentence(
             terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound
         ),
         epsilon_spent=rounded_up(spent),
-        epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
+        epsilon_left=rest if limits_bound else None,
         epsilon_bound=rounded_up(bound),
         exhausted=left == 0,
         epsilon_measured=rounded_up(measured),

@@ -26,6 +26,8 @@ class ServedEnsemble(BaseModel):
         own_shares: whether keys can have shares that apply to this ensemble alone.
         private_base: whether its base model was trained on private text, which answers are labelled with.
         cohort: a model name that it shares with ensembles of other users; None if it shares none.
+        ensemble: its id in its manifest, if it is in a cohort: another one under its name may share users with the
+            rest. None without a cohort, so that earlier versions can read the list, and in their lists.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -44,6 +46,7 @@ class ServedEnsemble(BaseModel):
     own_shares: bool = False
     private_base: bool = False
     cohort: str | None = None
+    ensemble: str | None = None
 
     @property
     def name(self) -> str:

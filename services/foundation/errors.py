@@ -125,7 +125,7 @@ class LedgerMissing(LedgerError):
 
 
 class LedgerUnknown(LedgerError):
-    """Neither the ensemble nor the configuration names the ensemble's ledger."""
+    """Neither the ensemble nor the configuration names the ensemble's ledger, or an anchor names another one."""
 
 
 class LedgerForeign(LedgerError):

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from privmix.cluster.application import Arguments, build
 from privmix.cluster.checks import check_ensemble
-from privmix.cluster.configuration import Configuration
+from privmix.cluster.configuration import Configuration, EnsembleConfiguration
+from privmix.cluster.ensemble_actors import _kept_budget, _start_budget
 from privmix.services.budget import actor as budget
 from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.foundation.errors import ConfigurationError
@@ -42,3 +43,30 @@ def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tm
     with pytest.raises(ConfigurationError, match="another budget"):
         build(Arguments(config=config))
     assert ray.util.list_named_actors(all_namespaces=True) == [{"name": budget.NAME, "namespace": namespace}]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_budget_actor_that_writes_elsewhere_than_configured_is_not_kept(ensemble: Path, tmp_path: Path) -> None:
+    """It would never write the new anchor, which would accept a copy of the ledger later."""
+    own = own_ensemble(ensemble, tmp_path)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+
+    def load(**settings: str) -> EnsembleConfiguration:
+        return Configuration.load(
+            configure(tmp_path, own, budget={"anchor": str(tmp_path / "first")} | settings)
+        ).choose()
+
+    configuration = load()
+    checked = check_ensemble(configuration, may_begin=True)
+    assert _kept_budget(configuration, checked.promise) is None
+    actor = _start_budget(configuration, checked, str(tmp_path / "keys.db"))
+    assert _kept_budget(load(), checked.promise) == actor
+    for setting, value in (
+        ("anchor", str(tmp_path / "second")),
+        ("ledger", str(tmp_path / "moved.db")),
+        ("signing_key", "0" * 64),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"budget\.{setting}: .* already serves with another .* start it"):
+            _kept_budget(load(**{setting: value}), checked.promise)
+    ray.kill(actor)

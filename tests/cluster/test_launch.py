@@ -18,9 +18,10 @@ from privmix.cluster.checks import check_cohorts, check_ensemble
 from privmix.cluster.configuration import Configuration
 from privmix.cluster.ensemble_actors import wait_until_healthy
 from privmix.cluster.launch import APPLICATION, launch
+from privmix.services.budget.claim import key_of
 from privmix.services.budget.ledger import Ledger
 from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.receipt import Receipt
+from privmix.services.budget.receipt import FILE, Receipt
 from privmix.services.ensembles import actor as ensembles
 from privmix.services.foundation.errors import (
     ConfigurationError,
@@ -159,6 +160,24 @@ def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     configuration = load(tmp_path, spoilable, budget={"anchor": str(tmp_path / "anchors")}).choose()
     check_ensemble(configuration, may_begin=True)
     assert list((tmp_path / "anchors").iterdir())
+
+
+def test_an_ensemble_whose_directory_and_ledger_are_lost_gets_no_second_ledger(spoilable: Path, tmp_path: Path) -> None:
+    """Its anchor survives. A ledger of an earlier version is claimed by the next start."""
+    anchors = tmp_path / "anchors"
+    anchors.mkdir()
+    configuration = load(tmp_path, spoilable, budget={"anchor": str(anchors)}).choose()
+    begun = check_ensemble(configuration, may_begin=True).ledger
+    key = key_of(Manifest.load(spoilable).ensemble)
+    (anchors / f"{key}.json").unlink()
+    assert check_ensemble(configuration, may_begin=True).ledger == begun
+    (spoilable / FILE).unlink()
+    ledger = Path(configuration.budget.ledger)
+    for file in ledger.parent.glob(f"{ledger.name}*"):
+        file.unlink()
+    with pytest.raises(ConfigurationError, match=rf"budget\.ledger: .* has the ledger {begun}"):
+        check_ensemble(configuration, may_begin=True)
+    assert not ledger.exists()
 
 
 def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) -> None:

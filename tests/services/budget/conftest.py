@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import ray
@@ -55,6 +56,34 @@ def public_directory() -> Iterator[Path]:
     yield directory
     directory.chmod(0o777)
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Path:
+    """An ensemble's directory, without a receipt."""
+    directory = tmp_path / "ensemble"
+    directory.mkdir()
+    return directory
+
+
+def anchor_place(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Returns a new place for an anchor of this kind."""
+    match kind:
+        case "directory":
+            (folder / "anchors").mkdir()
+            return str(folder / "anchors")
+        case "objects":
+            return f"memory://{uuid4().hex}/anchors"
+        case "sqlite":
+            return f"sqlite:///{folder}/anchors.db"
+    server: Server = request.getfixturevalue("postgresql")
+    return server.database()
+
+
+@pytest.fixture(params=["directory", "objects", "sqlite", "postgresql"])
+def second(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for the second anchor."""
+    return anchor_place(request.param, request, tmp_path)
 
 
 @pytest.fixture(scope="session")

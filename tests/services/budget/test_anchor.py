@@ -26,6 +26,7 @@ from privmix.services.foundation.errors import (
 )
 from privmix.services.privacy.protocols.submix import SubMixEvent
 from tests.postgresql import Server
+from tests.services.budget.conftest import anchor_place
 from tests.services.budget.events import COARSE, FINE
 
 MEASURED = SubMixEvent(parts=8, order=8.0, beta=0.01)
@@ -66,32 +67,6 @@ def _recreate(server: Server, name: str, template: str) -> None:
                 psycopg.sql.Identifier(name), psycopg.sql.Identifier(template)
             )
         )
-
-
-@pytest.fixture
-def ensemble(tmp_path: Path) -> Path:
-    directory = tmp_path / "ensemble"
-    directory.mkdir()
-    return directory
-
-
-def _place(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    match kind:
-        case "directory":
-            (folder / "anchors").mkdir()
-            return str(folder / "anchors")
-        case "objects":
-            return f"memory://{uuid4().hex}/anchors"
-        case "sqlite":
-            return f"sqlite:///{folder}/anchors.db"
-    server: Server = request.getfixturevalue("postgresql")
-    return server.database()
-
-
-@pytest.fixture(params=["directory", "objects", "sqlite", "postgresql"])
-def second(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for the second anchor."""
-    return _place(request.param, request, tmp_path)
 
 
 def opened(place: str, terms: PrivacyBudget, anchors: tuple[Anchor, ...], *, restored: bool = False) -> Ledger:
@@ -283,7 +258,7 @@ def anchor(request: pytest.FixtureRequest, ensemble: Path, tmp_path: Path) -> An
     if request.param == "receipt":
         Receipt(ledger="mine").save(ensemble)
         return ReceiptAnchor(ensemble)
-    return anchor_at(_place(request.param, request, tmp_path))
+    return anchor_at(anchor_place(request.param, request, tmp_path))
 
 
 def end_of(rows: int, chain: str = "a") -> ChainEnd:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from privmix.services.budget.filter import Filter
+from privmix.services.budget.joint_guarantee import joint_guarantee
 from privmix.services.budget.ledger import Ledger
 from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.budget.reader import read
@@ -147,9 +149,16 @@ def test_a_ledger_whose_tokens_cost_more_than_its_budget_states_their_cost(place
     assert known(stated.epsilon_bound) > 8
     assert "more than the budget of 8, which is exhausted." in stated.guarantee
     assert "(8, 1e-05)" not in stated.guarantee, "the statement must not repeat the exceeded promise"
+    cost, client = Filter(terms).epsilon(ledger.balance().charged), stated.client()
+    assert known(client.epsilon) >= cost
+    assert (known(client.epsilon), client.epsilon_left) == (known(stated.epsilon_bound), 0.0)
+    joint = joint_guarantee({"clinic": client, "court": client})
+    assert known(joint.epsilon) >= 2 * cost
+    assert known(joint_guarantee({"a": client, "b": client}, {"a": "c", "b": "c"}).epsilon) >= cost
     ledger.settle("old", 100)
     assert ledger.lease(COARSE, 1).count == 1, "unreleased tokens come back"
     assert "exhausted" not in statement(ledger.balance()).guarantee
+    assert statement(ledger.balance()).epsilon == 8
 
 
 def test_an_unknown_event_stops_the_ledger(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:

@@ -27,13 +27,6 @@ from tests.services.budget.events import COARSE
 from tests.services.budget.processes import answer
 
 
-@pytest.fixture
-def ensemble(tmp_path: Path) -> Path:
-    directory = tmp_path / "ensemble"
-    directory.mkdir()
-    return directory
-
-
 def test_a_ledger_is_begun_once_and_then_recognized(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     assert is_fresh(place, ensemble)
     begun = begin(place, terms, ensemble)

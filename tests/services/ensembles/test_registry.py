@@ -108,6 +108,18 @@ def test_two_ensembles_cannot_share_a_name(registry: Registry) -> None:
         registry.add(ensemble("new", "tribunal"))
 
 
+def test_another_ensemble_does_not_resume_a_drained_one(registry: Registry) -> None:
+    """Its record is the same but for the id, and its actors would go on with the former one."""
+    former, another = (ensemble("ward", cohort="health", ensemble=id_) for id_ in ("former", "another"))
+    registry.add(former)
+    registry.drain("ward")
+    with pytest.raises(EnsemblesError, match="another ensemble is served under this name; retire that one first"):
+        registry.add(another)
+    assert states(registry)["ward"] == "draining"
+    registry.add(former)
+    assert states(registry)["ward"] == "serving"
+
+
 def test_an_ensemble_that_left_the_configuration_drains(registry: Registry) -> None:
     registry.drain("clinic")
     registry.configure([CLINIC, ensemble("school")])

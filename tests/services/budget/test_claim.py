@@ -1,0 +1,154 @@
+"""Claim: where an anchor survives, an ensemble whose receipt and ledger are lost gets no second ledger."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privmix.services.budget.anchor import anchor_at
+from privmix.services.budget.claim import Claim, key_of
+from privmix.services.budget.ledger import Ledger
+from privmix.services.budget.move import move
+from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.services.budget.reader import read
+from privmix.services.budget.receipt import FILE, Receipt, anchors_of, begin, verified_ledger_id
+from privmix.services.foundation.errors import LedgerRolledBack, LedgerUnknown
+from tests.services.budget.events import COARSE
+
+
+def lose(ensemble: Path, path: Path) -> None:
+    """Loses the receipt and the ledger, as a volume that is restored to before the first start does."""
+    (ensemble / FILE).unlink(missing_ok=True)
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+def spend(path: Path, terms: PrivacyBudget, ensemble: Path, anchor: str, tokens: int = 10) -> int:
+    return Ledger.open(path, terms, anchors=anchors_of(ensemble, anchor)).lease(COARSE, tokens).count
+
+
+def test_an_ensemble_whose_ledger_an_anchor_knows_gets_no_other(
+    path: Path, terms: PrivacyBudget, ensemble: Path, second: str
+) -> None:
+    begun = begin(str(path), terms, ensemble, anchor=second)
+    assert spend(path, terms, ensemble, second) == 10
+    lose(ensemble, path)
+    for _ in range(2):
+        with pytest.raises(LedgerUnknown, match=f"{begun.ledger}.*back"):
+            begin(str(path), terms, ensemble, anchor=second)
+    assert not path.exists()
+    assert Receipt.load(ensemble) is None, "a receipt of another ledger would refuse the one that is put back"
+    other = terms.model_copy(update={"ensemble": "court"})
+    assert begin(str(path), other, ensemble, anchor=second).new, "another ensemble may have its own"
+
+
+def test_an_ensemble_keeps_its_ledger_where_its_receipt_alone_is_lost(
+    path: Path, terms: PrivacyBudget, ensemble: Path, second: str
+) -> None:
+    begun = begin(str(path), terms, ensemble, anchor=second)
+    (ensemble / FILE).unlink()
+    again = begin(str(path), terms, ensemble, anchor=second)
+    assert (again.ledger, again.new) == (begun.ledger, False)
+
+
+def test_another_ledger_at_the_place_is_not_recorded(
+    path: Path, tmp_path: Path, terms: PrivacyBudget, ensemble: Path, second: str
+) -> None:
+    begin(str(path), terms, ensemble, anchor=second)
+    lose(ensemble, path)
+    other = Ledger.create(path, terms).balance().id
+    for identity in (None, other):
+        with pytest.raises(LedgerUnknown, match="back"):
+            begin(str(path), terms, ensemble, identity, anchor=second)
+    assert Receipt.load(ensemble) is None
+    assert anchor_at(second).read(other) is None, "an anchor that knows it would accept it"
+    Receipt(ledger=other).save(ensemble)
+    claimed = anchor_at(second)
+    Ledger.create(path, terms, anchors=(claimed,))
+    with pytest.raises(LedgerUnknown, match="back"):
+        verified_ledger_id(str(path), terms, ensemble, anchor=second)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_beginning_that_dies_after_its_claim_continues(
+    path: Path, terms: PrivacyBudget, ensemble: Path, second: str, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    create = Ledger.create
+
+    def die(*arguments: Any, **options: Any) -> None:
+        if made:
+            create(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ledger, "create", die)
+    with pytest.raises(KeyboardInterrupt):
+        begin(str(path), terms, ensemble, anchor=second)
+    assert (promised := Receipt.load(ensemble)) is not None
+    assert anchor_at(second).read(key_of(terms.ensemble)) is not None
+    monkeypatch.undo()
+    assert begin(str(path), terms, ensemble, anchor=second).ledger == promised.ledger
+    assert verified_ledger_id(str(path), terms, ensemble, anchor=second) == promised.ledger
+    assert spend(path, terms, ensemble, second) == 10
+
+
+def test_a_volume_restored_to_the_middle_of_the_beginning_gets_no_fresh_budget(
+    path: Path, terms: PrivacyBudget, ensemble: Path, second: str
+) -> None:
+    begun = begin(str(path), terms, ensemble, anchor=second)
+    spend(path, terms, ensemble, second)
+    lose(ensemble, path)
+    Receipt(ledger=begun.ledger, begun=False).save(ensemble)
+    with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
+        begin(str(path), terms, ensemble, anchor=second)
+
+
+def test_a_ledger_of_an_earlier_version_is_claimed_when_it_is_anchored_next(
+    path: Path, terms: PrivacyBudget, ensemble: Path, second: str
+) -> None:
+    """Earlier versions anchored ledgers without a claim; so does a deployment that names its anchor later."""
+    begun = begin(str(path), terms, ensemble)
+    assert begin(str(path), terms, ensemble, anchor=second).ledger == begun.ledger
+    lose(ensemble, path)
+    with pytest.raises(LedgerUnknown, match=begun.ledger):
+        begin(str(path), terms, ensemble, anchor=second)
+
+
+def test_a_claim_is_made_once_and_may_be_repeated(second: str) -> None:
+    clinic, court = (Claim(second, ensemble, "ledger.db") for ensemble in ("clinic", "court"))
+    clinic.check(None)
+    for _ in range(2):
+        clinic.store("mine")
+    court.store("other")
+    clinic.check("mine")
+    for ledger in (None, "other"):
+        with pytest.raises(LedgerUnknown, match=r"ledger\.db: its anchor .* ensemble clinic has the ledger mine"):
+            clinic.check(ledger)
+    with pytest.raises(LedgerUnknown):
+        clinic.store("other")
+    Claim(None, "clinic", "ledger.db").store("other")
+
+
+def test_of_many_claims_at_once_one_is_kept(second: str) -> None:
+    def store(ledger: str) -> str | None:
+        try:
+            Claim(second, "clinic", "ledger.db").store(ledger)
+        except LedgerUnknown:
+            return None
+        return ledger
+
+    with ThreadPoolExecutor(8) as pool:
+        kept = [ledger for ledger in pool.map(store, "abcdefgh") if ledger]
+    assert len(kept) == 1
+    Claim(second, "clinic", "ledger.db").check(kept[0])
+
+
+def test_a_moved_ledger_keeps_its_claim(
+    path: Path, tmp_path: Path, terms: PrivacyBudget, ensemble: Path, second: str
+) -> None:
+    begun, target = begin(str(path), terms, ensemble, anchor=second), tmp_path / "moved.db"
+    spend(path, terms, ensemble, second)
+    move(path, target)
+    assert verified_ledger_id(str(target), terms, ensemble, anchor=second) == begun.ledger
+    assert begin(str(target), terms, ensemble, anchor=second).ledger == begun.ledger == read(target).id
+    assert spend(target, terms, ensemble, second) == 10
