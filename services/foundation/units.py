@@ -1,4 +1,4 @@
-"""Names the units whose presence a guarantee can hide, and the default guarantee."""
+"""Names the units whose presence a guarantee can hide, the default guarantee, and the least clip."""
 
 from typing import Literal, get_args
 
@@ -7,6 +7,8 @@ Unit = Literal["record", "user"]
 
 EPSILON, DELTA, TOKENS = 8.0, 1e-5, 1024
 """The default budget: (epsilon, delta) for this number of tokens."""
+MIN_CLIP = 1e-30
+"""The least norm to which DP-SGD clips: zero times an infinite scale is not a number."""
 
 
 def check_unit(unit: object) -> None:

@@ -8,8 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from privmix.services.engine import PartKind
 from privmix.services.foundation.errors import InputError
 from privmix.services.foundation.options import Options
-from privmix.services.foundation.units import DELTA, EPSILON, Unit
-from privmix.services.privacy.sampling.clipping import MIN_CLIP
+from privmix.services.foundation.units import DELTA, EPSILON, MIN_CLIP, Unit
 
 Matrices = Literal["b", "both"]
 """The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""

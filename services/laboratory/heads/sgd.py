@@ -13,8 +13,9 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from privmix.services.foundation.units import MIN_CLIP
 from privmix.services.laboratory.heads.row_function import RowFunction
-from privmix.services.privacy.sampling.clipping import MIN_CLIP, clipped, noised
+from privmix.services.privacy.sampling.clipping import clipped, noised
 from privmix.services.privacy.sampling.randomness import poisson_subsample
 
 Loss = Literal["l2", "cross-entropy"]

@@ -26,6 +26,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privmix.services.foundation.lazily import torch
+from privmix.services.foundation.units import MIN_CLIP
 from privmix.services.privacy.sampling.randomness import normal
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _MARGIN = 2.0**-20
 """What a clipped vector's norm stays below the clip, relatively; the rounding of its scale fits into it."""
 MAX_COORDINATES = 2**26
 """The largest number of coordinates for which the proof holds."""
-MIN_CLIP = 1e-30
-"""The least clip: zero times an infinite scale is not a number."""
 
 
 def clipped(vectors: Tensor, clip: float) -> Tensor:
