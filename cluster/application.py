@@ -20,11 +20,12 @@ from privmix.cluster.checks import check_cohorts, check_ensemble, check_files, c
 from privmix.cluster.configuration import Configuration, EnsembleConfiguration
 from privmix.cluster.ensemble_actors import EnsembleActors
 from privmix.cluster.launch import gateway, start_actors
+from privmix.cluster.running import ensembles_of
 from privmix.cluster.work.ensembles import check_deployed_cohorts
-from privmix.services.ensembles import actor as ensembles
 from privmix.services.fleet import fleet
 from privmix.services.fleet.replicas import DEPLOYMENT, ShardReplica
 from privmix.services.foundation.actors import HEAD
+from privmix.services.foundation.errors import ConfigurationError
 
 logger = logging.getLogger("ray.serve")
 
@@ -66,8 +67,8 @@ def _build(config: Path) -> Application:
 
 def _running_service(configuration: Configuration) -> ActorHandle | None:
     """Returns the actor that lists the ensembles of a service that a deployment changes; None if none runs yet."""
-    with suppress(ValueError):  # Ray raises it if no such actor exists.
-        return ray.get_actor(ensembles.NAME, configuration.namespace)
+    with suppress(ConfigurationError):
+        return ensembles_of(configuration.namespace)
     return None
 
 

@@ -181,19 +181,18 @@ def begin(
         LedgerUnknown: the anchor knows another ledger of the ensemble.
         LedgerError: the ledger or the receipt cannot be written, or the place has another ledger.
     """
-    receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
-    claim = claim_at(anchor, terms, ledger)
+    receipt, claim = Receipt.load(ensemble), claim_at(anchor, terms, ledger)
     if identity is not None or (receipt is not None and receipt.begun):
         id_ = verified_ledger_id(ledger, terms, ensemble, identity, anchored=False)
-        _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
-        return LedgerCreation(id_, place, new=False)
+        _anchor_existing(ledger, terms, ensemble, id_, claim, key)
+        return LedgerCreation(id_, claim.ledger_place, new=False)
     if receipt is None and not is_missing(ledger):
         check(ledger, terms)
         id_ = read(ledger).id
         claim.check(id_)
         Receipt(ledger=id_).save(ensemble, new=True)
-        _anchor_existing(ledger, terms, ensemble, id_, anchor, key)
-        return LedgerCreation(id_, place, new=False)
+        _anchor_existing(ledger, terms, ensemble, id_, claim, key)
+        return LedgerCreation(id_, claim.ledger_place, new=False)
     if receipt is None:
         claim.check(None)  # before a receipt that would refuse the ledger that is put back
         receipt = Receipt(ledger=uuid4().hex, begun=False)
@@ -203,16 +202,15 @@ def begin(
     Ledger.create(ledger, terms, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor), key=key)
     with locked(ensemble / FILE):
         (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
-    return LedgerCreation(receipt.ledger, place, new=True)
+    return LedgerCreation(receipt.ledger, claim.ledger_place, new=True)
 
 
 def _anchor_existing(
-    ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, anchor: str | None, key: SigningKey | None
+    ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, claim: Claim, key: SigningKey | None
 ) -> None:
     """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
-    claim = claim_at(anchor, terms, ledger)
     claim.check(identity)  # first, because an anchor that knows its end would accept it
-    anchors = anchors_of(ensemble, anchor)
+    anchors = anchors_of(ensemble, claim.place)
     Ledger.create(ledger, terms, identity=identity, anchors=anchors, holder=uuid4().hex, key=key)  # takes nothing over
     claim.store(identity)
 

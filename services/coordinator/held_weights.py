@@ -72,7 +72,7 @@ class HeldWeights(StepResult):
                 tokens |= zip(held.batch.places, answer, strict=True)
         sampled = {at: tokens[at] for at in places if at in tokens}
         if errors:
-            # One that is not temporary ends sequences, whoever else answered.
+            # An error that is not temporary ends sequences, even if other copies have answered.
             raise next((error for error in errors if not is_temporary(error)), PartlySampled(errors[0], sampled))
         return sampled
 

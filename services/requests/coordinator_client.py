@@ -3,12 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import Context
 from dataclasses import replace
 from itertools import count, groupby
-from typing import Any
 
 from ray.exceptions import RayTaskError
 from ray.util.metrics import Counter
@@ -16,6 +14,7 @@ from ray.util.metrics import Counter
 from privmix.services.coordinator.messages import Delta, Generation
 from privmix.services.coordinator.recovery import cause_of, is_temporary
 from privmix.services.foundation.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
+from privmix.services.requests.background import Background
 from privmix.services.requests.channel import Channel
 from privmix.services.requests.counters import TokenCounters
 from privmix.services.requests.errors import ApiError, coordinator_lost, coordinators_lost, from_coordinator, unexpected
@@ -61,8 +60,7 @@ class CoordinatorClient:
         self._queues: set[ResponseQueue] = set()
         self._attempts: dict[str, Attempt] = {}
         self._numbers = count()
-        # Strong references, because the event loop itself holds only weak references to tasks.
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     @property
     def connected(self) -> int:
@@ -111,18 +109,12 @@ class CoordinatorClient:
             yield queue
         finally:
             queue.closed = True
-            self.in_background(self._finish(queue, on_end))
+            self._background.start(self._finish(queue, on_end))
 
     async def start(self, queue: ResponseQueue, ids: Iterable[str]) -> None:
         """Starts generations that were held back, as `_resume` continues others."""
         queue.held_back.difference_update(ids)
         await self._resume(queue)
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs work that outlives the request. In a new context, because Ray cancels what a cancelled call called."""
-        task = asyncio.create_task(work, context=Context())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _submit_unassigned(self, queue: ResponseQueue, *, first: bool = False) -> None:
         """Submits the unassigned generations, and retries until coordinators have accepted all of them.
@@ -201,7 +193,7 @@ class CoordinatorClient:
             del self._attempts[attempt.id]
             attempt.state.attempt = None
         if cancel:
-            self.in_background(_cancel(attempts))
+            self._background.start(_cancel(attempts))
 
     def _lose(self, attempts: Sequence[Attempt]) -> None:
         """Drops the attempts of a lost coordinator. Fails the requests that may be the cause of too many losses."""
@@ -220,7 +212,7 @@ class CoordinatorClient:
                 queue.fail(coordinator_lost())
             elif not queue.finished:
                 resumed.inc(len(queue.unassigned))
-                self.in_background(self._resume(queue))
+                self._background.start(self._resume(queue))
 
     def _deliver(self, batch: Sequence[Delta]) -> None:
         for delta in batch:

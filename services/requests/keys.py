@@ -5,7 +5,6 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import Context
 from dataclasses import replace
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
@@ -25,6 +24,7 @@ from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity, 
 from privmix.services.keys.rate_limiter import TokenBuckets
 from privmix.services.keys.records import CLIENT_SCOPES, Scope, Secret
 from privmix.services.requests.access_record import access_record
+from privmix.services.requests.background import Background
 from privmix.services.requests.errors import ApiError, limited, unavailable
 from privmix.services.requests.places import PLACES, Places
 from privmix.services.requests.refusals import forbidden, refusal, translated, unauthorised
@@ -83,8 +83,7 @@ class KeyService:
         self._invalid = TokenBuckets(invalid_per_minute)
         message = f"a key may have {PLACES_OF_KEY} requests at a gateway that are not complete or not checked yet"
         self._open = Places(PLACES_OF_KEY, PLACES, (f"{message}; send fewer at a time", "too_many_open_requests"))
-        # Strong references, because the event loop itself holds only weak references to tasks.
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     async def identify(self, connection: HTTPConnection, scope: Scope | None) -> Identity:
         """Returns the identity of the client, which needs `scope`, and adds it to the access log.
@@ -186,10 +185,7 @@ class KeyService:
                 await self.ask(Keys.ready)
             outcome = call.result()
         except BaseException:  # also if the client leaves
-            # In a new context, because Ray cancels what a cancelled call called.
-            withdrawing = asyncio.create_task(self._withdraw(id_, call), context=Context())
-            self._background.add(withdrawing)
-            withdrawing.add_done_callback(self._background.discard)
+            self._background.start(self._withdraw(id_, call))
             raise
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,6 +15,7 @@ from ray.actor import ActorHandle
 
 from privmix.services.budget.actor import start
 from privmix.services.budget.filter import Filter
+from privmix.services.budget.ledger import Ledger
 from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.budget.reader import read
 from privmix.services.privacy.events import Event
@@ -32,6 +34,18 @@ def known(number: float | None) -> float:
     """Returns an optional number of a statement or of terms that the test knows to be set."""
     assert number is not None
     return number
+
+
+def die_at_creation(patch: pytest.MonkeyPatch, made: bool) -> None:
+    """Lets the process of each creation of a ledger die before it, or after the ledger is `made`."""
+    create = Ledger.create
+
+    def die(*arguments: Any, **options: Any) -> None:
+        if made:
+            create(*arguments, **options)
+        raise KeyboardInterrupt
+
+    patch.setattr(Ledger, "create", die)
 
 
 @pytest.fixture

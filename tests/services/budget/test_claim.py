@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from privmix.services.budget.privacy_budget import PrivacyBudget
 from privmix.services.budget.reader import read
 from privmix.services.budget.receipt import FILE, Receipt, anchors_of, begin, verified_ledger_id
 from privmix.services.foundation.errors import LedgerRolledBack, LedgerUnknown
+from tests.services.budget.conftest import die_at_creation
 from tests.services.budget.events import COARSE
 
 
@@ -74,14 +74,7 @@ def test_another_ledger_at_the_place_is_not_recorded(
 def test_a_beginning_that_dies_after_its_claim_continues(
     path: Path, terms: PrivacyBudget, ensemble: Path, second: str, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:
-    create = Ledger.create
-
-    def die(*arguments: Any, **options: Any) -> None:
-        if made:
-            create(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Ledger, "create", die)
+    die_at_creation(monkeypatch, made)
     with pytest.raises(KeyboardInterrupt):
         begin(str(path), terms, ensemble, anchor=second)
     assert (promised := Receipt.load(ensemble)) is not None

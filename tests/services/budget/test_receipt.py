@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from privmix.services.foundation.errors import (
 )
 from tests.postgresql import Server
 from tests.services.budget import writers
+from tests.services.budget.conftest import die_at_creation
 from tests.services.budget.events import COARSE
 from tests.services.budget.processes import answer
 
@@ -144,14 +144,7 @@ def test_an_unwritable_directory_uses_the_configured_id(
 def test_an_interrupted_beginning_continues(
     place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:
-    create = Ledger.create
-
-    def die(*arguments: Any, **options: Any) -> None:
-        if made:
-            create(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Ledger, "create", die)
+    die_at_creation(monkeypatch, made)
     with pytest.raises(KeyboardInterrupt):
         begin(place, terms, ensemble)
     promised = Receipt.load(ensemble)

@@ -157,7 +157,7 @@ def test_a_base_apart_costs_the_same_before_and_after_the_counter_is_made(cost: 
     assert Filter(after).epsilon({}) == Filter(before).epsilon({}) == pytest.approx(cost, abs=1e-3)
     if cost > epsilon:
         assert after == before
-        assert most == 0, "the base alone costs more, whoever asks"
+        assert most == 0, "the base alone costs more than the budget"
     else:
         assert after.counter is not None
         assert most >= settings.tokens

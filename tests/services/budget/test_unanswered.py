@@ -108,6 +108,14 @@ async def fails(work: Callable[[], Awaitable[object]], times: int = 1) -> None:
             await work()
 
 
+async def unanswered(budget: Budget, away: Literal["unconfirmed", "undone"] = "unconfirmed") -> BudgetClient:
+    """Returns a client whose request for a lease failed like this. The database is still away."""
+    client = BudgetClient(budget, SIZE)
+    budget.away = away
+    await fails(lambda: take(client, COARSE, 7))
+    return client
+
+
 async def test_a_repeated_step_gets_the_lease_that_was_not_confirmed(budget: Budget) -> None:
     """Each repetition charged a lease of its own, whose name nobody knew: 20 tokens for every one of them."""
     client = BudgetClient(budget, SIZE)
@@ -122,9 +130,7 @@ async def test_a_repeated_step_gets_the_lease_that_was_not_confirmed(budget: Bud
 
 
 async def test_a_repeated_step_may_want_another_number_of_tokens(budget: Budget) -> None:
-    client = BudgetClient(budget, SIZE)
-    budget.away = "unconfirmed"
-    await fails(lambda: take(client, COARSE, 7))
+    client = await unanswered(budget)
     budget.away = None
     assert await take(client, COARSE, 3 * SIZE) == 3 * SIZE
     await client.settle()
@@ -135,9 +141,7 @@ async def test_a_repeated_step_may_want_another_number_of_tokens(budget: Budget)
 async def test_a_settlement_returns_a_lease_that_may_be_granted(
     budget: Budget, away: Literal["unconfirmed", "undone"], caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = BudgetClient(budget, SIZE)
-    budget.away = away
-    await fails(lambda: take(client, COARSE, 7))
+    client = await unanswered(budget, away)
     budget.away = None
     await client.settle()
     assert budget.on_disk() == (0, 0)
@@ -160,9 +164,7 @@ async def test_a_lease_requested_ahead_is_returned_too(budget: Budget) -> None:
 
 
 async def test_another_event_returns_the_lease_of_the_event_before(budget: Budget) -> None:
-    client = BudgetClient(budget, SIZE)
-    budget.away = "unconfirmed"
-    await fails(lambda: take(client, COARSE, 7))
+    client = await unanswered(budget)
     budget.away = None
     assert await take(client, FINE, 5) == 5
     await client.settle()
@@ -183,9 +185,7 @@ async def test_a_lease_is_returned_after_settlements_that_were_given_up(budget: 
 
 
 async def test_a_lease_whose_settlement_was_not_confirmed_is_not_used_again(budget: Budget) -> None:
-    client = BudgetClient(budget, SIZE)
-    budget.away = "unconfirmed"
-    await fails(lambda: take(client, COARSE, 7))
+    client = await unanswered(budget)
     await client.settle()
     budget.away = None
     assert await take(client, COARSE, 7) == 7
@@ -196,9 +196,7 @@ async def test_a_lease_whose_settlement_was_not_confirmed_is_not_used_again(budg
 
 
 async def test_a_lease_outlives_the_actor_that_granted_it(budget: Budget) -> None:
-    client = BudgetClient(budget, SIZE)
-    budget.away = "unconfirmed"
-    await fails(lambda: take(client, COARSE, 7))
+    client = await unanswered(budget)
     budget.away = None
     budget.start()
     assert await take(client, COARSE, 7) == 7
@@ -213,9 +211,7 @@ async def test_a_lease_outlives_the_actor_that_granted_it(budget: Budget) -> Non
 
 async def test_a_lease_that_is_being_requested_is_not_returned(budget: Budget) -> None:
     """Another client's recall would give back tokens that this client then releases."""
-    client = BudgetClient(budget, SIZE)
-    budget.away = "unconfirmed"
-    await fails(lambda: take(client, COARSE, 7))
+    client = await unanswered(budget)
     budget.away = None
     async with client.reserve(COARSE, 0):  # begins the request ahead
         assert client._arriving

@@ -179,7 +179,7 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
 def test_a_prepared_adapter_that_lost_its_slot_is_loaded_again(
     settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever took the slot: a step of another coordinator, or an earlier pass of the same call."""
+    """A step of another coordinator took the slot, or an earlier pass of the same call."""
     few_slots(monkeypatch)
     engine = VllmEngine(settings)
 

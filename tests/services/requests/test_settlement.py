@@ -33,15 +33,20 @@ def cluster() -> Iterator[None]:
         yield
 
 
+def with_key(place: str, share: Share) -> tuple[KeyStore, Identity]:
+    """Returns the keys at a new place with that of "ada", and her identity."""
+    store = KeyStore(ServiceDatabase(place))
+    key, _ = store.create("ada", share=share)
+    return store, Identity(key.id, key.name, key.scopes, subjects_of(key))
+
+
 async def test_an_absent_actor_settles_a_request_when_it_is_back(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The settlement was given up, so a share lost the tokens, and the queue a place, until the gateway ended."""
     monkeypatch.setattr(requests_keys, "RETRY_S", 0.1)
     place = str(tmp_path / "keys.db")
-    store = KeyStore(ServiceDatabase(place))
-    key, _ = store.create("ada", share=Share(tokens=100))
-    identity = Identity(key.id, key.name, key.scopes, subjects_of(key))
+    store, identity = with_key(place, Share(tokens=100))
     service = KeyService([], NAMESPACE, actor.NAME)
     first = actor.start(place, namespace=NAMESPACE)
     await service.admit("request", identity, LIMITS, 10, 1)
@@ -68,9 +73,7 @@ async def test_a_stopped_actor_that_ray_replaces_admits_nothing_for_a_client_tha
     """Ray repeats the admission for the restarted actor, after its client got 503."""
     monkeypatch.setattr(requests_keys, "ANSWER_S", 0.5)
     place = str(tmp_path / "keys.db")
-    store = KeyStore(ServiceDatabase(place))
-    key, _ = store.create("ada", share=Share(tokens=100, live_streams=1))
-    identity = Identity(key.id, key.name, key.scopes, subjects_of(key))
+    store, identity = with_key(place, Share(tokens=100, live_streams=1))
     service = KeyService([], NAMESPACE, actor.NAME)
     running = actor.start(place, namespace=NAMESPACE)
     process = psutil.Process(await running.__ray_call__.remote(lambda _: os.getpid()))
@@ -80,7 +83,7 @@ async def test_a_stopped_actor_that_ray_replaces_admits_nothing_for_a_client_tha
     process.kill()
     async with asyncio.timeout(60):
         await running.ready.remote()
-        while service._background:
+        while service._background.tasks:
             await asyncio.sleep(0.05)
     assert store.account("ada").usage == ShareUsage()
     assert (await service.admit("next", identity, LIMITS, 100, 1)).tokens == 100

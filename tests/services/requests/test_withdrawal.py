@@ -119,7 +119,7 @@ class World:
     async def holds_nothing(self) -> None:
         """Waits until requests hold nothing, for a second, and as long again to see that it stays so."""
         async with asyncio.timeout(1):
-            while self.held() != (0, 0, 0, 0) or self.service._background:
+            while self.held() != (0, 0, 0, 0) or self.service._background.tasks:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(2 * ANSWER_S)
         assert self.held() == (0, 0, 0, 0)
@@ -136,6 +136,14 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def unanswered(work: Awaitable[object]) -> None:
     with pytest.raises(ApiError, match="does not answer"):
         await work
+
+
+async def being_answered(world: World) -> asyncio.Future[Admitted]:
+    """Returns an admission that the actor has made, and whose answer is on its way."""
+    admitting = asyncio.ensure_future(world.admit("lost"))
+    while not world.store.account("ada").usage.held:
+        await asyncio.sleep(0)
+    return admitting
 
 
 async def test_an_admission_whose_client_got_503_is_withdrawn_when_the_actor_is_back(world: World) -> None:
@@ -167,7 +175,7 @@ async def test_an_admission_is_withdrawn_while_it_would_wait_for_its_share_or_a_
     await unanswered(world.admit("waits for the share", 90))
     world.actor.back()
     async with asyncio.timeout(1):
-        while world.service._background:
+        while world.service._background.tasks:
             await asyncio.sleep(0.01)
     assert world.held() == (90, 1, 1, 0)
     await world.service.settle("running", 90)
@@ -188,9 +196,7 @@ async def test_an_admission_is_withdrawn_although_the_actor_restarts_again(world
 
 async def test_an_admission_that_a_former_actor_made_is_withdrawn(world: World) -> None:
     """Its answer was lost, and the actor does not come back before the client is refused."""
-    admitting = asyncio.ensure_future(world.admit("lost"))
-    while not world.store.account("ada").usage.held:
-        await asyncio.sleep(0)
+    admitting = await being_answered(world)
     world.actor.away()
     await unanswered(admitting)
     world.actor.back()
@@ -198,9 +204,7 @@ async def test_an_admission_that_a_former_actor_made_is_withdrawn(world: World) 
 
 
 async def test_an_admission_is_withdrawn_at_the_successor_of_an_actor_that_died(world: World) -> None:
-    admitting = asyncio.ensure_future(world.admit("lost"))
-    while not world.store.account("ada").usage.held:
-        await asyncio.sleep(0)
+    admitting = await being_answered(world)
     world.actor.away(for_ever=True)
     await unanswered(admitting)
     assert world.store.account("ada").usage.held == 30
@@ -211,7 +215,7 @@ async def test_an_admission_is_withdrawn_at_the_successor_of_an_actor_that_died(
 async def test_a_refused_request_needs_no_withdrawal(world: World) -> None:
     with pytest.raises(ApiError, match="may have 4 concurrent answers"):
         await world.admit("refused", generations=5)
-    assert not world.service._background
+    assert not world.service._background.tasks
     assert "settle" not in world.actor.calls
 
 
