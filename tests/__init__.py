@@ -6,7 +6,7 @@ torch is imported, which is after this package.
 
 import os
 
-from privmix.services.foundation.cpus import available_cpus
+from privmix.foundation.cpus import available_cpus
 
 if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // processes)))

@@ -10,7 +10,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import privmix
-from privmix.services.training.public_model import resolve
+from privmix.training.public_model import resolve
 from tests import postgresql as postgresql_server
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
@@ -69,7 +69,9 @@ def pytest_configure() -> None:
     """Refuses to test the packages of another checkout, whose environment this one may share."""
     root, found = Path(__file__).parents[1], Path(privmix.__file__).resolve()
     if not found.is_relative_to(root):
-        raise pytest.UsageError(f"privmix is imported from {found}; set PYTHONPATH={root / '.packages'}:{root}")
+        raise pytest.UsageError(
+            f"privmix is imported from {found}; set PYTHONPATH={root}/services:{root}/cluster:{root}"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from privmix.services.foundation.progress import Display
+from privmix.foundation.progress import Display
 
 
 class Recorder(Display):

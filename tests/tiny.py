@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.services.training.manifest import PRIVATE_BASE, PrivateBase, PrivateTraining
-from privmix.services.training.public_model import resolve
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.training.manifest import PRIVATE_BASE, PrivateBase, PrivateTraining
+from privmix.training.public_model import resolve
 
 
 def write_tiny_model(folder: Path, context: int = 128) -> Path:

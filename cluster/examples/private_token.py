@@ -5,9 +5,9 @@ The program keeps the account: it stops after the number of tokens that the radi
 
 import torch
 
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.sampling.categorical import sample
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.sampling.categorical import sample
 
 PARTS, VOCABULARY = 16, 1000
 

@@ -24,21 +24,21 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.engine.engine import AdapterFiles
-from privmix.services.foundation.files import write_files
-from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader
-from privmix.services.laboratory.evaluation.tasks import score, score_public
-from privmix.services.laboratory.evaluation.text import EvaluationText, held_out_text
-from privmix.services.laboratory.evaluation.trial import run_trials
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.services.privacy.protocols.public import Public
-from privmix.services.training.adapter import train_adapter
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.options import TrainingOptions
-from privmix.services.training.packing import Tokens, tokenize
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.public_model import DEFAULT, resolve
+from privmix.engine.engine import AdapterFiles
+from privmix.foundation.files import write_files
+from privmix.laboratory.evaluation.rows import EnsembleRows, RowReader
+from privmix.laboratory.evaluation.tasks import score, score_public
+from privmix.laboratory.evaluation.text import EvaluationText, held_out_text
+from privmix.laboratory.evaluation.trial import run_trials
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.protocols.public import Public
+from privmix.training.adapter import train_adapter
+from privmix.training.corpus import Corpus
+from privmix.training.options import TrainingOptions
+from privmix.training.packing import Tokens, tokenize
+from privmix.training.partition import Partition, PartShare
+from privmix.training.public_model import DEFAULT, resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import CorpusArgument, OutputOption, RecipesOption, chosen, show
 from tests.benchmarks.public_text import held_apart
 

@@ -18,13 +18,13 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.laboratory.evaluation.rows import RowReader
-from privmix.services.laboratory.evaluation.text import EvaluationText
-from privmix.services.laboratory.evaluation.trial import TrialResult, run_trials
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.public import Public, PublicSettings
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.rows import RowReader
+from privmix.laboratory.evaluation.text import EvaluationText
+from privmix.laboratory.evaluation.trial import TrialResult, run_trials
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.public import Public, PublicSettings
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.gain import PARTS as STANDING
 from tests.benchmarks.gain import benches
 from tests.benchmarks.options import CorporaOption, DemoOption, EnsembleSizesOption, OutputOption, show

@@ -22,7 +22,7 @@ import pyarrow as pa
 import typer
 from pyarrow import parquet
 
-from privmix.cluster.options import JsonOption
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 
 MEGABYTE = 10**6
@@ -36,7 +36,7 @@ def read(path):
     return sum(len(batch) for batch in table.iter_batches(columns=["user", "text"]))
 """
 _CORPUS = """
-from privmix.services.training.corpus import Corpus
+from privmix.training.corpus import Corpus
 def read(path):
     return sum(1 for document in Corpus(path))
 """

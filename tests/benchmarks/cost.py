@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
-from privmix.services.foundation.files import write_atomically
-from privmix.services.laboratory.evaluation.figures import PALETTES, canvas, logarithmic, shared_legend
+from privmix.foundation.files import write_atomically
+from privmix.laboratory.evaluation.figures import PALETTES, canvas, logarithmic, shared_legend
 from tests.benchmarks.figures import TOKENS, base_gain, base_rows
 
 FIGURE = Path(__file__).with_name("cost.svg")

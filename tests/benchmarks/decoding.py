@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmix.services.engine.engine import PUBLIC, Engine, Request
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.sampling.categorical import draw
-from privmix.services.shards.reducer import Reducer, Reduction, pick
+from privmix.engine.engine import PUBLIC, Engine, Request
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.sampling.categorical import draw
+from privmix.shards.reducer import Reducer, Reduction, pick
 from tests.benchmarks.reduction import RADIUS, reduction
 from tests.benchmarks.startup import timed
 

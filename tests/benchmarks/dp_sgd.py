@@ -26,14 +26,14 @@ from peft import PeftModel
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.foundation.files import write_files
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.dp_sgd import planned
-from privmix.services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, TrainingOptions
-from privmix.services.training.packing import Tokens, contributions
-from privmix.services.training.per_unit import train_adapter
-from privmix.services.training.public_model import DEFAULT, resolve
+from privmix.foundation.files import write_files
+from privmix.training.corpus import Corpus
+from privmix.training.dp_sgd import planned
+from privmix.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, TrainingOptions
+from privmix.training.packing import Tokens, contributions
+from privmix.training.per_unit import train_adapter
+from privmix.training.public_model import DEFAULT, resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import CorpusArgument, OutputOption, RecipesOption, chosen, show
 from tests.benchmarks.public_text import held_apart
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from privmix.services.engine.engine import PUBLIC, EngineSettings, Request, create
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.shards.reducer import Reducer, Reduction
+from privmix.engine.engine import PUBLIC, EngineSettings, Request, create
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.reducer import Reducer, Reduction
 
 WITHIN_MODEL = ("_model_forward", "compute_logits")
 RADIUS = 1.6

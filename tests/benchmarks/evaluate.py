@@ -24,17 +24,17 @@ import typer
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.engine.engine import AdapterFiles
-from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader
-from privmix.services.laboratory.evaluation.scoring import Scorer
-from privmix.services.laboratory.evaluation.tasks import score, score_public
-from privmix.services.laboratory.evaluation.text import Block, EvaluationText
-from privmix.services.laboratory.evaluation.trial import run_trials
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.services.privacy.settings import Settings
-from privmix.services.training.public_model import resolve
+from privmix.engine.engine import AdapterFiles
+from privmix.laboratory.evaluation.rows import EnsembleRows, RowReader
+from privmix.laboratory.evaluation.scoring import Scorer
+from privmix.laboratory.evaluation.tasks import score, score_public
+from privmix.laboratory.evaluation.text import Block, EvaluationText
+from privmix.laboratory.evaluation.trial import run_trials
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.settings import Settings
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.mollify import LOSS, ORDER, RADIUS, clip_by_scipy, mix_by_scipy, renyi_by_scipy
 from tests.benchmarks.options import show
 from tests.ensembles import write_adapters

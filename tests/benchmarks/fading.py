@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import typer
 
-from privmix.services.laboratory.evaluation.text import Positions
-from privmix.services.laboratory.evaluation.trial import TrialResult, run_trials
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.public import Public, PublicSettings
+from privmix.laboratory.evaluation.text import Positions
+from privmix.laboratory.evaluation.trial import TrialResult, run_trials
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.public import Public, PublicSettings
 from tests.benchmarks.gain import PARTS as STANDING
 from tests.benchmarks.gain import benches
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption

@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from privmix.services.training.expectation import TABLE as GAINS
+from privmix.training.expectation import TABLE as GAINS
 from tests.benchmarks.record import MeasuredRecord
 
 WIDTH = 120

@@ -34,13 +34,13 @@ from typing import Annotated, Any, TypeVar
 import httpx
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.coordinator.text import Detokenizer
-from privmix.services.structure.compiler import begun, compiled
-from privmix.services.structure.grammar import of_json_schema
-from privmix.services.structure.matcher import Matcher
-from privmix.services.structure.trials import Trials
-from privmix.services.training.public_model import resolve
+from privmix.coordinator.text import Detokenizer
+from privmix.structure.compiler import begun, compiled
+from privmix.structure.grammar import of_json_schema
+from privmix.structure.matcher import Matcher
+from privmix.structure.trials import Trials
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.load import CONTEXT, PRIVACY, SECTIONS, TEXT
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble

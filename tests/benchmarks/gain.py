@@ -3,7 +3,7 @@
     python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl [--write]
 
 `privmix plan --users` looks its `gain_expected` up in the table that this benchmark writes
-(`services/training/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
+(`training/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
 out; the others' text makes parts with the default options of `privmix train`, once readers and once texts (`KINDS`):
 
 - four parts: the gain of their mean, and the fraction of it that PMixed, the exponential mechanism (m = 4, all four
@@ -27,25 +27,25 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from privmix.services.engine.engine import AdapterFiles
-from privmix.services.engine.part_text import text_files
-from privmix.services.foundation.files import write_atomically, write_files
-from privmix.services.laboratory.evaluation.rows import RowReader
-from privmix.services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
-from privmix.services.laboratory.evaluation.trial import run_trials
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
-from privmix.services.privacy.protocols.exponential import Exponential, ExponentialSettings
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.services.privacy.protocols.public import Public, PublicSettings
-from privmix.services.privacy.settings import Settings
-from privmix.services.training.adapter import train_adapter
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.expectation import TABLE
-from privmix.services.training.options import TrainingOptions
-from privmix.services.training.packing import Tokens, tokenize
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.public_model import DEFAULT, resolve
+from privmix.engine.engine import AdapterFiles
+from privmix.engine.part_text import text_files
+from privmix.foundation.files import write_atomically, write_files
+from privmix.laboratory.evaluation.rows import RowReader
+from privmix.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
+from privmix.laboratory.evaluation.trial import run_trials
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
+from privmix.privacy.protocols.exponential import Exponential, ExponentialSettings
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.protocols.public import Public, PublicSettings
+from privmix.privacy.settings import Settings
+from privmix.training.adapter import train_adapter
+from privmix.training.corpus import Corpus
+from privmix.training.expectation import TABLE
+from privmix.training.options import TrainingOptions
+from privmix.training.packing import Tokens, tokenize
+from privmix.training.partition import Partition, PartShare
+from privmix.training.public_model import DEFAULT, resolve
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
 from tests.benchmarks.public_text import corpora_by_name, held_apart
 from tests.benchmarks.standing import FewRows, kept_rows, kept_states

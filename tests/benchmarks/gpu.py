@@ -49,8 +49,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.coordinator.settings import StepSettings
+from privmix.coordinator.settings import StepSettings
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.floors import DecodeStep, Rates, floors_ms
 from tests.benchmarks.options import show
 from tests.benchmarks.shapes import SHAPES, write_model, write_readers
@@ -200,7 +200,7 @@ class Bench:
         if self._checkout is not None:
             numbers = [readers for readers in self._size.numbers if readers <= self._size.few]
             cell = self._speed("m<=few", "small", numbers, 240)
-            yield replace(cell, environment={"PYTHONPATH": str(self._checkout / ".packages")})
+            yield replace(cell, environment={"PYTHONPATH": f"{self._checkout}/services:{self._checkout}/cluster"})
 
     def _speed(self, name: str, which: str, numbers: Sequence[int], limit_s: float) -> Measurement:
         case = self._case(which, max(numbers))
@@ -235,7 +235,7 @@ class Cell:
         self._result, self._log = folder / "result.json", folder / "log"
         given = folder / "cell.json"
         given.write_text(json.dumps({"function": cell.function, "arguments": cell.arguments}))
-        own = (str(ROOT / ".packages"), str(ROOT))
+        own = (str(ROOT / "services"), str(ROOT / "cluster"), str(ROOT))
         paths = [cell.environment.get("PYTHONPATH", ""), *own, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,

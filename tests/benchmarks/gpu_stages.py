@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
-from privmix.services.engine.part_text import text_files
-from privmix.services.foundation.files import write_files
-from privmix.services.shards.reducer import on_host
+from privmix.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from privmix.engine.part_text import text_files
+from privmix.foundation.files import write_files
+from privmix.shards.reducer import on_host
 from tests.benchmarks.decoding import Decoding, profile, stages_ms, step_ms, wait
 from tests.benchmarks.shapes import RANK, SHAPES
 from tests.benchmarks.startup import in_new_process, time_worker
@@ -141,7 +141,7 @@ def lora_kernels(shapes: Sequence[str], sequences: int, numbers: Sequence[int], 
 def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: int) -> dict[str, Any]:
     from triton.testing import do_bench
 
-    from privmix.services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
+    from privmix.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
 
     inputs, width = SHAPES[shape].modules["mlp.gate_proj"]
     random = torch.Generator(DEVICE).manual_seed(0)
@@ -503,9 +503,9 @@ def import_vllm() -> None:
 
 
 def import_engine() -> None:
-    import_module("privmix.services.engine.vllm_engine")
+    import_module("privmix.engine.vllm_engine")
     if ON_GPU:
-        import_module("privmix.services.engine.gpu_reader_worker")
+        import_module("privmix.engine.gpu_reader_worker")
 
 
 IMPORTS = {plain_vllm.__name__: import_vllm, **dict.fromkeys(("speed", "restart", "replays", "batches"), import_engine)}

@@ -2,7 +2,7 @@
 
 - `expm_nf_s`: processor seconds of one ExpM+NF training, the minimum of several alternating runs.
 - `opacus_s`: the same for DP-SGD with Opacus' engine and data loader, as in its documentation; `ratio` is to this one.
-- `bare_s`: the same for DP-SGD in `privmix.services.laboratory.heads.sgd`; `ratio_bare`.
+- `bare_s`: the same for DP-SGD in `privmix.laboratory.heads.sgd`; `ratio_bare`.
 """
 
 import time
@@ -15,11 +15,11 @@ import typer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from privmix.cluster.options import JsonOption
-from privmix.services.laboratory.heads import expm_nf, methods, sgd
-from privmix.services.laboratory.heads.data import DATASETS
-from privmix.services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-from privmix.services.laboratory.heads.flows import FlowSettings
+from privmix.laboratory.heads import expm_nf, methods, sgd
+from privmix.laboratory.heads.data import DATASETS
+from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+from privmix.laboratory.heads.flows import FlowSettings
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 
 

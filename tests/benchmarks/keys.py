@@ -24,11 +24,11 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import event
 
-from privmix.cluster.options import JsonOption
-from privmix.services.gateway.console import SHARES_S
-from privmix.services.keys.actor import Keys
-from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity
-from privmix.services.keys.records import Secret, Share
+from privmix.gateway.console import SHARES_S
+from privmix.keys.actor import Keys
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity
+from privmix.keys.records import Secret, Share
+from privmix_cluster.options import JsonOption
 from tests import postgresql
 from tests.benchmarks.options import show
 

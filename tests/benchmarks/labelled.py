@@ -25,13 +25,13 @@ from typing import Annotated, Any
 
 import typer
 
-from privmix.services.foundation.json_lines import load_lines, write_lines
-from privmix.services.laboratory.utility.labelled import read
-from privmix.services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
-from privmix.services.laboratory.utility.task import REAL, TaskOptions, measure
-from privmix.services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
-from privmix.services.training.public_model import resolve
-from privmix.services.training.split import held_out as is_held_out
+from privmix.foundation.json_lines import load_lines, write_lines
+from privmix.laboratory.utility.labelled import read
+from privmix.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
+from privmix.laboratory.utility.task import REAL, TaskOptions, measure
+from privmix.training.demo import HELD_OUT, TRAIN, write_demo_corpus
+from privmix.training.public_model import resolve
+from privmix.training.split import held_out as is_held_out
 from tests.benchmarks.notes import LONGEST_DIALOGUE, LONGEST_NOTE, Consultation, document
 from tests.benchmarks.options import OutputOption
 

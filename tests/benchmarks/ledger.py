@@ -28,17 +28,17 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from privmix.cluster.options import JsonOption
-from privmix.services.budget.ledger import Ledger, applied
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import replay
-from privmix.services.budget.records import Leased, Record, Settled
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import append
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.cpus import available_cpus
-from privmix.services.privacy.protocols.individual import HEADROOM, IndividualSettings
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.budget.ledger import Ledger, applied
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import replay
+from privmix.budget.records import Leased, Record, Settled
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import append
+from privmix.budget.verification import verify
+from privmix.foundation.cpus import available_cpus
+from privmix.privacy.protocols.individual import HEADROOM, IndividualSettings
+from privmix.privacy.protocols.pmixed import RatioEvent
+from privmix_cluster.options import JsonOption
 from tests import postgresql
 from tests.benchmarks.options import show
 

@@ -37,8 +37,8 @@ import psutil
 import typer
 from transformers import AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.training.public_model import resolve
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks import options
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble

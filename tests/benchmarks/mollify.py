@@ -34,17 +34,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from privmix.cluster.options import JsonOption
-from privmix.services.privacy.accounting.published import largest_beta
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocol import Protocol, Release
-from privmix.services.privacy.protocols.adapmixed import AdaPMixed
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.gnmax import GNMax
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.privacy.protocols.submix import SubMix
-from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from privmix.privacy.accounting.published import largest_beta
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocol import Protocol, Release
+from privmix.privacy.protocols.adapmixed import AdaPMixed
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.gnmax import GNMax
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.protocols.submix import SubMix
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 
 VOCABULARY = 49152

@@ -35,10 +35,10 @@ import httpx
 import numpy as np
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.keys.store import KeyStore
-from privmix.services.training.public_model import resolve
+from privmix.database.service import ServiceDatabase
+from privmix.keys.store import KeyStore
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_ensemble
 from tests.running import configure, running

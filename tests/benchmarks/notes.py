@@ -24,15 +24,15 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from privmix.services.foundation.json_lines import load_lines
-from privmix.services.foundation.progress import Display
-from privmix.services.generation.job import load_output
-from privmix.services.generation.template import DEFAULT
-from privmix.services.laboratory.audit.attacks.released_text import ReleasedTexts, train_on
-from privmix.services.laboratory.audit.worlds.models import LocalModels
-from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.training.options import TrainingOptions
-from privmix.services.training.public_model import resolve
+from privmix.foundation.json_lines import load_lines
+from privmix.foundation.progress import Display
+from privmix.generation.job import load_output
+from privmix.generation.template import DEFAULT
+from privmix.laboratory.audit.attacks.released_text import ReleasedTexts, train_on
+from privmix.laboratory.audit.worlds.models import LocalModels
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.training.options import TrainingOptions
+from privmix.training.public_model import resolve
 from tests.benchmarks.options import OutputOption, show
 
 TRAINING = TrainingOptions(block=256, epochs=2)

@@ -12,7 +12,7 @@ The machine has a Hopper GPU (H100, H200), Python 3.12, and PyTorch, Triton, tra
 This uses them, in the root of the repository:
 
     mkdir -p $SITE && tar -xJf FOLDER/site.tar.xz -C $SITE
-    PYTHONPATH=$SITE:.packages:. python3 -m tests.benchmarks.gpu
+    PYTHONPATH=$SITE:services:cluster:. python3 -m tests.benchmarks.gpu
 """
 
 import io
@@ -177,7 +177,7 @@ def write_archive(path: Path, files: Mapping[str, bytes]) -> None:
 
 def write_commit(path: Path, commit: str) -> None:
     """Writes the code of another commit that an engine consists of."""
-    names = (".packages", "services", "cluster/__init__.py", "cluster/options.py")
+    names = ("services", "cluster/privmix_cluster/__init__.py", "cluster/privmix_cluster/options.py")
     command = ["git", "-C", str(ROOT), "archive", commit, *names]
     path.write_bytes(lzma.compress(subprocess.run(command, check=True, capture_output=True).stdout))
 

@@ -23,10 +23,10 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.engine.engine import PUBLIC, EngineSettings, Request
-from privmix.services.engine.vllm_engine import VllmEngine
-from privmix.services.training.public_model import resolve
+from privmix.engine.engine import PUBLIC, EngineSettings, Request
+from privmix.engine.vllm_engine import VllmEngine
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import LayersOption, show
 from tests.ensembles import usual_layers, write_adapters
 

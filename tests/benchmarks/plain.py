@@ -20,8 +20,8 @@ from fastapi.responses import StreamingResponse
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from privmix.services.foundation.ray_session import connected
-from privmix.services.training.public_model import resolve
+from privmix.foundation.ray_session import connected
+from privmix.training.public_model import resolve
 
 
 class Plain:

@@ -20,7 +20,7 @@ For each epsilon, method, number of parts and number of tokens:
 - `over_dp_sgd`: that gain less the one of DP-SGD with all of epsilon, user by user.
 
 `privmix plan --users` looks up what a base gains, and what parts add to it, in a table
-(`services/training/base_gain.json`). --write puts this corpus into it, beside those measured before.
+(`services/privmix/training/base_gain.json`). --write puts this corpus into it, beside those measured before.
 """
 
 import json
@@ -39,27 +39,27 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from privmix.services.engine.engine import AdapterFiles
-from privmix.services.foundation.files import building, write_atomically, write_files
-from privmix.services.foundation.units import DELTA
-from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.laboratory.evaluation.text import Block, EvaluationText, Positions, texts_of_users
-from privmix.services.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
-from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.public import Public, PublicSettings
-from privmix.services.training.adapter import train_adapter
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.demo import TRAIN, write_demo_corpus
-from privmix.services.training.dp_sgd import UNUSED, planned
-from privmix.services.training.expectation import TABLE as PART_TABLE
-from privmix.services.training.manifest import StatedSize
-from privmix.services.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
-from privmix.services.training.packing import Tokens, tokenize
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.private_base import merge_adapter
-from privmix.services.training.public_model import DEFAULT, resolve
-from privmix.services.training.splitting import BASE_TABLE, divide_by_size, signal
+from privmix.engine.engine import AdapterFiles
+from privmix.foundation.files import building, write_atomically, write_files
+from privmix.foundation.units import DELTA
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.text import Block, EvaluationText, Positions, texts_of_users
+from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
+from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.public import Public, PublicSettings
+from privmix.training.adapter import train_adapter
+from privmix.training.corpus import Corpus
+from privmix.training.demo import TRAIN, write_demo_corpus
+from privmix.training.dp_sgd import UNUSED, planned
+from privmix.training.expectation import TABLE as PART_TABLE
+from privmix.training.manifest import StatedSize
+from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
+from privmix.training.packing import Tokens, tokenize
+from privmix.training.partition import Partition, PartShare
+from privmix.training.private_base import merge_adapter
+from privmix.training.public_model import DEFAULT, resolve
+from privmix.training.splitting import BASE_TABLE, divide_by_size, signal
 from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
 from tests.benchmarks.options import OutputOption, WriteOption, show

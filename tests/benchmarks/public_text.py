@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.demo import TRAIN, write_demo_corpus
-from privmix.services.training.split import split
+from privmix.training.corpus import Corpus
+from privmix.training.demo import TRAIN, write_demo_corpus
+from privmix.training.split import split
 
 HELD_OUT = 0.1
 """The fraction of the users that is held out."""

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.structure import grammar
-from privmix.services.structure.errors import StructureError
+from privmix.structure import grammar
+from privmix.structure.errors import StructureError
+from privmix_cluster.options import JsonOption
 from tests.benchmarks import schemas as benchmark
 from tests.benchmarks.options import show
 from tests.services.structure.random_schemas import NAMES, random_schema

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import BaseModel, ConfigDict
 
-from privmix.services.foundation.files import write_atomically
+from privmix.foundation.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
 MEASURED = Path(__file__).with_name("measured")

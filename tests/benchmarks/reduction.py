@@ -21,13 +21,13 @@ import torch
 import typer
 from torch import Tensor
 
-from privmix.cluster.options import JsonOption
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocol import Answers, Protocol
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.shards.reducer import Reduced, Reducer, Reduction
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocol import Answers, Protocol
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.reducer import Reduced, Reducer, Reduction
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 
 PARTS, SHARDS = 80, (1, 2, 8)

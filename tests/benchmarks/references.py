@@ -26,18 +26,18 @@ import typer
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.engine.engine import PUBLIC, AdapterFiles
-from privmix.services.engine.part_text import text_files
-from privmix.services.foundation.files import write_files
-from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
-from privmix.services.laboratory.evaluation.text import texts_of_users
-from privmix.services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.packing import tokenize
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.public_model import resolve
+from privmix.engine.engine import PUBLIC, AdapterFiles
+from privmix.engine.part_text import text_files
+from privmix.foundation.files import write_files
+from privmix.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.laboratory.evaluation.text import texts_of_users
+from privmix.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.training.corpus import Corpus
+from privmix.training.packing import tokenize
+from privmix.training.partition import Partition, PartShare
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import CorpusArgument, show
 from tests.benchmarks.public_text import held_apart
 

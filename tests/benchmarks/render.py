@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from privmix.services.foundation.files import write_atomically
+from privmix.foundation.files import write_atomically
 from tests.benchmarks.figures import FIGURES
 from tests.benchmarks.record import ROOT
 

@@ -1,6 +1,6 @@
 """Checks the kernels that reduce rows on a GPU against float64, and measures them beside torch's operators.
 
-`gpu_kernels` needs torch, Triton and `privmix.services.privacy`, and no more of the service.
+`gpu_kernels` needs torch, Triton and `privmix.privacy`, and no more of the service.
 
 - `exponential`: `nats` is the largest difference of an exponent of the exponential mechanism from the same formula in
   float64 without steps, less half a step of each row, in nats; `variation` the largest total variation between the laws
@@ -25,20 +25,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from privmix.services.privacy.mollifiers import rows
-from privmix.services.privacy.mollifiers.shaping import (
+from privmix.privacy.mollifiers import rows
+from privmix.privacy.mollifiers.shaping import (
     SamplingOptions,
     bits_per_nat,
     plain_public,
     shape_public,
     temperatures,
 )
-from privmix.services.privacy.protocol import Partial, Protocol
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.privacy.reduction import reduce_at
-from privmix.services.privacy.sampling.categorical import accumulated, tokens_at
+from privmix.privacy.protocol import Partial, Protocol
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.reduction import reduce_at
+from privmix.privacy.sampling.categorical import accumulated, tokens_at
 
 RADIUS, TOKENS = 1.6, 1024
 _LN2 = math.log(2)

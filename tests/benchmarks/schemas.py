@@ -51,12 +51,12 @@ from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
 from transformers import AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.structure import grammar
-from privmix.services.structure.compiler import begun, limits_of
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.matcher import Matcher
-from privmix.services.training.public_model import resolve
+from privmix.structure import grammar
+from privmix.structure.compiler import begun, limits_of
+from privmix.structure.errors import StructureError
+from privmix.structure.matcher import Matcher
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 from tests.support.structure import vocabulary
 

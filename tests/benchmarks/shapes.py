@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from privmix.services.training.options import READER_TARGETS
+from privmix.training.options import READER_TARGETS
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig

@@ -31,9 +31,9 @@ from typing import Annotated, Any, Literal
 import psutil
 import typer
 
-from privmix.cluster.options import JsonOption
-from privmix.cluster.topology import cpu_environment
-from privmix.services.training.public_model import resolve
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
+from privmix_cluster.topology import cpu_environment
 from tests.benchmarks.options import show
 from tests.ensembles import usual_layers, write_adapters
 from tests.tiny import write_tiny_llama
@@ -66,7 +66,7 @@ class SideProcess:
 
 @contextmanager
 def started(checkout: Path, given: Mapping[str, Any], threads: int) -> Iterator[SideProcess]:
-    paths = {"PYTHONPATH": str(checkout / ".packages"), "PYTHONSAFEPATH": "1"}
+    paths = {"PYTHONPATH": f"{checkout}/services:{checkout}/cluster", "PYTHONSAFEPATH": "1"}
     environment = {**os.environ, **cpu_environment(threads), **paths}
     command = [sys.executable, str(SIDE), json.dumps(given)]
     process = subprocess.Popen(

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from privmix.services.engine.engine import AdapterFiles
-from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
-from privmix.services.laboratory.evaluation.tasks import score, score_public
-from privmix.services.laboratory.evaluation.text import EvaluationText
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.protocol import Protocol, Release
-from privmix.services.privacy.protocols.exponential import Exponential, ExponentialSettings
-from privmix.services.privacy.protocols.individual import Individual, IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.services.privacy.settings import Settings
+from privmix.engine.engine import AdapterFiles
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
+from privmix.laboratory.evaluation.tasks import score, score_public
+from privmix.laboratory.evaluation.text import EvaluationText
+from privmix.privacy.events import Event
+from privmix.privacy.protocol import Protocol, Release
+from privmix.privacy.protocols.exponential import Exponential, ExponentialSettings
+from privmix.privacy.protocols.individual import Individual, IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.settings import Settings
 
 Planned = tuple[Settings, Protocol]
 

@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from privmix.cluster.options import JsonOption
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import show
 
 T = TypeVar("T")
@@ -65,9 +65,9 @@ def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
     stages("imports")
     import httpx
 
-    from privmix.cluster.configuration import Configuration
-    from privmix.cluster.foreground import import_launch, import_meanwhile
-    from privmix.services.foundation.ray_session import connected
+    from privmix.foundation.ray_session import connected
+    from privmix_cluster.configuration import Configuration
+    from privmix_cluster.foreground import import_launch, import_meanwhile
 
     configuration = Configuration.load(config)
     stages("Starting Ray")
@@ -127,7 +127,7 @@ def time_worker() -> dict[str, float]:
     from vllm.platforms import current_platform
 
     name = "cpu_reader_worker:CPUReaderWorker" if current_platform.is_cpu() else "gpu_reader_worker:GPUReaderWorker"
-    worker, seconds = resolve_name(f"privmix.services.engine.{name}"), defaultdict[str, float](float)
+    worker, seconds = resolve_name(f"privmix.engine.{name}"), defaultdict[str, float](float)
     for method, step in WITHIN_ENGINE.items():
         if hasattr(worker, method):  # an engine of another commit may lack one
             setattr(worker, method, timed(getattr(worker, method), seconds, step))
@@ -138,9 +138,9 @@ def load(model: Path, adapters: Mapping[str, Path]) -> dict[str, Any]:
     """Loads the engine of a shard and computes the first rows. Returns the seconds by stage."""
     stages = Stages()
     stages("imports")
-    from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-    from privmix.services.engine.vllm_engine import VllmEngine
-    from privmix.services.shards import shard  # noqa: F401
+    from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+    from privmix.engine.vllm_engine import VllmEngine
+    from privmix.shards import shard  # noqa: F401
 
     within_engine = time_worker()
     stages("engine")
@@ -176,8 +176,8 @@ def main(
     as_json: JsonOption = False,
 ) -> None:
     """Measures and prints the values of this module's description."""
-    from privmix.cluster.commands.quickstart import SETTINGS
-    from privmix.services.training.public_model import resolve
+    from privmix.training.public_model import resolve
+    from privmix_cluster.commands.quickstart import SETTINGS
     from tests.ensembles import usual_layers, write_ensemble
     from tests.running import configure
 

@@ -29,20 +29,20 @@ import ray
 import typer
 from ray.actor import ActorHandle
 
-from privmix.cluster.options import JsonOption
-from privmix.cluster.topology import cpu_environment
-from privmix.services.budget import actor as budget
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
-from privmix.services.coordinator.messages import Generation
-from privmix.services.engine.engine import EngineSettings
-from privmix.services.fleet.shard_map import PartGroup, ShardMap
-from privmix.services.foundation.ray_session import connected
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.privacy.settings import Settings
-from privmix.services.shards.shard import ShardActor
-from privmix.services.training.public_model import resolve
+from privmix.budget import actor as budget
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from privmix.coordinator.messages import Generation
+from privmix.engine.engine import EngineSettings
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.foundation.ray_session import connected
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.settings import Settings
+from privmix.shards.shard import ShardActor
+from privmix.training.public_model import resolve
+from privmix_cluster.options import JsonOption
+from privmix_cluster.topology import cpu_environment
 from tests.benchmarks import options
 from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, LoadPrompts, LoadRequest
 from tests.benchmarks.options import show

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import typer
 
-from privmix.services.foundation.json_lines import load_lines, write_lines
-from privmix.services.laboratory.evaluation.trial import WINDOWS
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.demo import TRAIN, write_demo_corpus
+from privmix.foundation.json_lines import load_lines, write_lines
+from privmix.laboratory.evaluation.trial import WINDOWS
+from privmix.training.corpus import Corpus
+from privmix.training.demo import TRAIN, write_demo_corpus
 from tests.benchmarks import gpu, labelled, notes, private_base
 
 ROOT = Path(__file__).parents[2]

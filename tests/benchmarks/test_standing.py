@@ -5,9 +5,9 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from privmix.services.laboratory.evaluation.trial import WINDOWS, TrialResult
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.laboratory.evaluation.trial import WINDOWS, TrialResult
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocols.individual import IndividualSettings
 from tests.benchmarks.fading import gains, mixed, planned
 from tests.benchmarks.gain import RADII
 from tests.benchmarks.standing import FewRows

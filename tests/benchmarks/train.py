@@ -30,18 +30,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from privmix.cluster.options import JsonOption
-from privmix.services.foundation.json_lines import write_lines
-from privmix.services.training import demo
-from privmix.services.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
-from privmix.services.training.packing import IGNORED, Tokens, even_size, pack, similar, tokenize
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.per_unit import UnitGradients
-from privmix.services.training.plan import run_training
-from privmix.services.training.public_model import DEFAULT, resolve
-from privmix.services.training.train import plan
+from privmix.foundation.json_lines import write_lines
+from privmix.training import demo
+from privmix.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
+from privmix.training.corpus import Corpus
+from privmix.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
+from privmix.training.packing import IGNORED, Tokens, even_size, pack, similar, tokenize
+from privmix.training.partition import Partition, PartShare
+from privmix.training.per_unit import UnitGradients
+from privmix.training.plan import run_training
+from privmix.training.public_model import DEFAULT, resolve
+from privmix.training.train import plan
+from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import CorporaOption, show
 
 # A step has about 500 tokens, like the default on one core, so that small parts have some steps.

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import statement
-from privmix.services.keys.records import Key
-from privmix.services.keys.store import KeyStore
-from privmix.services.keys.subjects import group_subject, key_subject
+from privmix.budget.reader import read
+from privmix.budget.statement import statement
+from privmix.keys.records import Key
+from privmix.keys.store import KeyStore
+from privmix.keys.subjects import group_subject, key_subject
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import yaml
 
-from privmix.services.budget.client import STEPS_AHEAD
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import KeysUnavailable, LedgerError
-from privmix.services.keys.records import Key, Share
-from privmix.services.keys.store import KeyStore
+from privmix.budget.client import STEPS_AHEAD
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import KeysUnavailable, LedgerError
+from privmix.keys.records import Key, Share
+from privmix.keys.store import KeyStore
 from tests.cluster.charges import Charges
 from tests.cluster.clients import STREAMS, Transcript
 from tests.disks import Clock, Disk, mounted
@@ -34,7 +34,7 @@ LEASE_TOKENS = 8
 PACE_S = 0.25
 """The counting model answers in milliseconds. Streams must last until the faults come."""
 MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + LINES + 2))
-"""A lease covers steps of all streams, lines and probes (`privmix.services.budget.client.BudgetClient`)."""
+"""A lease covers steps of all streams, lines and probes (`privmix.budget.client.BudgetClient`)."""
 
 KEYS = ("ada", "bob", "carl")
 BATCH_KEY = KEYS[-1]

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from privmix.cluster.cli import app
-from privmix.services.database.service import ServiceDatabase, default_database
-from privmix.services.keys.records import Share
-from privmix.services.keys.store import KeyStore
+from privmix.database.service import ServiceDatabase, default_database
+from privmix.keys.records import Share
+from privmix.keys.store import KeyStore
+from privmix_cluster.cli import app
 from tests.running import RunningService, configure, own_ensemble, running
 from tests.services.alerts.receiver import Receiver, receiving
 

@@ -7,14 +7,14 @@ import pytest
 import ray
 from pydantic import ValidationError
 
-from privmix.cluster.application import Arguments, build
-from privmix.cluster.checks import check_ensemble
-from privmix.cluster.configuration import Configuration, EnsembleConfiguration
-from privmix.cluster.ensemble_actors import _kept_budget, _start_budget
-from privmix.services.budget import actor as budget
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.foundation.errors import ConfigurationError
-from privmix.services.foundation.ray_session import connected
+from privmix.budget import actor as budget
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.foundation.errors import ConfigurationError
+from privmix.foundation.ray_session import connected
+from privmix_cluster.application import Arguments, build
+from privmix_cluster.checks import check_ensemble
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.ensemble_actors import _kept_budget, _start_budget
 from tests.running import configure, own_ensemble
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from privmix.services.laboratory.audit.attacks import black_box
-from privmix.services.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
-from privmix.services.laboratory.audit.report import sections
-from privmix.services.laboratory.audit.worlds.distributions import pair_laws
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.mollifiers import projection
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.laboratory.audit.attacks import black_box
+from privmix.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
+from privmix.laboratory.audit.report import sections
+from privmix.laboratory.audit.worlds.distributions import pair_laws
+from privmix.privacy.events import Event
+from privmix.privacy.mollifiers import projection
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService
 from tests.support.cli import privmix
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.laboratory.audit.attacks import black_box
-from privmix.services.laboratory.audit.attacks.black_box import ServiceAnswers
-from privmix.services.laboratory.audit.worlds import adjacent
-from privmix.services.laboratory.audit.worlds.adjacent import Adjacent
-from privmix.services.laboratory.audit.worlds.sizes import AdjacentSize
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.laboratory.audit.attacks import black_box
+from privmix.laboratory.audit.attacks.black_box import ServiceAnswers
+from privmix.laboratory.audit.worlds import adjacent
+from privmix.laboratory.audit.worlds.adjacent import Adjacent
+from privmix.laboratory.audit.worlds.sizes import AdjacentSize
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.running import configure, own_ensemble, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

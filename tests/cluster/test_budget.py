@@ -7,12 +7,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from privmix.cluster.commands.budget import budget
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.privacy import accounting
-from privmix.services.privacy.protocols.pmixed import RatioEvent
-from privmix.services.privacy.protocols.submix import SubMixEvent
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.privacy import accounting
+from privmix.privacy.protocols.pmixed import RatioEvent
+from privmix.privacy.protocols.submix import SubMixEvent
+from privmix_cluster.commands.budget import budget
 
 application = typer.Typer()
 application.command()(budget)

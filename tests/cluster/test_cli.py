@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from privmix.cluster.cli import VERBS, Commands, load
-from privmix.cluster.cli import app as privmix
-from privmix.services.foundation.errors import ConfigurationError, InputError, LedgerCorrupt, WorkError
+from privmix.foundation.errors import ConfigurationError, InputError, LedgerCorrupt, WorkError
+from privmix_cluster.cli import VERBS, Commands, load
+from privmix_cluster.cli import app as privmix
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ import sys
 from pathlib import Path
 
 at_start = set(sys.modules)
-from privmix.cluster.cli import app
+from privmix_cluster.cli import app
 
 def installed():
     found = [(name, getattr(module, "__file__", None) or "") for name, module in sys.modules.items()]

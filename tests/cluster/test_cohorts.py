@@ -8,16 +8,16 @@ import pytest
 import ray
 import yaml
 
-from privmix.cluster.application import Arguments, build
-from privmix.cluster.checks import check_cohorts, check_ensemble
-from privmix.cluster.configuration import Configuration
-from privmix.cluster.work.ensembles import check_members
-from privmix.services.ensembles import actor as ensembles
-from privmix.services.ensembles.records import ServedEnsemble
-from privmix.services.ensembles.registry import Registry
-from privmix.services.foundation.errors import ConfigurationError
-from privmix.services.foundation.ray_session import connected
-from privmix.services.training.manifest import Apart, Manifest
+from privmix.ensembles import actor as ensembles
+from privmix.ensembles.records import ServedEnsemble
+from privmix.ensembles.registry import Registry
+from privmix.foundation.errors import ConfigurationError
+from privmix.foundation.ray_session import connected
+from privmix.training.manifest import Apart, Manifest
+from privmix_cluster.application import Arguments, build
+from privmix_cluster.checks import check_cohorts, check_ensemble
+from privmix_cluster.configuration import Configuration
+from privmix_cluster.work.ensembles import check_members
 from tests.running import configure, own_ensemble
 from tests.served import served
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from privmix.cluster.configuration import Configuration
-from privmix.services.foundation.errors import ConfigurationError
-from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.foundation.errors import ConfigurationError
+from privmix.privacy.protocols.pmixed import PMixedSettings
+from privmix_cluster.configuration import Configuration
 
 EXAMPLE = Path(__file__).parents[2] / "cluster" / "privmix.yaml"
 

@@ -16,11 +16,11 @@ import openai
 import pytest
 import yaml
 
-from privmix.services.budget.reader import read
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.keys.records import SCOPES
-from privmix.services.keys.store import KeyStore
-from privmix.services.training.manifest import Apart, Manifest
+from privmix.budget.reader import read
+from privmix.database.service import ServiceDatabase
+from privmix.keys.records import SCOPES
+from privmix.keys.store import KeyStore
+from privmix.training.manifest import Apart, Manifest
 from tests.browser import page
 from tests.browser import until as in_page
 from tests.ensembles import write_ensemble

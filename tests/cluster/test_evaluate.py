@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from privmix.services.training.manifest import Manifest
+from privmix.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 from tests.support.cli import privmix
 

@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from privmix.services.keys.actor import HEARTBEAT_TIMEOUT_S
+from privmix.keys.actor import HEARTBEAT_TIMEOUT_S
 from tests import disks, nodes, postgresql
 from tests.cluster.clients import BatchClient, Clients, Transcript
 from tests.cluster.faults import FAULTS, PATIENCE_S, Fault, Schedule

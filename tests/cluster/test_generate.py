@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from privmix.cluster.cli import app
-from privmix.services.training.manifest import Manifest
+from privmix.training.manifest import Manifest
+from privmix_cluster.cli import app
 from tests.running import RunningService, configure, own_ensemble, settled
 from tests.services.generation.small_service import SmallService, serving
 

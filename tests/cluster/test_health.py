@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.reader import read
+from privmix.budget.ledger import Ledger
+from privmix.budget.reader import read
 from tests.running import RunningService, configure, own_ensemble, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -15,11 +15,11 @@ import pytest
 from scipy.stats import beta
 from transformers import AutoTokenizer
 
-from privmix.services.engine.engine import PUBLIC, EngineSettings, Request, create
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
-from privmix.services.training.manifest import Manifest
+from privmix.engine.engine import PUBLIC, EngineSettings, Request, create
+from privmix.privacy.accounting import planning
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
 

@@ -21,15 +21,15 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from privmix.services.budget.actor import WATCH_S
-from privmix.services.budget.reader import read
-from privmix.services.budget.state import Balance
-from privmix.services.budget.statement import AccountsStatement
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.keys.records import SCOPES, Scope
-from privmix.services.keys.store import KeyStore
-from privmix.services.laboratory.audit.attacks.pipeline import view_differences
-from privmix.services.training.manifest import Manifest, hash_adapter
+from privmix.budget.actor import WATCH_S
+from privmix.budget.reader import read
+from privmix.budget.state import Balance
+from privmix.budget.statement import AccountsStatement
+from privmix.database.service import ServiceDatabase
+from privmix.keys.records import SCOPES, Scope
+from privmix.keys.store import KeyStore
+from privmix.laboratory.audit.attacks.pipeline import view_differences
+from privmix.training.manifest import Manifest, hash_adapter
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
 from tests.services.alerts.receiver import Receiver, receiving

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from privmix.cluster.checks import check_files, check_keys, keys_database
-from privmix.cluster.configuration import Configuration
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import ConfigurationError, KeysUnavailable
-from privmix.services.keys import move
-from privmix.services.keys.records import Share
-from privmix.services.keys.subjects import subjects_of
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import ConfigurationError, KeysUnavailable
+from privmix.keys import move
+from privmix.keys.records import Share
+from privmix.keys.subjects import subjects_of
+from privmix_cluster.checks import check_files, check_keys, keys_database
+from privmix_cluster.configuration import Configuration
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.support.cli import privmix

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from privmix.services.budget.client import STEPS_AHEAD
+from privmix.budget.client import STEPS_AHEAD
 from tests.cluster.charges import Charges
 from tests.cluster.clients import STREAMS, Clients
 from tests.cluster.invariants import Margin, charge_violations, text_violations

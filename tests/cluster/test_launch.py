@@ -14,24 +14,24 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from privmix.cluster.checks import check_cohorts, check_ensemble
-from privmix.cluster.configuration import Configuration
-from privmix.cluster.ensemble_actors import wait_until_healthy
-from privmix.cluster.launch import APPLICATION, launch
-from privmix.services.budget.claim import key_of
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.receipt import FILE, Receipt
-from privmix.services.ensembles import actor as ensembles
-from privmix.services.foundation.errors import (
+from privmix.budget.claim import key_of
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.receipt import FILE, Receipt
+from privmix.ensembles import actor as ensembles
+from privmix.foundation.errors import (
     ConfigurationError,
     CoordinatorUnavailable,
     LedgerMismatch,
     ManifestError,
     WorkError,
 )
-from privmix.services.foundation.ray_session import connected
-from privmix.services.training.manifest import Apart, Manifest
+from privmix.foundation.ray_session import connected
+from privmix.training.manifest import Apart, Manifest
+from privmix_cluster.checks import check_cohorts, check_ensemble
+from privmix_cluster.configuration import Configuration
+from privmix_cluster.ensemble_actors import wait_until_healthy
+from privmix_cluster.launch import APPLICATION, launch
 from tests.running import configure, free_port, own_ensemble
 
 
@@ -153,7 +153,7 @@ def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path)
 def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.cluster.checks.is_writable", lambda directory: directory != spoilable)
+    monkeypatch.setattr("privmix_cluster.checks.is_writable", lambda directory: directory != spoilable)
     with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
         check_ensemble(load(tmp_path, spoilable).choose())
     (tmp_path / "anchors").mkdir()
@@ -207,7 +207,7 @@ def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, mon
         assert serve.status().applications[APPLICATION].status == "DEPLOYING"
         raise WorkError("no shard could be started")
 
-    monkeypatch.setattr("privmix.cluster.launch.start_actors", fail)
+    monkeypatch.setattr("privmix_cluster.launch.start_actors", fail)
     with pytest.raises(WorkError, match="no shard could be started"):
         launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
     while APPLICATION in serve.status().applications:
@@ -225,7 +225,7 @@ def test_a_second_service_of_a_cluster_leaves_the_first_ones_route(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Ray cluster has one route: its clients would reach the corpus of the second."""
-    monkeypatch.setattr("privmix.cluster.launch.start_actors", lambda *_, **__: {})
+    monkeypatch.setattr("privmix_cluster.launch.start_actors", lambda *_, **__: {})
     configuration = load(tmp_path, spoilable)
     serve.shutdown()
     serve.start(http_options=HTTPOptions(host="127.0.0.1", port=configuration.http.port))
@@ -258,7 +258,7 @@ def test_a_service_listens_where_its_configuration_says(
             found.update(each.laddr for each in child.net_connections() if each.status == psutil.CONN_LISTEN)
         raise WorkError("no shard could be started")
 
-    monkeypatch.setattr("privmix.cluster.launch.start_actors", fail)
+    monkeypatch.setattr("privmix_cluster.launch.start_actors", fail)
     with pytest.raises(WorkError, match="no shard could be started"):
         launch(configuration)
     assert ("127.0.0.1", port) in found

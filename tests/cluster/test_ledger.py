@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from privmix.cluster.checks import check_ensemble
-from privmix.cluster.commands.ledger import ledger as application
-from privmix.cluster.configuration import Configuration
-from privmix.services.budget import ledger as writing
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.receipt import anchors_of
-from privmix.services.budget.records import KINDS
-from privmix.services.budget.signing import SigningKey
-from privmix.services.foundation.errors import Fenced, LedgerRolledBack
-from privmix.services.privacy.protocols.adapmixed import AdaPMixed
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.budget import ledger as writing
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.receipt import anchors_of
+from privmix.budget.records import KINDS
+from privmix.budget.signing import SigningKey
+from privmix.foundation.errors import Fenced, LedgerRolledBack
+from privmix.privacy.protocols.adapmixed import AdaPMixed
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import RatioEvent
+from privmix_cluster.checks import check_ensemble
+from privmix_cluster.commands.ledger import ledger as application
+from privmix_cluster.configuration import Configuration
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble
 

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from privmix.cluster.commands.quickstart import PARTS, SETTINGS
+from privmix_cluster.commands.quickstart import PARTS, SETTINGS
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, free_port, running, settled
 

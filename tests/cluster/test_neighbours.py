@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from privmix.cluster.work import train as work
-from privmix.services.laboratory.audit.attacks import pipeline
-from privmix.services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
-from privmix.services.laboratory.audit.report.finding import broken
-from privmix.services.training.partition import part_of
+from privmix.laboratory.audit.attacks import pipeline
+from privmix.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
+from privmix.laboratory.audit.report.finding import broken
+from privmix.training.partition import part_of
+from privmix_cluster.work import train as work
 from tests.support.app import app_client
 from tests.support.cli import privmix
 from tests.support.ray_cluster import ray_cluster

@@ -8,10 +8,10 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import Result
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols import DEFAULT
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.privacy import accounting
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols import DEFAULT
+from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.support.cli import privmix
 
 REFERENCE = Path(__file__).parents[1] / "services" / "privacy" / "accounting" / "reference.json"

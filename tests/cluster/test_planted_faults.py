@@ -17,25 +17,25 @@ from typing import Any
 import pytest
 import ray
 
-from privmix.services.batches import actor as batches_actor
-from privmix.services.batches import store as batches_store
-from privmix.services.batches.actor import Batches
-from privmix.services.batches.records import BatchRequest
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.budget import actor as budget
-from privmix.services.budget.client import Reservation
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.sequence import LiveSequence
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.fleet.fleet import FleetActor, FleetSettings
-from privmix.services.keys import actor as keys
-from privmix.services.keys.store import KeyStore
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.coordinator_client import CoordinatorClient
-from privmix.services.requests.settings import RequestSettings
-from privmix.services.structure.matcher import Position
+from privmix.batches import actor as batches_actor
+from privmix.batches import store as batches_store
+from privmix.batches.actor import Batches
+from privmix.batches.records import BatchRequest
+from privmix.batches.settings import BatchSettings
+from privmix.budget import actor as budget
+from privmix.budget.client import Reservation
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.sequence import LiveSequence
+from privmix.database.service import ServiceDatabase
+from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.keys import actor as keys
+from privmix.keys.store import KeyStore
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.coordinator_client import CoordinatorClient
+from privmix.requests.settings import RequestSettings
+from privmix.structure.matcher import Position
 from tests.cluster.charges import Charges
 from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
 from tests.cluster.invariants import batch_violations, charge_violations, text_violations

@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from privmix.cluster.ports import claimed
-from privmix.services.foundation.errors import ConfigurationError
+from privmix.foundation.errors import ConfigurationError
+from privmix_cluster.ports import claimed
 from tests.running import free_port
 
 HOST = "127.0.0.1"

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from privmix.services.foundation.json_lines import write_lines
-from privmix.services.training.manifest import Manifest
+from privmix.foundation.json_lines import write_lines
+from privmix.training.manifest import Manifest
 from tests.running import configure, running, settled
 from tests.tiny import write_tiny_model
 

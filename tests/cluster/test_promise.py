@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import yaml
 
-from privmix.cluster.configuration import Configuration, EnsembleConfiguration
-from privmix.cluster.promise import promise
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.reader import check
-from privmix.services.foundation.errors import LedgerMismatch, LedgerMissing
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.training.manifest import Apart, Manifest, PrivateBase, PrivateTraining
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import Ledger
+from privmix.budget.reader import check
+from privmix.foundation.errors import LedgerMismatch, LedgerMissing
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.training.manifest import Apart, Manifest, PrivateBase, PrivateTraining
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.promise import promise
 from tests import postgresql as postgresql_server
 from tests.running import configure
 

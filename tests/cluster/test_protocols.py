@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from privmix.cluster.configuration import Configuration
-from privmix.services.foundation.errors import ConfigurationError
-from privmix.services.laboratory.audit.variants import audited
-from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.foundation.errors import ConfigurationError
+from privmix.laboratory.audit.variants import audited
+from privmix.privacy.protocols import PROTOCOLS
+from privmix_cluster.configuration import Configuration
 from tests.support.cli import privmix
 
 README = Path(__file__).parents[2] / "services" / "README.md"

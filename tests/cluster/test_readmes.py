@@ -1,6 +1,5 @@
 """Claim: all commands in READMEs exist with their options, the cheap ones run, and what pages point to is there."""
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -13,19 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from privmix.cluster.cli import app
-from privmix.cluster.parameters import ACCEPTED
+from privmix_cluster.cli import app
+from privmix_cluster.parameters import ACCEPTED
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "k8s", "services", "tests")
 READMES = [ROOT / "README.md", *sorted(file for name in FOLDERS for file in (ROOT / name).rglob("README.md"))]
 PAGES = [*READMES, *sorted((ROOT / ".github").glob("*.md")), ROOT / "k8s" / "runbook.md"]
-PACKAGES = sorted(
-    file.parent
-    for folder in ("cluster", "services")
-    for file in (ROOT / folder).rglob("__init__.py")
-    if "migrations" not in file.parts
-)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`((?:kubectl [^`]*-- )?privmix\s[^`]+)`")
 CHEAP = {"plan", "protocols"}
@@ -164,14 +157,3 @@ def test_every_page_is_found_from_the_front_page() -> None:
             targets = [target / "README.md" if target.is_dir() else target for target in targets]
             waiting += [target for target in targets if target.suffix == ".md" and target.exists()]
     assert set(PAGES) <= found
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_package_says_what_it_owns(package: Path) -> None:
-    """With a README, or with a docstring whose files exist."""
-    if (package / "README.md").exists():
-        return
-    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
-    assert said
-    for name in re.findall(r"`([\w/]+\.py)`", said):
-        assert (package / name).exists(), name

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from privmix.cluster.configuration import Configuration
-from privmix.cluster.secret_files import MAX_BYTES, SECRETS, is_secret, variable
-from privmix.services.foundation.errors import ConfigurationError
+from privmix.foundation.errors import ConfigurationError
+from privmix_cluster.configuration import Configuration
+from privmix_cluster.secret_files import MAX_BYTES, SECRETS, is_secret, variable
 
 WEBHOOK = "https://hooks.example/hunter2"
 LISTS = {"http.api_keys": ["hunter2", "second"], "alerts.webhooks": [WEBHOOK]}

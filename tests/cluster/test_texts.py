@@ -6,8 +6,8 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from privmix.cluster.cli import app
-from privmix.services.training.manifest import Manifest
+from privmix.training.manifest import Manifest
+from privmix_cluster.cli import app
 from tests.running import configure, running, settled
 
 PARTS = 3

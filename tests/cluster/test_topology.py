@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 from transformers import LlamaConfig
 
-from privmix.cluster.configuration import Configuration, EnsembleConfiguration
-from privmix.cluster.topology import parts_served, plan_shards, shards_served
-from privmix.services.foundation.errors import ConfigurationError
-from privmix.services.training.manifest import Manifest, Part
+from privmix.foundation.errors import ConfigurationError
+from privmix.training.manifest import Manifest, Part
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.topology import parts_served, plan_shards, shards_served
 from tests.support.manifests import adapter, manifest
 
 MODEL = Path("/models/base")

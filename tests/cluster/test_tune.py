@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from privmix.cluster.configuration import Configuration
-from privmix.services.budget.reader import read
-from privmix.services.training.corpus import Document
-from privmix.services.training.directory import SALT
-from privmix.services.training.manifest import Manifest
-from privmix.services.training.marks import Marks
+from privmix.budget.reader import read
+from privmix.training.corpus import Document
+from privmix.training.directory import SALT
+from privmix.training.manifest import Manifest
+from privmix.training.marks import Marks
+from privmix_cluster.configuration import Configuration
 from tests.support.cli import privmix
 from tests.tiny import write_tiny_model
 

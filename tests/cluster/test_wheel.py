@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from privmix.services.foundation.errors import EXTRAS
+from privmix.foundation.errors import EXTRAS
 from tests.distributions import closure
 from tests.running import configure, running
 from tests.support.imports import EXTRA_OF, extra_of, foreign, modules
@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # setuptools would put files of earlier builds in the repository into the wheel
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in (".packages", "cluster", "services"):
+    for name in ("cluster", "services"):
         shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.batches.records import File
-from privmix.services.batches.store import BatchStore
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.verification import verify
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import KeysError
-from privmix.services.keys.records import Share
+from privmix.batches.records import File
+from privmix.batches.store import BatchStore
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.verification import verify
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import KeysError
+from privmix.keys.records import Share
 from tests.k8s.manifests import K8S, Manifests
 from tests.key_store import RequestStore
 from tests.postgresql import Server

@@ -14,10 +14,10 @@ import yaml
 from jsonschema import Draft202012Validator
 from ray.serve.schema import ServeDeploySchema
 
-from privmix.cluster.configuration import Configuration
-from privmix.cluster.secret_files import SECRETS
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.budget.metrics import STATES
+from privmix.batches.settings import BatchSettings
+from privmix.budget.metrics import STATES
+from privmix_cluster.configuration import Configuration
+from privmix_cluster.secret_files import SECRETS
 from tests.k8s.manifests import K8S, Manifest, Manifests, render
 
 KUBERNETES = "1.34"
@@ -29,7 +29,7 @@ PART_OF = {"app.kubernetes.io/part-of": "privmix"}
 HTTP = 8000
 SETTINGS = tuple(f"PRIVMIX_{name.upper().replace('.', '__')}" for name in SECRETS)
 """The beginnings of the variables that hold secrets or name their files."""
-SERVICES = K8S.parent / "services"
+SERVICES = K8S.parent / "services" / "privmix"
 METRIC = re.compile(r"ray_privmix_\w+")
 DEFINITION = re.compile(r"(Counter|Gauge|Histogram)\(\s*\"(privmix_\w+)\"")
 
@@ -115,11 +115,11 @@ def test_kuberays_schema_refuses_mistakes(
 def test_serve_accepts_its_configuration(manifests: Manifests) -> None:
     serve = ServeDeploySchema.model_validate(manifests.serve_config())
     assert serve.http_options.port == HTTP
-    assert [item.import_path for item in serve.applications] == ["privmix.cluster.application:build"]
+    assert [item.import_path for item in serve.applications] == ["privmix_cluster.application:build"]
 
 
 def head_of(manifests: Manifests) -> Manifest:
-    """Returns the head's pod, which runs the actors with secrets (`privmix.services.foundation.actors.HEAD`)."""
+    """Returns the head's pod, which runs the actors with secrets (`privmix.foundation.actors.HEAD`)."""
     spec: Manifest = manifests.pods()[0]["spec"]
     return spec
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation import compiled
+from privmix.foundation import compiled
 from tests.ensembles import write_adapters
 
 TEXT = (

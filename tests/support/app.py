@@ -5,13 +5,13 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.ensembles.records import ServedEnsemble
-from privmix.services.gateway.app import build_app
-from privmix.services.keys.records import Secret
-from privmix.services.requests.models import Models
-from privmix.services.requests.settings import RequestSettings
-from privmix.services.training import public_model
+from privmix.batches.settings import BatchSettings
+from privmix.ensembles.records import ServedEnsemble
+from privmix.gateway.app import build_app
+from privmix.keys.records import Secret
+from privmix.requests.models import Models
+from privmix.requests.settings import RequestSettings
+from privmix.training import public_model
 from tests.served import served
 
 NOBODY = "a-namespace-without-actors"

@@ -2,8 +2,8 @@
 
 import time
 
-from privmix.services.batches.records import Batch, File, LineResponse, LineResult, new_id
-from privmix.services.batches.store import BatchStore
+from privmix.batches.records import Batch, File, LineResponse, LineResult, new_id
+from privmix.batches.store import BatchStore
 
 TEXT = b'{"prompt": "Wilhelmina"}'
 MAX_COUNT, MAX_FILES, DAY_S = 1000, 10, 86_400

@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from privmix.services.requests.responses.schema import ResponsesRequest
-from privmix.services.requests.schema import ChatRequest, CompletionRequest
+from privmix.requests.responses.schema import ResponsesRequest
+from privmix.requests.schema import ChatRequest, CompletionRequest
 
 MARK = "Wilhelmina"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from typer.testing import CliRunner, Result
 
-from privmix.cluster.cli import app
+from privmix_cluster.cli import app
 
 TERMINAL = {"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from mpmath import expm1, log, log1p, mp, mpf
 
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.privacy.events import Event
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.privacy.events import Event
 
 
 def exact_epsilon(terms: PrivacyBudget, spent: Mapping[Event, int]) -> mpf:

@@ -12,13 +12,15 @@ ROOT = Path(__file__).parents[2]
 @cache
 def modules() -> Mapping[str, Path]:
     """Returns all modules of the installed packages by name. A package has the name of its folder."""
-    files = [file for folder in ("services", "cluster") for file in (ROOT / folder).rglob("*.py")]
-    names = (".".join(("privmix", *file.relative_to(ROOT).with_suffix("").parts)) for file in files)
-    return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
+    found = {}
+    for root in (ROOT / "services", ROOT / "cluster"):
+        for file in root.glob("privmix*/**/*.py"):
+            found[".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = file
+    return found
 
 
 def is_own(name: str) -> bool:
-    return name.partition(".")[0] in ("privmix", "tests")
+    return name.partition(".")[0] in ("privmix", "privmix_cluster", "tests")
 
 
 def imported(module: str) -> Iterator[str]:
@@ -34,13 +36,13 @@ def imported(module: str) -> Iterator[str]:
 
 
 EXTRA_OF: Mapping[str, str] = {
-    "privmix.services.engine": "cpu",
-    "privmix.services.database.limited_connection": "postgresql",
-    "privmix.services.training.demo": "demo",
-    "privmix.services.laboratory": "lab",
-    "privmix.services.laboratory.heads": "heads",
-    "privmix.cluster.work.plan": "lab",
-    "privmix.cluster.work.tune": "lab",
+    "privmix.engine": "cpu",
+    "privmix.database.limited_connection": "postgresql",
+    "privmix.training.demo": "demo",
+    "privmix.laboratory": "lab",
+    "privmix.laboratory.heads": "heads",
+    "privmix_cluster.work.plan": "lab",
+    "privmix_cluster.work.tune": "lab",
 }
 """The extra whose packages a module, or every module of a package, may import. The longest name counts."""
 

@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from privmix.services.generation.card import write_card
-from privmix.services.generation.client import Sampling, ServiceClient
-from privmix.services.generation.job import JobRequest, Progress, opened
-from privmix.services.generation.template import items
+from privmix.generation.card import write_card
+from privmix.generation.client import Sampling, ServiceClient
+from privmix.generation.job import JobRequest, Progress, opened
+from privmix.generation.template import items
 
 TEMPLATE = "Label: {label}"
 TOKENS = 20

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from privmix.services.training.manifest import Adapter, Manifest, Part
+from privmix.training.manifest import Adapter, Manifest, Part
 
 DIGEST = "0" * 64
 

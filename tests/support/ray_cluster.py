@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from privmix.services.foundation.ray_session import with_few_processes
+from privmix.foundation.ray_session import with_few_processes
 
 
 @contextmanager

@@ -7,14 +7,14 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.budget.actor import NAME
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.fleet.shard_map import PartGroup, ShardMap
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.settings import Settings
-from privmix.services.training.manifest import Manifest
+from privmix.budget.actor import NAME
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
+from privmix.coordinator.messages import Delta, Generation
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.settings import Settings
+from privmix.training.manifest import Manifest
 from tests.services.coordinator.actors import NAMESPACE, open_budget
 
 PARTS = 2

@@ -10,15 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from privmix.services.budget.actor import NAME
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from privmix.services.coordinator.messages import Delta
-from privmix.services.engine.engine import ComingRow, EngineSettings, Request
-from privmix.services.fleet.shard_map import PartGroup, ShardMap
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.shards.reducer import Reduced, Reduction, Weighed
-from privmix.services.shards.shard import Shard, StepKey
+from privmix.budget.actor import NAME
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
+from privmix.coordinator.messages import Delta
+from privmix.engine.engine import ComingRow, EngineSettings, Request
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.privacy.protocol import Protocol
+from privmix.shards.reducer import Reduced, Reduction, Weighed
+from privmix.shards.shard import Shard, StepKey
 from tests.services.coordinator.actors import NAMESPACE, open_budget
 
 Operation = tuple[Any, ...]

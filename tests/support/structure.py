@@ -13,12 +13,12 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from privmix.services.structure import grammar
-from privmix.services.structure.compiler import Compiler, limits_of
-from privmix.services.structure.matcher import Matcher
-from privmix.services.structure.trials import TrialLimits, Trials
-from privmix.services.structure.vocabulary import Vocabulary
-from privmix.services.training.public_model import resolve
+from privmix.structure import grammar
+from privmix.structure.compiler import Compiler, limits_of
+from privmix.structure.matcher import Matcher
+from privmix.structure.trials import TrialLimits, Trials
+from privmix.structure.vocabulary import Vocabulary
+from privmix.training.public_model import resolve
 
 TICKET: dict[str, Any] = {
     "type": "object",

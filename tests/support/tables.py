@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from privmix.services.laboratory.heads.table import Table
+from privmix.laboratory.heads.table import Table
 
 
 def generated(rows: int = 600, users: int | None = None) -> Table:

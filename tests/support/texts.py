@@ -7,8 +7,8 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer
 
-from privmix.services.coordinator.text import Detokenizer, TextStream
-from privmix.services.training import public_model
+from privmix.coordinator.text import Detokenizer, TextStream
+from privmix.training import public_model
 
 TEXTS = (
     "The clinic opens at nine, and closes at five.",

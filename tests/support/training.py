@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privmix.services.training.corpus import Corpus, Document
-from privmix.services.training.options import TrainingOptions
-from privmix.services.training.partition import part_of
-from privmix.services.training.plan import Trained, run_training
-from privmix.services.training.train import plan
+from privmix.training.corpus import Corpus, Document
+from privmix.training.options import TrainingOptions
+from privmix.training.partition import part_of
+from privmix.training.plan import Trained, run_training
+from privmix.training.train import plan
 
 SALT = bytes(range(32))
 PARTS = 4

@@ -5,13 +5,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmix.services.alerts.alert import Alert
-from privmix.services.alerts.conditions import Conditions, EnsembleState
-from privmix.services.budget.statement import Statement
-from privmix.services.database.clock import now
-from privmix.services.keys.records import Key, KeyAccount, Share, ShareAccount, ShareUsage
-from privmix.services.keys.traffic import Traffic, TrafficReport
-from privmix.services.requests.status import ShardReport
+from privmix.alerts.alert import Alert
+from privmix.alerts.conditions import Conditions, EnsembleState
+from privmix.budget.statement import Statement
+from privmix.database.clock import now
+from privmix.keys.records import Key, KeyAccount, Share, ShareAccount, ShareUsage
+from privmix.keys.traffic import Traffic, TrafficReport
+from privmix.requests.status import ShardReport
 
 THRESHOLDS = (0.5, 0.8)
 

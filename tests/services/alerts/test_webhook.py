@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from privmix.services.alerts import webhook
-from privmix.services.alerts.alert import Alert
-from privmix.services.alerts.outbox import Outbox
-from privmix.services.alerts.webhook import Webhook, signature
-from privmix.services.database.service import ServiceDatabase
+from privmix.alerts import webhook
+from privmix.alerts.alert import Alert
+from privmix.alerts.outbox import Outbox
+from privmix.alerts.webhook import Webhook, signature
+from privmix.database.service import ServiceDatabase
 from tests.services.alerts.receiver import Receiver, receiving
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +73,7 @@ async def test_a_failed_delivery_is_retried_without_logging_the_url(
     receiver.statuses = [503, 429, 502]
     hook = Webhook(SecretStr(f"{receiver.url}?token=hunter2"), None, outbox)
     outbox.put([alert(1), alert(2)], {}, [hook.receiver])
-    with caplog.at_level(logging.DEBUG, "privmix.services.alerts"):
+    with caplog.at_level(logging.DEBUG, "privmix.alerts"):
         delivering = asyncio.create_task(hook.deliver())
         await asyncio.to_thread(receiver.wait_for, 2)
         delivering.cancel()

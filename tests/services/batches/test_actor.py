@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.batches import actor
-from privmix.services.batches.actor import Batches
-from privmix.services.batches.records import Batch, BatchRequest
-from privmix.services.batches.runner import RunningBatch
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.batches.store import BatchStore, OpenBatch
-from privmix.services.database import deadline
-from privmix.services.foundation.errors import BatchesError, KeysUnavailable
-from privmix.services.requests.settings import RequestSettings
-from privmix.services.training import public_model
+from privmix.batches import actor
+from privmix.batches.actor import Batches
+from privmix.batches.records import Batch, BatchRequest
+from privmix.batches.runner import RunningBatch
+from privmix.batches.settings import BatchSettings
+from privmix.batches.store import BatchStore, OpenBatch
+from privmix.database import deadline
+from privmix.foundation.errors import BatchesError, KeysUnavailable
+from privmix.requests.settings import RequestSettings
+from privmix.training import public_model
 from tests.served import served
 
 pytestmark = pytest.mark.anyio

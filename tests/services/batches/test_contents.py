@@ -10,15 +10,15 @@ import pytest
 from alembic import command
 from sqlalchemy import Connection, text
 
-from privmix.services.batches import store as batches_store
-from privmix.services.batches.contents import Contents, DirectoryContents, ObjectContents, contents_at, default_place
-from privmix.services.batches.records import Batch, File, new_id
-from privmix.services.batches.store import DELETING, Answered, BatchStore, OpenBatch
-from privmix.services.database.database import Database
-from privmix.services.database.service import _KEYS, ServiceDatabase, migrations
-from privmix.services.foundation.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
-from privmix.services.keys.move import move_keys
-from privmix.services.keys.store import KeyStore
+from privmix.batches import store as batches_store
+from privmix.batches.contents import Contents, DirectoryContents, ObjectContents, contents_at, default_place
+from privmix.batches.records import Batch, File, new_id
+from privmix.batches.store import DELETING, Answered, BatchStore, OpenBatch
+from privmix.database.database import Database
+from privmix.database.service import _KEYS, ServiceDatabase, migrations
+from privmix.foundation.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
+from privmix.keys.move import move_keys
+from privmix.keys.store import KeyStore
 from tests.support.batches import begin, put, result
 
 DAY_S = 86_400

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmix.services.batches.lines import MAX_ERRORS, model_of, read_lines
+from privmix.batches.lines import MAX_ERRORS, model_of, read_lines
 
 ENDPOINT = "/v1/completions"
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from privmix.services.batches import runner
-from privmix.services.batches.lines import Line
-from privmix.services.batches.records import Batch, File, LineResponse, LineResult, new_id
-from privmix.services.batches.runner import Runner, RunningBatch, _AnswerLostError
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.batches.store import Answered, BatchStore
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import FilesUnavailable
-from privmix.services.requests.errors import ApiError, unavailable
+from privmix.batches import runner
+from privmix.batches.lines import Line
+from privmix.batches.records import Batch, File, LineResponse, LineResult, new_id
+from privmix.batches.runner import Runner, RunningBatch, _AnswerLostError
+from privmix.batches.settings import BatchSettings
+from privmix.batches.store import Answered, BatchStore
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import FilesUnavailable
+from privmix.requests.errors import ApiError, unavailable
 
 pytestmark = pytest.mark.anyio
 

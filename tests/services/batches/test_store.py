@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from privmix.services.batches.records import Batch, LineResult
-from privmix.services.batches.runner import _durably
-from privmix.services.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import BatchesError, NotStored
+from privmix.batches.records import Batch, LineResult
+from privmix.batches.runner import _durably
+from privmix.batches.store import Answered, BatchStore, LeaseLost, OpenBatch
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import BatchesError, NotStored
 from tests.postgresql import Server
 from tests.support.batches import DAY_S, HOLDER, TEXT, begin, put, result
 
@@ -154,7 +154,7 @@ async def test_a_batch_continues_although_processes_of_its_database_hang(
     postgresql: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It used to wait for them for ever. Only the processes of earlier connections hang, so a new connection works."""
-    monkeypatch.setattr("privmix.services.database.limited_connection.SILENCE_S", 2.0)
+    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
     store = BatchStore(ServiceDatabase(url := postgresql.database()), str(tmp_path / "files"))
     batch = begin(store)
     with postgresql.hanging_sessions(url):

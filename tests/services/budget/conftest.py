@@ -13,12 +13,12 @@ import ray
 from hypothesis import settings
 from ray.actor import ActorHandle
 
-from privmix.services.budget.actor import start
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.privacy.events import Event
+from privmix.budget.actor import start
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 from tests.support.ray_cluster import ray_cluster

@@ -1,6 +1,6 @@
 """Events of different costs: a budget of epsilon 8, delta 1e-5, order 8 covers 208, 872 and 463 tokens of them."""
 
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.privacy.protocols.pmixed import RatioEvent
 
 COARSE = RatioEvent(parts=8, q=0.25, radius=0.4)
 FINE = RatioEvent(parts=8, q=0.25, radius=0.2)

@@ -4,8 +4,8 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from typing import Any
 
-from privmix.services.budget.state import Balance
-from privmix.services.privacy.events import Event
+from privmix.budget.state import Balance
+from privmix.privacy.events import Event
 
 
 class GrantLog:

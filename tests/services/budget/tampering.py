@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from privmix.services.budget.chain import LedgerRow, link
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import rows
-from privmix.services.budget.store.schema import ledger_table
+from privmix.budget.chain import LedgerRow, link
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import rows
+from privmix.budget.store.schema import ledger_table
 
 
 def tamper(path: Path, statement: str) -> None:

@@ -11,28 +11,28 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmix.services.budget.accounts import NO_ACCOUNTS, Accounts
-from privmix.services.budget.actor import start
-from privmix.services.budget.anchor import DirectoryAnchor
-from privmix.services.budget.client import BudgetClient
-from privmix.services.budget.export import export
-from privmix.services.budget.filter import UNLIMITED
-from privmix.services.budget.ledger import CHECKPOINT_ROWS, Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import statement
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.errors import (
+from privmix.budget.accounts import NO_ACCOUNTS, Accounts
+from privmix.budget.actor import start
+from privmix.budget.anchor import DirectoryAnchor
+from privmix.budget.client import BudgetClient
+from privmix.budget.export import export
+from privmix.budget.filter import UNLIMITED
+from privmix.budget.ledger import CHECKPOINT_ROWS, Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.statement import statement
+from privmix.budget.verification import verify
+from privmix.foundation.errors import (
     LeaseRefused,
     LedgerCorrupt,
     LedgerError,
     LedgerMismatch,
     LedgerRolledBack,
 )
-from privmix.services.laboratory.evaluation.in_memory import InMemoryBudget
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
+from privmix.laboratory.evaluation.in_memory import InMemoryBudget
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
 from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.tampering import tamper
 
@@ -161,7 +161,7 @@ def test_new_parts_begin_with_a_full_account_and_others_go_on_with_what_is_left(
 def test_a_checkpoint_an_export_and_a_move_keep_the_accounts(
     ledger: Ledger, place: str, terms: PrivacyBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.services.budget.ledger.CHECKPOINT_ROWS", 6)
+    monkeypatch.setattr("privmix.budget.ledger.CHECKPOINT_ROWS", 6)
     assert CHECKPOINT_ROWS > 6
     for number in range(10):
         grant = ledger.lease(EVENT, 4, str(number), PARTS)

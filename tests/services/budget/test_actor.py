@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import ray
 
-from privmix.services.budget.actor import NAME, start
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import Statement
-from privmix.services.foundation.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
+from privmix.budget.actor import NAME, start
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.statement import Statement
+from privmix.foundation.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
 from tests.services.budget.conftest import ALLOWANCE, NAMESPACE, Allowance
 from tests.services.budget.events import COARSE, FINE
 

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from privmix.services.budget.anchor import Anchor, ChainEnd, DatabaseAnchor, DirectoryAnchor, ObjectAnchor, anchor_at
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import check, read
-from privmix.services.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, verified_ledger_id
-from privmix.services.foundation.errors import (
+from privmix.budget.anchor import Anchor, ChainEnd, DatabaseAnchor, DirectoryAnchor, ObjectAnchor, anchor_at
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import check, read
+from privmix.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, verified_ledger_id
+from privmix.foundation.errors import (
     LeaseRefused,
     LedgerForeign,
     LedgerMismatch,
@@ -24,7 +24,7 @@ from privmix.services.foundation.errors import (
     LedgerUnavailable,
     LedgerUnknown,
 )
-from privmix.services.privacy.protocols.submix import SubMixEvent
+from privmix.privacy.protocols.submix import SubMixEvent
 from tests.postgresql import Server
 from tests.services.budget.conftest import anchor_place
 from tests.services.budget.events import COARSE, FINE

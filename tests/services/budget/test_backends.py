@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.database import database
-from privmix.services.database.backend import Backend
-from privmix.services.database.sqlite import SQLite
-from privmix.services.foundation.errors import LedgerForeign
+from privmix.budget.ledger import Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.database import database
+from privmix.database.backend import Backend
+from privmix.database.sqlite import SQLite
+from privmix.foundation.errors import LedgerForeign
 from tests.services.budget.events import COARSE
 
 

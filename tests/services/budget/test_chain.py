@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmix.services.budget.chain import GENESIS, LedgerRow, link, verified
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import LedgerCorrupt
+from privmix.budget.chain import GENESIS, LedgerRow, link, verified
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import LedgerCorrupt
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper
 

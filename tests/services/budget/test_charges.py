@@ -10,17 +10,17 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmix.services.budget.actor import start
-from privmix.services.budget.client import BudgetClient
-from privmix.services.budget.filter import NO_LOSSES, Filter, Losses
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import Statement, statement
-from privmix.services.foundation.errors import LeaseRefused
-from privmix.services.privacy import accounting
-from privmix.services.privacy.protocols.gnmax import GNMaxEvent
-from privmix.services.privacy.protocols.submix import SubMixEvent
+from privmix.budget.actor import start
+from privmix.budget.client import BudgetClient
+from privmix.budget.filter import NO_LOSSES, Filter, Losses
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.statement import Statement, statement
+from privmix.foundation.errors import LeaseRefused
+from privmix.privacy import accounting
+from privmix.privacy.protocols.gnmax import GNMaxEvent
+from privmix.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.conftest import NAMESPACE, known
 from tests.services.budget.events import COARSE
 

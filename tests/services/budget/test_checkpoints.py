@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from privmix.services.budget import state
-from privmix.services.budget.chain import LedgerRow, link
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import FREE_LEASE, Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read, replay
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import every_row, last_checkpoint
-from privmix.services.budget.store.schema import ledger_table
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.errors import Fenced, LeaseRefused, LedgerCorrupt
-from privmix.services.privacy.protocols.ensemble import EnsembleEvent
-from privmix.services.privacy.protocols.submix import SubMixEvent
+from privmix.budget import state
+from privmix.budget.chain import LedgerRow, link
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import FREE_LEASE, Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read, replay
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import every_row, last_checkpoint
+from privmix.budget.store.schema import ledger_table
+from privmix.budget.verification import verify
+from privmix.foundation.errors import Fenced, LeaseRefused, LedgerCorrupt
+from privmix.privacy.protocols.ensemble import EnsembleEvent
+from privmix.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import tamper
 
@@ -33,7 +33,7 @@ SUBMIX = SubMixEvent(parts=2, order=8.0, beta=0.01)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privmix.services.budget.ledger.CHECKPOINT_ROWS", EVERY)
+    monkeypatch.setattr("privmix.budget.ledger.CHECKPOINT_ROWS", EVERY)
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.anchor import anchor_at
-from privmix.services.budget.claim import Claim, key_of
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.receipt import FILE, Receipt, anchors_of, begin, verified_ledger_id
-from privmix.services.foundation.errors import LedgerRolledBack, LedgerUnknown
+from privmix.budget.anchor import anchor_at
+from privmix.budget.claim import Claim, key_of
+from privmix.budget.ledger import Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.receipt import FILE, Receipt, anchors_of, begin, verified_ledger_id
+from privmix.foundation.errors import LedgerRolledBack, LedgerUnknown
 from tests.services.budget.conftest import die_at_creation
 from tests.services.budget.events import COARSE
 

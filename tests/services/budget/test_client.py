@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import ray
 
-from privmix.services.budget.client import STEPS_AHEAD, BudgetClient
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import Fenced
-from privmix.services.privacy.events import Event
+from privmix.budget.client import STEPS_AHEAD, BudgetClient
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import Fenced
+from privmix.privacy.events import Event
 from tests.services.budget.conftest import ALLOWANCE, Allowance
 from tests.services.budget.events import COARSE, FINE
 

@@ -27,11 +27,11 @@ import pytest
 from rich.console import Console
 from rich.progress import track
 
-from privmix.services.budget.anchor import ChainEnd, DirectoryAnchor
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import every_row
+from privmix.budget.anchor import ChainEnd, DirectoryAnchor
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import every_row
 from tests.disks import Clock, Disk, mounted, unavailable
 from tests.postgresql import Server, running
 from tests.services.budget import writers

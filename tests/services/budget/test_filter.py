@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mpf
 
-from privmix.services.budget.filter import UNLIMITED, Filter, cost
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.events import Accountant, Event, Orders
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.budget.filter import UNLIMITED, Filter, cost
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.privacy import accounting
+from privmix.privacy.accounting import planning
+from privmix.privacy.events import Accountant, Event, Orders
+from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, EVENTS, FINE
 from tests.support.epsilons import exact_epsilon
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.accounts import Grains
-from privmix.services.budget.anchor import Anchor, ChainEnd, DirectoryAnchor
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import LeaseRefused, LedgerMismatch
-from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.budget.accounts import Grains
+from privmix.budget.anchor import Anchor, ChainEnd, DirectoryAnchor
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import LeaseRefused, LedgerMismatch
+from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 from tests.services.budget.events import COARSE
 
 PARTS, FEW = 8, 3

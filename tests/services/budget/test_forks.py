@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.anchor import Anchor, ChainEnd, is_same, present
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import every_row
-from privmix.services.foundation.errors import LeaseRefused, LedgerError, LedgerRolledBack
+from privmix.budget.anchor import Anchor, ChainEnd, is_same, present
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import every_row
+from privmix.foundation.errors import LeaseRefused, LedgerError, LedgerRolledBack
 from tests.services.budget.events import COARSE
 
 TOKENS = 4

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from privmix.services.budget.actor import start
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.foundation.errors import Fenced, LedgerUnavailable
+from privmix.budget.actor import start
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.foundation.errors import Fenced, LedgerUnavailable
 from tests.postgresql import Server
 from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.events import COARSE

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from privmix.services.budget.joint_guarantee import joint_guarantee
-from privmix.services.budget.statement import Statement
+from privmix.budget.joint_guarantee import joint_guarantee
+from privmix.budget.statement import Statement
 
 
 def stated(epsilon: float | None, delta: float, **changes: Any) -> Statement:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.joint_guarantee import joint_guarantee
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.records import Leased
-from privmix.services.budget.statement import statement
-from privmix.services.foundation.errors import Fenced, LeaseRefused, LedgerForeign, LedgerMismatch, LedgerMissing
-from privmix.services.privacy.protocols.pmixed import RatioEvent
+from privmix.budget.filter import Filter
+from privmix.budget.joint_guarantee import joint_guarantee
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.records import Leased
+from privmix.budget.statement import statement
+from privmix.foundation.errors import Fenced, LeaseRefused, LedgerForeign, LedgerMismatch, LedgerMissing
+from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append

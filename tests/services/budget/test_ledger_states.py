@@ -19,11 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import Fenced, LeaseRefused
-from privmix.services.privacy.events import Event
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import Fenced, LeaseRefused
+from privmix.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import EVENTS
 from tests.support.epsilons import exact_epsilon

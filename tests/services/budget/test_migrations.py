@@ -5,12 +5,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.schema import REVISION_TABLE, ledger_table
-from privmix.services.foundation.errors import LedgerForeign, LedgerMismatch
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.schema import REVISION_TABLE, ledger_table
+from privmix.foundation.errors import LedgerForeign, LedgerMismatch
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, inspect
 
-from privmix.services.budget.chain import LedgerRow
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read, replay_whole
-from privmix.services.budget.state import Balance, LedgerState
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import every_row
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.errors import (
+from privmix.budget.chain import LedgerRow
+from privmix.budget.ledger import Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read, replay_whole
+from privmix.budget.state import Balance, LedgerState
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import every_row
+from privmix.budget.verification import verify
+from privmix.foundation.errors import (
     LedgerCorrupt,
     LedgerError,
     LedgerExists,
@@ -114,8 +114,8 @@ def test_a_copy_that_takes_longer_than_a_charge_is_completed(
         time.sleep(2)
         return replay_whole(connection)
 
-    monkeypatch.setattr("privmix.services.database.postgresql.IDLE_TIMEOUT", "1s")
-    monkeypatch.setattr("privmix.services.budget.move.replay_whole", replay_slowly)
+    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "1s")
+    monkeypatch.setattr("privmix.budget.move.replay_whole", replay_slowly)
     assert move(source, target).charged == {COARSE: 10}
     assert not can_be_written(source, terms)
 

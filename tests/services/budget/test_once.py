@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.filter import UNLIMITED, Filter
-from privmix.services.budget.ledger import FREE_LEASE, Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import statement
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.services.privacy.protocols.pmixed import RatioEvent
-from privmix.services.privacy.protocols.public import PublicEvent
+from privmix.budget.filter import UNLIMITED, Filter
+from privmix.budget.ledger import FREE_LEASE, Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.statement import statement
+from privmix.privacy.events import Event
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.privacy.protocols.pmixed import RatioEvent
+from privmix.privacy.protocols.public import PublicEvent
 from tests.services.budget.conftest import known
 
 DELTA = 1e-5

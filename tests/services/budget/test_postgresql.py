@@ -13,13 +13,13 @@ import psycopg
 import pytest
 import ray
 
-from privmix.services.budget.actor import start
-from privmix.services.budget.anchor import DirectoryAnchor
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.foundation.errors import (
+from privmix.budget.actor import start
+from privmix.budget.anchor import DirectoryAnchor
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.store.database import LedgerDatabase
+from privmix.foundation.errors import (
     LedgerCorrupt,
     LedgerError,
     LedgerForeign,
@@ -162,7 +162,7 @@ def test_a_server_killed_at_any_moment_keeps_every_grant(frail: Server, roomy: P
 def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
     frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.services.database.limited_connection.SILENCE_S", 2.0)
+    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
     url = frail.database()
     ledger = Ledger.create(f"{url}&connect_timeout=2", terms)
     ledger.lease(COARSE, 10)
@@ -178,8 +178,8 @@ def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
 def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_standby_has_it(
     frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.services.database.limited_connection.SILENCE_S", 1.0)
-    monkeypatch.setattr("privmix.services.database.postgresql.LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 1.0)
+    monkeypatch.setattr("privmix.database.postgresql.LOCK_TIMEOUT", "100ms")
     url = frail.database()
     ledger = Ledger.create(url, terms)
     with frail.connect(url) as connection, frail.awaiting_a_standby():
@@ -240,7 +240,7 @@ def test_the_actor_and_its_database_survive_each_others_crash(
 def test_a_ledger_locked_by_another_writer_is_unavailable(
     ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.services.database.postgresql.LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr("privmix.database.postgresql.LOCK_TIMEOUT", "50ms")
     with LedgerDatabase(url, "write").transaction():
         with pytest.raises(LedgerUnavailable, match="another writer has locked it"):
             ledger.lease(COARSE, 1)
@@ -249,7 +249,7 @@ def test_a_ledger_locked_by_another_writer_is_unavailable(
 
 
 def test_the_lock_of_a_silent_writer_expires(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privmix.services.database.postgresql.IDLE_TIMEOUT", "100ms")
+    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "100ms")
     silent = LedgerDatabase(url, "write")
     with pytest.raises(LedgerUnavailable), silent.transaction() as connection:
         assert ledger.lease(COARSE, 1).count == 1

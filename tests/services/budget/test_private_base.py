@@ -7,19 +7,19 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.recomputation import recompute
-from privmix.services.budget.statement import statement
-from privmix.services.foundation.errors import LedgerMismatch
-from privmix.services.privacy import accounting
-from privmix.services.privacy.events import Accountant
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.protocols.pmixed import PMixedSettings
-from privmix.services.privacy.settings import Settings
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.recomputation import recompute
+from privmix.budget.statement import statement
+from privmix.foundation.errors import LedgerMismatch
+from privmix.privacy import accounting
+from privmix.privacy.events import Accountant
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings
+from privmix.privacy.settings import Settings
 
 DELTA = 1e-5
 TOKENS = 1024

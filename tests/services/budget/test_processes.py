@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import LedgerUnavailable
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import LedgerUnavailable
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE
 from tests.services.budget.grant_log import GrantLog

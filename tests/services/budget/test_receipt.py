@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget import receipt
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
-from privmix.services.foundation.errors import (
+from privmix.budget import receipt
+from privmix.budget.ledger import Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
+from privmix.foundation.errors import (
     LedgerForeign,
     LedgerMismatch,
     LedgerMissing,

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert
 
-from privmix.services.budget.chain import LedgerRow, link
-from privmix.services.budget.export import export
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.records import Leased, Settled
-from privmix.services.budget.signing import SigningKey
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.store.rows import every_row
-from privmix.services.budget.store.schema import ledger_table
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.errors import InputError, LedgerUnsigned
+from privmix.budget.chain import LedgerRow, link
+from privmix.budget.export import export
+from privmix.budget.ledger import Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.records import Leased, Settled
+from privmix.budget.signing import SigningKey
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import every_row
+from privmix.budget.store.schema import ledger_table
+from privmix.budget.verification import verify
+from privmix.foundation.errors import InputError, LedgerUnsigned
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper
 

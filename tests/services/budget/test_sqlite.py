@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import LedgerCorrupt, LedgerForeign, LedgerMissing, LedgerUnavailable
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import LedgerCorrupt, LedgerForeign, LedgerMissing, LedgerUnavailable
 from tests.services.budget.events import COARSE
 
 
@@ -109,7 +109,7 @@ def test_file_names_may_have_special_characters(tmp_path: Path, terms: PrivacyBu
 def test_a_ledger_locked_by_another_writer_is_unavailable(
     ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.services.database.sqlite.BUSY_TIMEOUT", 0.05)
+    monkeypatch.setattr("privmix.database.sqlite.BUSY_TIMEOUT", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailable, match="another process has locked it"):

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.state import Balance
-from privmix.services.budget.statement import OperatorStatement, Statement, statement
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import composition
-from privmix.services.privacy.protocols.ensemble import EnsembleEvent
-from privmix.services.privacy.protocols.pmixed import PublishedEvent
+from privmix.budget.filter import Filter
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.state import Balance
+from privmix.budget.statement import OperatorStatement, Statement, statement
+from privmix.privacy import accounting
+from privmix.privacy.accounting import composition
+from privmix.privacy.protocols.ensemble import EnsembleEvent
+from privmix.privacy.protocols.pmixed import PublishedEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 

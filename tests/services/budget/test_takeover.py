@@ -4,14 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from privmix.services.budget import ledger as module
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.records import Epoch
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.errors import Fenced
+from privmix.budget import ledger as module
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.records import Epoch
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.verification import verify
+from privmix.foundation.errors import Fenced
 from tests.services.budget.events import COARSE
 
 

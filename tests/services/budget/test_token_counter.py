@@ -10,23 +10,23 @@ import pytest
 from scipy.optimize import bisect
 from scipy.stats import binom
 
-from privmix.services.budget.filter import Filter, counted
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.statement import statement
-from privmix.services.budget.token_counter import TokenCounter
-from privmix.services.foundation.errors import LedgerMismatch
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import counting
-from privmix.services.privacy.accounting.channel import WorstCaseRatios
-from privmix.services.privacy.events import Accountant, Event
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.protocols.gnmax import GNMaxSettings
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixedSettings, RatioEvent
-from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from privmix.services.privacy.settings import Settings
+from privmix.budget.filter import Filter, counted
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.statement import statement
+from privmix.budget.token_counter import TokenCounter
+from privmix.foundation.errors import LedgerMismatch
+from privmix.privacy import accounting
+from privmix.privacy.accounting import counting
+from privmix.privacy.accounting.channel import WorstCaseRatios
+from privmix.privacy.events import Accountant, Event
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.gnmax import GNMaxSettings
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings, RatioEvent
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.privacy.settings import Settings
 
 DELTA = 1e-5
 EARLIER = Accountant(4.0)  # of ledgers that were planned by Rényi divergences

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import pytest
 from sqlalchemy import Connection
 
-from privmix.services.budget import client as budget_client
-from privmix.services.budget.client import BudgetClient
-from privmix.services.budget.ledger import Grant, Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.foundation.errors import LedgerUnavailable
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.protocols.individual import IndividualSettings
+from privmix.budget import client as budget_client
+from privmix.budget.client import BudgetClient
+from privmix.budget.ledger import Grant, Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.foundation.errors import LedgerUnavailable
+from privmix.privacy.events import Event
+from privmix.privacy.protocols.individual import IndividualSettings
 from tests.services.budget.events import COARSE, FINE
 
 pytestmark = pytest.mark.anyio

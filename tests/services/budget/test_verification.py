@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget import verification
-from privmix.services.budget.export import export
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.verification import verify
-from privmix.services.foundation.errors import LedgerCorrupt
-from privmix.services.foundation.progress import Display
+from privmix.budget import verification
+from privmix.budget.export import export
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.verification import verify
+from privmix.foundation.errors import LedgerCorrupt
+from privmix.foundation.progress import Display
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import tamper
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privmix.services.budget.ledger.CHECKPOINT_ROWS", 5)
+    monkeypatch.setattr("privmix.budget.ledger.CHECKPOINT_ROWS", 5)
     monkeypatch.setattr(verification, "SEGMENT_ROWS", 10)
 
 

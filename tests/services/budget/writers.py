@@ -12,16 +12,16 @@ from uuid import uuid4
 from sqlalchemy import Connection as DatabaseConnection
 from sqlalchemy import Engine, event
 
-from privmix.services.budget import ledger as ledger_module
-from privmix.services.budget.anchor import ChainEnd, DirectoryAnchor
-from privmix.services.budget.ledger import Grant, Ledger
-from privmix.services.budget.move import move
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.budget.receipt import LedgerCreation, anchors_of, begin
-from privmix.services.database import limited_connection, postgresql
-from privmix.services.foundation.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
-from privmix.services.foundation.files import write_atomically
+from privmix.budget import ledger as ledger_module
+from privmix.budget.anchor import ChainEnd, DirectoryAnchor
+from privmix.budget.ledger import Grant, Ledger
+from privmix.budget.move import move
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.budget.receipt import LedgerCreation, anchors_of, begin
+from privmix.database import limited_connection, postgresql
+from privmix.foundation.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
+from privmix.foundation.files import write_atomically
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534

@@ -9,8 +9,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from privmix.services.budget.actor import NAME, Budget
-from privmix.services.budget.privacy_budget import PrivacyBudget
+from privmix.budget.actor import NAME, Budget
+from privmix.budget.privacy_budget import PrivacyBudget
 
 NAMESPACE = "coordinators"
 """The namespace of all actors of these tests."""

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.coordinator.arithmetic import Arithmetic
-from privmix.services.coordinator.raw_rows import RawRows
-from privmix.services.coordinator.step import Step
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.coordinator.arithmetic import Arithmetic
+from privmix.coordinator.raw_rows import RawRows
+from privmix.coordinator.step import Step
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
 
 VOCABULARY = 1000
 DRAWN = (2, 1, 0, 3, 1, 1)

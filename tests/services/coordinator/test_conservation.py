@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.coordinator import coordinator as coordinating
-from privmix.services.coordinator.coordinator import Coordinator
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.step import PartlySampled
-from privmix.services.foundation.errors import CoordinatorUnavailable
-from privmix.services.laboratory.audit.worlds.offline import HeldHere, offline
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.structure import grammar
-from privmix.services.training import public_model
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator import coordinator as coordinating
+from privmix.coordinator.coordinator import Coordinator
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.step import PartlySampled
+from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.laboratory.audit.worlds.offline import HeldHere, offline
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.structure import grammar
+from privmix.training import public_model
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import ray
 
-from privmix.cluster.configuration import Configuration
-from privmix.cluster.promise import promise
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import statement
-from privmix.services.coordinator.messages import Delta
-from privmix.services.engine.engine import EngineSettings
-from privmix.services.privacy.settings import Settings
-from privmix.services.shards.shard import ShardActor
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.dp_sgd import plan
-from privmix.services.training.manifest import Manifest
-from privmix.services.training.options import DP_SGD_TRAINING, DpSgdOptions
-from privmix.services.training.plan import run_training
+from privmix.budget.reader import read
+from privmix.budget.statement import statement
+from privmix.coordinator.messages import Delta
+from privmix.engine.engine import EngineSettings
+from privmix.privacy.settings import Settings
+from privmix.shards.shard import ShardActor
+from privmix.training.corpus import Corpus
+from privmix.training.dp_sgd import plan
+from privmix.training.manifest import Manifest
+from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions
+from privmix.training.plan import run_training
+from privmix_cluster.configuration import Configuration
+from privmix_cluster.promise import promise
 from tests.services.coordinator.actors import end
 from tests.support.served_protocols import coordinating, generate
 from tests.tiny import write_tiny_model

@@ -1,7 +1,7 @@
 """Claim: draws are made ahead, one per token, and a repeated step uses the draws of the first attempt."""
 
-from privmix.services.coordinator.draws import AHEAD, DrawQueue
-from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.coordinator.draws import AHEAD, DrawQueue
+from privmix.privacy.protocols.pmixed import PMixed
 
 
 def test_upcoming_draws_are_used_in_order() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.sequence import LiveSequence
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.structure import grammar
-from privmix.services.structure.compiler import begun
-from privmix.services.structure.errors import StructureError
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.sequence import LiveSequence
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.structure import grammar
+from privmix.structure.compiler import begun
+from privmix.structure.errors import StructureError
 from tests.services.structure.schemas import described, random_schema
 from tests.support.structure import tokens_of, vocabulary
 from tests.support.texts import smollm

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privmix.services.coordinator import group
-from privmix.services.coordinator.copies import ShardCopies
-from privmix.services.coordinator.group import Group
-from privmix.services.coordinator.held_weights import HeldWeights, weigh
-from privmix.services.coordinator.step import PartlySampled, Step
-from privmix.services.fleet.shard_map import PartGroup
-from privmix.services.foundation.errors import CoordinatorUnavailable
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.shards.reducer import Weighed
+from privmix.coordinator import group
+from privmix.coordinator.copies import ShardCopies
+from privmix.coordinator.group import Group
+from privmix.coordinator.held_weights import HeldWeights, weigh
+from privmix.coordinator.step import PartlySampled, Step
+from privmix.fleet.shard_map import PartGroup
+from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.reducer import Weighed
 
 PATIENCE_S = 0.05
 TOTAL = 1000

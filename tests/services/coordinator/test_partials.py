@@ -15,25 +15,25 @@ import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
-from privmix.services.coordinator import group, partial_sums, raw_rows
-from privmix.services.coordinator.arithmetic import Arithmetic
-from privmix.services.coordinator.copies import ShardCopies
-from privmix.services.coordinator.ensemble import ShardedEnsemble
-from privmix.services.coordinator.group import Group
-from privmix.services.coordinator.held_weights import HeldWeights, weigh
-from privmix.services.coordinator.partial_sums import PartialSums
-from privmix.services.coordinator.pending_release import PendingRelease
-from privmix.services.coordinator.raw_rows import RawRows
-from privmix.services.coordinator.step import Step
-from privmix.services.engine.engine import EngineSettings, Request
-from privmix.services.fleet.shard_map import PartGroup, ShardMap
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.individual import WHOLE, IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.privacy.sampling import categorical
-from privmix.services.shards.shard import LostStepError, Shard
+from privmix.coordinator import group, partial_sums, raw_rows
+from privmix.coordinator.arithmetic import Arithmetic
+from privmix.coordinator.copies import ShardCopies
+from privmix.coordinator.ensemble import ShardedEnsemble
+from privmix.coordinator.group import Group
+from privmix.coordinator.held_weights import HeldWeights, weigh
+from privmix.coordinator.partial_sums import PartialSums
+from privmix.coordinator.pending_release import PendingRelease
+from privmix.coordinator.raw_rows import RawRows
+from privmix.coordinator.step import Step
+from privmix.engine.engine import EngineSettings, Request
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.sampling import categorical
+from privmix.shards.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 

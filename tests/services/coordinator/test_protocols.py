@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.reader import read
-from privmix.services.budget.statement import statement
-from privmix.services.coordinator.messages import Delta
-from privmix.services.engine.engine import EngineSettings
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.shards.shard import ShardActor
-from privmix.services.training.manifest import Manifest
+from privmix.budget.reader import read
+from privmix.budget.statement import statement
+from privmix.coordinator.messages import Delta
+from privmix.engine.engine import EngineSettings
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.shards.shard import ShardActor
+from privmix.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 from tests.services.coordinator.actors import end
 from tests.support.served_protocols import PARTS, TOKENS, coordinating, generate

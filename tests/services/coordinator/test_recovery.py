@@ -3,8 +3,8 @@
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
 
-from privmix.services.coordinator.recovery import is_temporary
-from privmix.services.foundation.errors import (
+from privmix.coordinator.recovery import is_temporary
+from privmix.foundation.errors import (
     CoordinatorUnavailable,
     Fenced,
     LeaseRefused,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from privmix.services.engine.engine import PUBLIC, EngineSettings, Request, create
-from privmix.services.privacy.mollifiers.projection import Projection
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.privacy.sampling.categorical import quantise
+from privmix.engine.engine import PUBLIC, EngineSettings, Request, create
+from privmix.privacy.mollifiers.projection import Projection
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.sampling.categorical import quantise
 
 CASES = (
     (0.05, SamplingOptions()),

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.sequence import LiveSequence
-from privmix.services.coordinator.text import Detokenizer
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.sequence import LiveSequence
+from privmix.coordinator.text import Detokenizer
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.support.texts import TEXTS, ids, smollm, word_start, word_start_tokenizer
 
 STOPS = ((), ("nine, and",), ("\U0001f469‍\U0001f467", "closes at five."), ("首都", "�"))

@@ -12,18 +12,18 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.budget.reader import read
-from privmix.services.coordinator.arithmetic import Arithmetic
-from privmix.services.coordinator.coordinator import MAX_LOST, Coordinator
-from privmix.services.coordinator.draws import AHEAD
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.partial_sums import PartialSums
-from privmix.services.engine.engine import EngineSettings, Request
-from privmix.services.foundation.errors import CoordinatorUnavailable
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.shards.reducer import Reduction
-from privmix.services.shards.shard import LostStepError, Shard, ShardActor, StepKey
+from privmix.budget.reader import read
+from privmix.coordinator.arithmetic import Arithmetic
+from privmix.coordinator.coordinator import MAX_LOST, Coordinator
+from privmix.coordinator.draws import AHEAD
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.partial_sums import PartialSums
+from privmix.engine.engine import EngineSettings, Request
+from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.reducer import Reduction
+from privmix.shards.shard import LostStepError, Shard, ShardActor, StepKey
 from tests.ensembles import write_adapters
 from tests.services.coordinator.actors import end
 from tests.support.steps import Operation, RecordingShard, coordinating, reasons, shard_map, until_ended

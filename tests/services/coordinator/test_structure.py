@@ -12,15 +12,15 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.budget.reader import read
-from privmix.services.coordinator.coordinator import Coordinator
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.sequence import LiveSequence
-from privmix.services.engine.engine import EngineSettings
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.structure import grammar
-from privmix.services.structure.errors import StructureError
+from privmix.budget.reader import read
+from privmix.coordinator.coordinator import Coordinator
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.sequence import LiveSequence
+from privmix.engine.engine import EngineSettings
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.structure import grammar
+from privmix.structure.errors import StructureError
 from tests.ensembles import write_adapters
 from tests.services.coordinator.actors import end
 from tests.support.steps import RecordingShard, coordinating, reasons, shard_map

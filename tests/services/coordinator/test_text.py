@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from privmix.services.coordinator.text import Detokenizer, TextStream
+from privmix.coordinator.text import Detokenizer, TextStream
 from tests.support.texts import TEXTS, deltas, ids, smollm, smollm_tokenizer, streamed, word_start, word_start_tokenizer
 
 

@@ -11,14 +11,14 @@ from typing import Protocol
 import pytest
 from sqlalchemy import Connection
 
-from privmix.services.budget.anchor import ChainEnd, DatabaseAnchor
-from privmix.services.budget.store.database import LedgerDatabase
-from privmix.services.database.backend import Access
-from privmix.services.database.limited_connection import COPY_SILENCE_S, SILENCE_S
-from privmix.services.database.postgresql import COPY_TIMEOUT, LOCK_TIMEOUT, STATEMENT_TIMEOUT
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import DatabaseUnavailable, KeysUnavailable, LedgerUnavailable
-from privmix.services.keys.store import KeyStore
+from privmix.budget.anchor import ChainEnd, DatabaseAnchor
+from privmix.budget.store.database import LedgerDatabase
+from privmix.database.backend import Access
+from privmix.database.limited_connection import COPY_SILENCE_S, SILENCE_S
+from privmix.database.postgresql import COPY_TIMEOUT, LOCK_TIMEOUT, STATEMENT_TIMEOUT
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import DatabaseUnavailable, KeysUnavailable, LedgerUnavailable
+from privmix.keys.store import KeyStore
 from tests.postgresql import Server
 
 
@@ -59,7 +59,7 @@ def test_a_lock_of_another_writer_is_not_awaited_for_ever(
     content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database: Opened = OPEN[content](url := postgresql.database())
-    monkeypatch.setattr("privmix.services.database.postgresql.LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr("privmix.database.postgresql.LOCK_TIMEOUT", "50ms")
     other: Opened = OPEN[content](url)
     with (
         database.transaction(),
@@ -74,7 +74,7 @@ def test_a_lock_of_another_writer_is_not_awaited_for_ever(
 def test_the_lock_of_a_silent_writer_expires(content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     url = postgresql.database()
     OPEN[content](url)
-    monkeypatch.setattr("privmix.services.database.postgresql.IDLE_TIMEOUT", "1s")
+    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "1s")
     database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
     with pytest.raises(UNAVAILABLE), database.transaction() as connection:
         time.sleep(2.5)
@@ -92,7 +92,7 @@ def test_a_server_process_that_hangs_is_given_up(
     content: str, operation: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection stays open and the kernel acknowledges what is sent, so that no TCP timeout ends it."""
-    monkeypatch.setattr("privmix.services.database.limited_connection.SILENCE_S", 2.0)
+    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
     OPEN[content](url := postgresql.database())
     database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
     with ExitStack() as hanging, pytest.raises(UNAVAILABLE, match="silent"), database.transaction() as connection:
@@ -107,7 +107,7 @@ def test_a_statement_that_is_too_slow_ends_at_the_server(
     content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     OPEN[content](url := postgresql.database())
-    monkeypatch.setattr("privmix.services.database.postgresql.STATEMENT_TIMEOUT", "1s")
+    monkeypatch.setattr("privmix.database.postgresql.STATEMENT_TIMEOUT", "1s")
     database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
     with pytest.raises(UNAVAILABLE, match="overloaded; try again"), database.transaction() as connection:
         connection.exec_driver_sql("SELECT pg_sleep(30)")
@@ -131,7 +131,7 @@ def test_a_copy_may_take_longer_than_a_charge(
         "postgresql.IDLE_TIMEOUT": "1s",
     }
     for name, limit in limits.items():
-        monkeypatch.setattr(f"privmix.services.database.{name}", limit)
+        monkeypatch.setattr(f"privmix.database.{name}", limit)
     database = LedgerDatabase(postgresql.database(), access)
     with database.transaction() as connection:
         connection.exec_driver_sql("SELECT pg_sleep(3)")
@@ -143,7 +143,7 @@ def test_a_copy_may_take_longer_than_a_charge(
 def test_a_copy_from_a_server_process_that_hangs_is_given_up(
     access: Access, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.services.database.limited_connection.COPY_SILENCE_S", 2.0)
+    monkeypatch.setattr("privmix.database.limited_connection.COPY_SILENCE_S", 2.0)
     url = postgresql.database()
     with (
         ExitStack() as hanging,
@@ -156,8 +156,8 @@ def test_a_copy_from_a_server_process_that_hangs_is_given_up(
 
 def test_an_anchor_is_written_with_the_limits_of_a_charge(postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every grant waits for it."""
-    monkeypatch.setattr("privmix.services.database.limited_connection.SILENCE_S", 2.0)
-    monkeypatch.setattr("privmix.services.database.postgresql.IDLE_TIMEOUT", "1s")
+    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
+    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "1s")
     first, second = (ChainEnd(ledger="a", rows=rows, head="0" * 64) for rows in (1, 2))
     anchor = DatabaseAnchor(url := postgresql.database())
     assert anchor.read("a") is None

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.platforms import current_platform
 
-from privmix.services.engine import step_graph
-from privmix.services.engine.reader_rows import ReaderRows
-from privmix.services.foundation import compiled
+from privmix.engine import step_graph
+from privmix.engine.reader_rows import ReaderRows
+from privmix.foundation import compiled
 
 REFUSED = frozenset(
     {

@@ -15,9 +15,9 @@ import torch
 from typing_extensions import override
 from vllm.distributed.parallel_state import get_tp_group
 
-from privmix.services.engine import vllm_engine
-from privmix.services.engine.cpu_reader_worker import CPUReaderModelRunner, CPUReaderWorker
-from privmix.services.engine.engine import PUBLIC, EngineSettings, Request
+from privmix.engine import vllm_engine
+from privmix.engine.cpu_reader_worker import CPUReaderModelRunner, CPUReaderWorker
+from privmix.engine.engine import PUBLIC, EngineSettings, Request
 
 
 class ApartRunner(CPUReaderModelRunner):

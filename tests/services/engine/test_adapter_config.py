@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from privmix.services.engine.adapter_config import AdapterConfig, first_layer, read_adapter_configs
-from privmix.services.engine.engine import EngineSettings, create
+from privmix.engine.adapter_config import AdapterConfig, first_layer, read_adapter_configs
+from privmix.engine.engine import EngineSettings, create
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
-from privmix.services.engine.engine import PUBLIC, EngineSettings, Request, create
+from privmix.engine.engine import PUBLIC, EngineSettings, Request, create
 
 if sys.argv[2] == "refused":
     torch.cpu._init_amx = lambda: False

@@ -17,11 +17,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from privmix.services.engine import PartKind
-from privmix.services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
-from privmix.services.engine.part_text import read_text, text_files
-from privmix.services.engine.reader_attention import PublicCache
-from privmix.services.foundation.files import write_files
+from privmix.engine import PartKind
+from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
+from privmix.engine.part_text import read_text, text_files
+from privmix.engine.reader_attention import PublicCache
+from privmix.foundation.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
 from tests.tiny import write_tiny_llama
@@ -114,7 +114,7 @@ def engine(request: pytest.FixtureRequest, models: dict[str, Path], parts_of: Pa
     )
     with pytest.MonkeyPatch.context() as patch:
         if apart:
-            patch.setattr("privmix.services.engine.reader_rows.ReaderRows._runs_together", False)
+            patch.setattr("privmix.engine.reader_rows.ReaderRows._runs_together", False)
         yield from _created(settings, model, dtype, parts)
 
 

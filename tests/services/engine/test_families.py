@@ -22,11 +22,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
-from privmix.services.engine.part_text import text_files
-from privmix.services.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
-from privmix.services.engine.step_graph import StepGraphs, StepShape
-from privmix.services.foundation.files import write_files
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
+from privmix.engine.part_text import text_files
+from privmix.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
+from privmix.engine.step_graph import StepGraphs, StepShape
+from privmix.foundation.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import capture_on_a_cpu
 from tests.tiny import write_mixture_of_experts
@@ -112,7 +112,7 @@ def test_rows_of_a_mixture_of_experts_have_their_experts(
         write_files(tmp_path / name, text_files(np.array(tokens, np.int32), 128))
     adapters = {name: tmp_path / name for name in ("first", "second")}
     settings = EngineSettings(model, "vllm", "float32", 128, cache_gib=1, part_kind="text", adapters=adapters)
-    monkeypatch.setattr("privmix.services.engine.reader_rows.ReaderRows._runs_together", together)
+    monkeypatch.setattr("privmix.engine.reader_rows.ReaderRows._runs_together", together)
     check_same_rows(settings)
 
 

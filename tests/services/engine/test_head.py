@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
-from privmix.services.engine.vllm_engine import _head_dtype
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
+from privmix.engine.vllm_engine import _head_dtype
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from privmix.services.engine import light_imports
-from privmix.services.engine.light_imports import MISSING, NAMED, UNUSED
+from privmix.engine import light_imports
+from privmix.engine.light_imports import MISSING, NAMED, UNUSED
 from tests.tiny import write_tiny_llama
 
 pytest.importorskip("vllm")
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="on a GPU
 IMPORTED = """
 import importlib, sys
 from pathlib import Path
-from privmix.services.engine.light_imports import NAMED
-import privmix.services.engine.vllm_engine
-from privmix.services.engine.engine import EngineSettings, create
+from privmix.engine.light_imports import NAMED
+import privmix.engine.vllm_engine
+from privmix.engine.engine import EngineSettings, create
 engine = create(EngineSettings(Path(sys.argv[1]), "vllm", "float32", 128, cache_gib=1))
 print(*sys.modules)
 for name, member in NAMED.items():
@@ -69,6 +69,6 @@ def test_an_engine_imports_nothing_that_it_never_uses(tmp_path: Path) -> None:
     command = [sys.executable, "-c", IMPORTED, str(model)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = set(listed.stdout.split())
-    assert {"privmix.services.engine.cpu_reader_worker", "vllm.model_executor.models.llama", "transformers"} <= imported
+    assert {"privmix.engine.cpu_reader_worker", "vllm.model_executor.models.llama", "transformers"} <= imported
     unused = {"scipy", "sklearn", "pandas", "openai", "compressed_tensors", "vllm.parser", "vllm.renderers.hf"}
     assert not {*MISSING, *NAMED, *unused} & imported

@@ -13,12 +13,12 @@ from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
-from privmix.services.engine import lora_on_cpu, vllm_engine
-from privmix.services.engine.adapter_config import slot_bytes
-from privmix.services.engine.adapter_slots import AdapterSlots
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
-from privmix.services.engine.reader_rows import ReaderRows
-from privmix.services.engine.vllm_engine import VllmEngine
+from privmix.engine import lora_on_cpu, vllm_engine
+from privmix.engine.adapter_config import slot_bytes
+from privmix.engine.adapter_slots import AdapterSlots
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
+from privmix.engine.reader_rows import ReaderRows
+from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_llama
 

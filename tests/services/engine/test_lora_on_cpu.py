@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
-from privmix.services.engine.lora_on_cpu import SOURCE, RowPunicaWrapper, compact
-from privmix.services.foundation import compiled
+from privmix.engine.lora_on_cpu import SOURCE, RowPunicaWrapper, compact
+from privmix.foundation import compiled
 
 SLOTS, RANK, INPUTS, WIDTHS = 5, 3, 16, (8, 4, 4)
 MERGED = ["layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"]

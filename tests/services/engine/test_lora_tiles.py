@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmix.services.engine.lora_tiles import height_of, tiles_for, write_tiles
+from privmix.engine.lora_tiles import height_of, tiles_for, write_tiles
 
 pytest.importorskip("triton")
 
@@ -47,7 +47,7 @@ def test_tiles_have_one_height_where_rows_must_have_the_same_bits_in_each_batch(
 
 CHECK = """
 import numpy as np, torch
-from privmix.services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
+from privmix.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
 
 def check(sequences, readers, slots, inputs, widths, rank, drawn):
     generator = np.random.default_rng(0)

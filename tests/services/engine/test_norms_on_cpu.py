@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="the extra `vllm` is not installed")
 from vllm import ir
 from vllm.platforms import current_platform
 
-from privmix.services.engine import norms_on_cpu
+from privmix.engine import norms_on_cpu
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="a GPU has norms of its own")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.engine.engine import PUBLIC, AdapterFiles, EngineSettings, create
-from privmix.services.engine.part_text import read_text, read_texts, text_files
-from privmix.services.foundation.files import write_files
-from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.engine.engine import PUBLIC, AdapterFiles, EngineSettings, create
+from privmix.engine.part_text import read_text, read_texts, text_files
+from privmix.foundation.files import write_files
+from privmix.laboratory.evaluation.adapted_model import AdaptedModel
 from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
 from tests.tiny import write_tiny_model

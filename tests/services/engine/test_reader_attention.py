@@ -24,10 +24,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from privmix.services.engine.engine import PUBLIC
-from privmix.services.engine.reader_attention import TARGETS, PublicCache, check_reader, record, record_text
-from privmix.services.engine.switching import using
-from privmix.services.foundation.errors import ReaderError
+from privmix.engine.engine import PUBLIC
+from privmix.engine.reader_attention import TARGETS, PublicCache, check_reader, record, record_text
+from privmix.engine.switching import using
+from privmix.foundation.errors import ReaderError
 from tests.services.engine.masked import after_text
 
 SMALL: dict[str, Any] = {

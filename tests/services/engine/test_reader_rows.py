@@ -13,10 +13,10 @@ import pytest
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from privmix.services.engine import reader_rows
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-from privmix.services.engine.reader_rows import ReaderRows
-from privmix.services.engine.vllm_engine import VllmEngine
+from privmix.engine import reader_rows
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from privmix.engine.reader_rows import ReaderRows
+from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_llama
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from privmix.cluster.configuration import EngineSection
-from privmix.services.engine import ENGINES
-from privmix.services.engine.engine import PUBLIC, ComingRow, Engine, EngineSettings, Request, create
+from privmix.engine import ENGINES
+from privmix.engine.engine import PUBLIC, ComingRow, Engine, EngineSettings, Request, create
+from privmix_cluster.configuration import EngineSection
 
 
 class Uniform(Engine):
@@ -27,8 +27,8 @@ class Uniform(Engine):
 
 
 def test_a_new_engine_is_configured_and_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privmix.services.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
-    monkeypatch.setattr("privmix.services.engine.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
+    monkeypatch.setattr("privmix.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
+    monkeypatch.setattr("privmix.engine.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
     kind = EngineSection(kind="uniform").kind
     engine = create(EngineSettings(Path("no-model"), kind, context_length=8))
     assert engine.next_token([Request("a", (1, 2), (PUBLIC,))]).exp().tolist() == [[0.25] * 4]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.engine import vllm_engine
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-from privmix.services.engine.step_graph import StepGraphs, StepShape
-from privmix.services.engine.vllm_engine import VllmEngine
+from privmix.engine import vllm_engine
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from privmix.engine.step_graph import StepGraphs, StepShape
+from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import FakeGraph, capture_on_a_cpu
 from tests.tiny import write_tiny_llama

@@ -31,13 +31,13 @@ from transformers import (
 
 pytest.importorskip("vllm")
 
-from privmix.services.engine import PartKind, lora_on_cpu, vllm_engine
-from privmix.services.engine.adapter_config import slot_bytes
-from privmix.services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
-from privmix.services.engine.part_text import text_files
-from privmix.services.engine.tensor_parallel import RankLostError
-from privmix.services.foundation.files import write_files
-from privmix.services.shards.shard import ShardActor
+from privmix.engine import PartKind, lora_on_cpu, vllm_engine
+from privmix.engine.adapter_config import slot_bytes
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
+from privmix.engine.part_text import text_files
+from privmix.engine.tensor_parallel import RankLostError
+from privmix.foundation.files import write_files
+from privmix.shards.shard import ShardActor
 from tests.ensembles import write_adapters
 from tests.services.engine import ranks
 from tests.support.ray_cluster import ray_cluster

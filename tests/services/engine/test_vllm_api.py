@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import privmix.services.engine
-from privmix.services.engine.reader_rows import ReaderRows
+import privmix.engine
+from privmix.engine.reader_rows import ReaderRows
 from tests.services.engine.vllm_api import USED, differences, installed
 
 pytest.importorskip("vllm")
@@ -38,7 +38,7 @@ def test_a_change_is_found(tmp_path: Path) -> None:
 def test_the_table_has_every_name_that_the_engine_imports_or_overrides() -> None:
     known = {part for names in USED.values() for name in names for part in name.split(".")}
     imported = set()
-    for path in Path(privmix.services.engine.__file__).parent.glob("*.py"):
+    for path in Path(privmix.engine.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("vllm"):
                 imported |= {name.name for name in node.names}

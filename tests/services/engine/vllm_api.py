@@ -1,8 +1,8 @@
-"""Writes the signatures of vLLM that `services/engine` uses: `python -m tests.services.engine.vllm_api`.
+"""Writes the signatures of vLLM that `services/privmix/engine` uses: `python -m tests.services.engine.vllm_api`.
 
 It reads vLLM's source and imports none of it, so it reads the files that only a GPU runs too, and the source of another
 build: `python -m tests.services.engine.vllm_api DIRECTORY` prints the names whose signatures differ there. After an
-upgrade, review each difference against `services/engine`, then write the table again.
+upgrade, review each difference against `services/privmix/engine`, then write the table again.
 """
 
 import ast

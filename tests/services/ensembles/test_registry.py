@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from privmix.services.ensembles.actor import Ensembles
-from privmix.services.ensembles.records import ServedEnsemble
-from privmix.services.ensembles.registry import HEARTBEAT_TIMEOUT_S, Registry
-from privmix.services.foundation.errors import EnsemblesError
+from privmix.ensembles.actor import Ensembles
+from privmix.ensembles.records import ServedEnsemble
+from privmix.ensembles.registry import HEARTBEAT_TIMEOUT_S, Registry
+from privmix.foundation.errors import EnsemblesError
 from tests.served import served
 
 

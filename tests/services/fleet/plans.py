@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from privmix.services.engine.engine import EngineSettings
-from privmix.services.fleet.plan import ShardPlan
-from privmix.services.privacy.protocols.pmixed import PMixedSettings
+from privmix.engine.engine import EngineSettings
+from privmix.fleet.plan import ShardPlan
+from privmix.privacy.protocols.pmixed import PMixedSettings
 
 SETTINGS = PMixedSettings(tokens=5000, q=0.5)
 

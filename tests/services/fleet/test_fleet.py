@@ -14,18 +14,18 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.budget import actor as budget
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.fleet.fleet import FleetActor, FleetSettings
-from privmix.services.fleet.plan import ShardPlan
-from privmix.services.fleet.shard_map import PartGroup, ShardMap
-from privmix.services.fleet.size import FleetSize
-from privmix.services.foundation.errors import FleetError
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.budget import actor as budget
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from privmix.coordinator.messages import Delta, Generation
+from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.fleet.plan import ShardPlan
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.fleet.size import FleetSize
+from privmix.foundation.errors import FleetError
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster

@@ -15,8 +15,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.cluster_utils import Cluster
 
-from privmix.services.fleet.fleet import FleetActor, FleetSettings
-from privmix.services.fleet.shard_map import ShardMap
+from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.fleet.shard_map import ShardMap
 from tests.services.fleet.plans import SETTINGS, plans
 
 PATIENCE_S = 180.0

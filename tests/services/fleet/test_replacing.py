@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import ray
 
-from privmix.services.budget import actor as budget
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.fleet.fleet import FleetActor, FleetSettings
-from privmix.services.foundation.errors import CoordinatorUnavailable
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
+from privmix.budget import actor as budget
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
+from privmix.coordinator.messages import Delta, Generation
+from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster

@@ -2,8 +2,8 @@
 
 import pytest
 
-from privmix.services.fleet.fleet import FleetSettings
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.fleet.fleet import FleetSettings
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
 from tests.services.fleet.plans import SETTINGS
 
 

@@ -8,8 +8,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.fleet.fleet import Fleet, FleetSettings
-from privmix.services.fleet.plan import ShardPlan
+from privmix.fleet.fleet import Fleet, FleetSettings
+from privmix.fleet.plan import ShardPlan
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.fleet.size import FleetSize
-from privmix.services.foundation.errors import KeysUnavailable
+from privmix.fleet.size import FleetSize
+from privmix.foundation.errors import KeysUnavailable
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation import compiled
-from privmix.services.privacy.mollifiers import rows
+from privmix.foundation import compiled
+from privmix.privacy.mollifiers import rows
 
 
 def test_a_machine_without_a_compiler_says_so_once(
@@ -32,7 +32,7 @@ def test_a_machine_without_a_compiler_says_so_once(
 def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
     """This includes the files that a killed build leaves."""
     program = (
-        "from privmix.services.foundation import compiled; from privmix.services.privacy.mollifiers import rows; "
+        "from privmix.foundation import compiled; from privmix.privacy.mollifiers import rows; "
         "print(compiled.operators(rows.SOURCE).shape_parts)"
     )
     environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.cpus import available_cpus
+from privmix.foundation.cpus import available_cpus
 
 
 @pytest.mark.parametrize(

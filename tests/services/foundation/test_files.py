@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from privmix.services.foundation.json_lines import load_lines, write_lines
+from privmix.foundation.json_lines import load_lines, write_lines
 
 
 def test_rows_are_loaded_as_they_were_written(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.foundation.json_lines import read_lines
+from privmix.foundation.errors import InputError
+from privmix.foundation.json_lines import read_lines
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import ray
 
-from privmix.services.budget import actor as budget
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.privacy.protocols.pmixed import RatioEvent
-from privmix.services.privacy.protocols.submix import SubMixEvent
+from privmix.budget import actor as budget
+from privmix.budget.filter import Filter
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.privacy.protocols.pmixed import RatioEvent
+from privmix.privacy.protocols.submix import SubMixEvent
 from tests.running import free_port
 from tests.support.ray_cluster import ray_cluster
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from privmix.services.foundation.errors import LedgerUnavailable
-from privmix.services.foundation.periodic import periodically
+from privmix.foundation.errors import LedgerUnavailable
+from privmix.foundation.periodic import periodically
 
 
 def test_an_error_ends_one_round_and_the_log_names_its_type(caplog: pytest.LogCaptureFixture) -> None:

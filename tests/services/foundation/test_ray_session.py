@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import ray
 
-from privmix.services.foundation import ray_session
+from privmix.foundation import ray_session
 
 STARTED = """
 import os, subprocess, sys
 import psutil, ray
-from privmix.services.foundation.ray_session import secure
+from privmix.foundation.ray_session import secure
 
 secure(None)
 ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
@@ -46,7 +46,7 @@ for mode in ("", "disabled"):
 JOINS = """
 import sys
 import ray
-from privmix.services.foundation.ray_session import secure
+from privmix.foundation.ray_session import secure
 
 secure(sys.argv[1])
 ray.init(sys.argv[1], log_to_driver=False)
@@ -57,8 +57,9 @@ print("found", ray.get(ray.get_actor("named", "n").answer.remote()))
 @pytest.mark.slow
 def test_a_cluster_of_ones_own_listens_on_loopback_and_asks_for_its_token(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    packages = Path(__file__).parents[3] / ".packages"
-    home = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(packages)}
+    root = Path(__file__).parents[3]
+    packages = f"{root / 'services'}{os.pathsep}{root / 'cluster'}"
+    home = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": packages}
     ran = subprocess.run(
         [sys.executable, "-c", STARTED, JOINS],
         env={**environment, **home},

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from privmix.services.foundation.retrying import pauses, repeated, repeated_in_thread
+from privmix.foundation.retrying import pauses, repeated, repeated_in_thread
 
 
 class Failing:

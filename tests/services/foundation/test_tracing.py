@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from privmix.services.foundation import tracing
+from privmix.foundation import tracing
 from tests.ensembles import write_ensemble
 from tests.running import configure, running
 
@@ -29,7 +29,7 @@ def run(script: str, **environment: str) -> str:
     """What a process of its own prints, whose traces the environment turns on."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     return subprocess.run(
-        [sys.executable, "-c", f"from privmix.services.foundation import tracing\n{script}"],
+        [sys.executable, "-c", f"from privmix.foundation import tracing\n{script}"],
         env={**inherited, **environment},
         capture_output=True,
         text=True,

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.services.requests.models import PromptTokenizer, prompts_of
-from privmix.services.training import public_model
+from privmix.requests.models import PromptTokenizer, prompts_of
+from privmix.training import public_model
 from tests.support.app import MakeClient, app_client
 
 

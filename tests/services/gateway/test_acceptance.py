@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.models import PromptTokenizer
-from privmix.services.requests.preparation import COMPLETION_TOKENS, answer_length
-from privmix.services.requests.schema import (
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.models import PromptTokenizer
+from privmix.requests.preparation import COMPLETION_TOKENS, answer_length
+from privmix.requests.schema import (
     ChatRequest,
     CompletionRequest,
     Fallbacks,
@@ -17,7 +17,7 @@ from privmix.services.requests.schema import (
     GenerationRequest,
     Message,
 )
-from privmix.services.requests.settings import RequestSettings
+from privmix.requests.settings import RequestSettings
 from tests.support.app import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}

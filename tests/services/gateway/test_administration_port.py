@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.gateway import app
-from privmix.services.requests.keys import KeyService
+from privmix.batches.settings import BatchSettings
+from privmix.gateway import app
+from privmix.requests.keys import KeyService
 from tests.support.app import MakeClient
 
 KEY = {"authorization": "Bearer one"}

@@ -14,11 +14,11 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.database.service import ServiceDatabase, default_database
-from privmix.services.gateway.batches import BatchRoutes
-from privmix.services.keys.records import Share
-from privmix.services.keys.store import KeyStore
+from privmix.batches.settings import BatchSettings
+from privmix.database.service import ServiceDatabase, default_database
+from privmix.gateway.batches import BatchRoutes
+from privmix.keys.records import Share
+from privmix.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
 from tests.support.app import MakeClient, app_client
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from privmix.services.gateway.app import BODIES
-from privmix.services.gateway.batches import NewBatch
-from privmix.services.requests.errors import from_validation
-from privmix.services.requests.responses.schema import ResponsesRequest
-from privmix.services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.gateway.app import BODIES
+from privmix.gateway.batches import NewBatch
+from privmix.requests.errors import from_validation
+from privmix.requests.responses.schema import ResponsesRequest
+from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SIZE = 1 << 20
 MODEL = {"model": "privmix"}

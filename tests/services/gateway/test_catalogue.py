@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.services.requests.admission import HEARTBEAT, kept_alive
-from privmix.services.requests.errors import ApiError, unavailable
-from privmix.services.requests.responses.schema import ResponsesRequest
-from privmix.services.requests.schema import ChatRequest, CompletionRequest
+from privmix.requests.admission import HEARTBEAT, kept_alive
+from privmix.requests.errors import ApiError, unavailable
+from privmix.requests.responses.schema import ResponsesRequest
+from privmix.requests.schema import ChatRequest, CompletionRequest
 from tests.support.app import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]

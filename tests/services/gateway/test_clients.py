@@ -26,7 +26,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from privmix.services.training import public_model
+from privmix.training import public_model
 from tests.running import RunningService, free_port
 
 # Long, because the environment is installed from the package index.

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.services.budget.statement import AccountsStatement
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.gateway.console import ConsoleRoutes
-from privmix.services.keys.messages import Identity
-from privmix.services.keys.records import SCOPES
-from privmix.services.keys.store import KeyStore
-from privmix.services.requests.errors import unavailable
+from privmix.budget.statement import AccountsStatement
+from privmix.database.service import ServiceDatabase
+from privmix.gateway.console import ConsoleRoutes
+from privmix.keys.messages import Identity
+from privmix.keys.records import SCOPES
+from privmix.keys.store import KeyStore
+from privmix.requests.errors import unavailable
 from tests.browser import page, until
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running

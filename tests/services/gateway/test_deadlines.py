@@ -13,22 +13,22 @@ import pytest
 from ray.exceptions import RayTaskError
 from starlette.requests import Request
 
-from privmix.services.batches.settings import BatchSettings
-from privmix.services.database import deadline
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import KeysError
-from privmix.services.gateway import batches as batch_routes
-from privmix.services.gateway.administration import AdministrationRoutes
-from privmix.services.keys import actor as keys_actor
-from privmix.services.keys.actor import Keys
-from privmix.services.keys.messages import AdmissionLimits, Admitted, RateStates
-from privmix.services.keys.records import SCOPES
-from privmix.services.keys.store import KeyStore
-from privmix.services.requests import keys as request_keys
-from privmix.services.requests import preparation
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.keys import ANONYMOUS, KeyService
-from privmix.services.requests.status import Status
+from privmix.batches.settings import BatchSettings
+from privmix.database import deadline
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import KeysError
+from privmix.gateway import batches as batch_routes
+from privmix.gateway.administration import AdministrationRoutes
+from privmix.keys import actor as keys_actor
+from privmix.keys.actor import Keys
+from privmix.keys.messages import AdmissionLimits, Admitted, RateStates
+from privmix.keys.records import SCOPES
+from privmix.keys.store import KeyStore
+from privmix.requests import keys as request_keys
+from privmix.requests import preparation
+from privmix.requests.errors import ApiError
+from privmix.requests.keys import ANONYMOUS, KeyService
+from privmix.requests.status import Status
 from tests.support.app import MakeClient, app_client
 
 ANSWER_S = 0.2

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from privmix.services.coordinator.messages import Generation
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.keys.actor import IDENTITY_AGE_S
-from privmix.services.keys.messages import RateState, RateStates, Refused
-from privmix.services.keys.store import KeyStore
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.admission import divide_tokens
-from privmix.services.requests.coordinator_client import CoordinatorClient
-from privmix.services.requests.errors import unavailable
-from privmix.services.requests.refusals import rate_headers, refusal
-from privmix.services.structure.trials import Trials, Tried
+from privmix.coordinator.messages import Generation
+from privmix.database.service import ServiceDatabase
+from privmix.keys.actor import IDENTITY_AGE_S
+from privmix.keys.messages import RateState, RateStates, Refused
+from privmix.keys.store import KeyStore
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.admission import divide_tokens
+from privmix.requests.coordinator_client import CoordinatorClient
+from privmix.requests.errors import unavailable
+from privmix.requests.refusals import rate_headers, refusal
+from privmix.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.support.app import MakeClient

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.services.ensembles.records import EnsembleEntry
-from privmix.services.gateway.app import build_app
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.models import Models
-from privmix.services.requests.settings import RequestSettings
-from privmix.services.training import public_model
+from privmix.ensembles.records import EnsembleEntry
+from privmix.gateway.app import build_app
+from privmix.requests.errors import ApiError
+from privmix.requests.models import Models
+from privmix.requests.settings import RequestSettings
+from privmix.training import public_model
 from tests.support.app import NOBODY, ensemble
 
 CLINIC, COURT = ensemble("clinic", own_shares=True), ensemble("court", own_shares=True, context_length=64)

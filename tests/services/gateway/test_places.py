@@ -8,8 +8,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from privmix.services.gateway import console
-from privmix.services.requests import keys
+from privmix.gateway import console
+from privmix.requests import keys
 from tests.support.app import app_client
 
 PLACES = 3

@@ -5,10 +5,10 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.services.gateway.administration import NewKey, ShareBody
-from privmix.services.gateway.batches import expiry
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.values import MAX_COUNT
+from privmix.gateway.administration import NewKey, ShareBody
+from privmix.gateway.batches import expiry
+from privmix.requests.errors import ApiError
+from privmix.requests.values import MAX_COUNT
 
 DIGITS = "9" * 5000
 NUMBERS = [DIGITS, "-1", "1e3", "٣", "", " 7", "0x7", "7.0"]

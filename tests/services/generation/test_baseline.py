@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.generation.baseline import baseline_model
-from privmix.services.training.public_model import resolve, revision
+from privmix.foundation.errors import InputError
+from privmix.generation.baseline import baseline_model
+from privmix.training.public_model import resolve, revision
 from tests.tiny import write_tiny_base, write_tiny_model
 
 

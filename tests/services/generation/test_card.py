@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from privmix.services.generation.card import MARKDOWN_FILE, write_card
-from privmix.services.generation.job import GenerationJob
+from privmix.generation.card import MARKDOWN_FILE, write_card
+from privmix.generation.job import GenerationJob
 
 STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_charged": 4, "tokens_left": 0}
 

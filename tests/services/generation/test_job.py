@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import BudgetEndedError, GenerationError, InputError
-from privmix.services.generation.card import COVERED, UNCOVERED
-from privmix.services.generation.client import StreamedPiece
-from privmix.services.generation.job import JOURNAL, OUTPUT, Progress, _record, load_output, opened
+from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError
+from privmix.generation.card import COVERED, UNCOVERED
+from privmix.generation.client import StreamedPiece
+from privmix.generation.job import JOURNAL, OUTPUT, Progress, _record, load_output, opened
 from tests.services.generation.small_service import SmallService, serving
 from tests.support.jobs import TEMPLATE, TOKENS, request, run
 

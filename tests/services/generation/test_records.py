@@ -8,8 +8,8 @@ import pytest
 from datasets import load_dataset
 from pyarrow import parquet
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.generation.records import read_schema, records_of, write_records
+from privmix.foundation.errors import InputError
+from privmix.generation.records import read_schema, records_of, write_records
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

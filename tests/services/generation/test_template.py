@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.generation.template import Fields, items, parse_labels, read_rows
+from privmix.foundation.errors import InputError
+from privmix.generation.template import Fields, items, parse_labels, read_rows
 
 
 def test_rows_become_items_with_their_counts() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.database.service import ServiceDatabase
+from privmix.database.service import ServiceDatabase
 from tests.key_store import RequestStore
 
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import event
 
-from privmix.services.database import deadline
-from privmix.services.foundation.errors import KeysUnavailable
-from privmix.services.keys import actor as keys_actor
-from privmix.services.keys import open_requests
-from privmix.services.keys.actor import Keys
-from privmix.services.keys.messages import (
+from privmix.database import deadline
+from privmix.foundation.errors import KeysUnavailable
+from privmix.keys import actor as keys_actor
+from privmix.keys import open_requests
+from privmix.keys.actor import Keys
+from privmix.keys.messages import (
     AdmissionLimits,
     Admitted,
     EnsembleTraffic,
@@ -26,9 +26,9 @@ from privmix.services.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from privmix.services.keys.records import KeyAccount, Secret, Share
-from privmix.services.keys.store import KeyStore
-from privmix.services.keys.usage import usage_by_key
+from privmix.keys.records import KeyAccount, Secret, Share
+from privmix.keys.store import KeyStore
+from privmix.keys.usage import usage_by_key
 from tests.postgresql import Server
 from tests.wire import Wire
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from privmix.services.keys.fair_queue import RECENT_S, FairQueue, QueueFull
+from privmix.keys.fair_queue import RECENT_S, FairQueue, QueueFull
 
 pytestmark = pytest.mark.anyio
 

@@ -10,13 +10,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, make_url
 
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.store.schema import _migrations
-from privmix.services.database.service import REVISION_TABLE, ServiceDatabase, metadata, migrations
-from privmix.services.database.upgrade import Migrations
-from privmix.services.foundation.errors import KeysUnavailable
-from privmix.services.keys.store import KeyStore
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.store.schema import _migrations
+from privmix.database.service import REVISION_TABLE, ServiceDatabase, metadata, migrations
+from privmix.database.upgrade import Migrations
+from privmix.foundation.errors import KeysUnavailable
+from privmix.keys.store import KeyStore
 from tests.postgresql import Server
 
 
@@ -56,7 +56,7 @@ def test_an_open_database_imports_no_alembic(tmp_path: Path) -> None:
     """Its import takes a quarter of a second, in each process that opens a database."""
     ServiceDatabase(tmp_path / "keys.db")
     code = (
-        "import sys; from privmix.services.database.service import ServiceDatabase; "
+        "import sys; from privmix.database.service import ServiceDatabase; "
         "ServiceDatabase(sys.argv[1]); print('alembic' in sys.modules)"
     )
     opened = subprocess.run(

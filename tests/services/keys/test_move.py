@@ -2,10 +2,10 @@
 
 import pytest
 
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.keys.move import move_keys
-from privmix.services.keys.records import Share
-from privmix.services.keys.subjects import subjects_of
+from privmix.database.service import ServiceDatabase
+from privmix.keys.move import move_keys
+from privmix.keys.records import Share
+from privmix.keys.subjects import subjects_of
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 
@@ -25,8 +25,8 @@ def test_a_copy_that_takes_longer_than_a_request_is_completed(
     with postgresql.connect(there) as connection:
         connection.execute(_SLOW)
         connection.execute(_INSERTS)
-    monkeypatch.setattr("privmix.services.database.postgresql.STATEMENT_TIMEOUT", "1s")
-    monkeypatch.setattr("privmix.services.database.postgresql.IDLE_TIMEOUT", "1s")
+    monkeypatch.setattr("privmix.database.postgresql.STATEMENT_TIMEOUT", "1s")
+    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "1s")
     assert move_keys(here, there) == 1
     moved = RequestStore(ServiceDatabase(there))
     assert moved.find(secret.hash) == key

@@ -2,9 +2,9 @@
 
 import pytest
 
-from privmix.services.keys.messages import Refused
-from privmix.services.keys.rate_limiter import RateLimiter, TokenBucket, TokenBuckets
-from privmix.services.keys.records import Share
+from privmix.keys.messages import Refused
+from privmix.keys.rate_limiter import RateLimiter, TokenBucket, TokenBuckets
+from privmix.keys.records import Share
 
 
 class Clock:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from privmix.services.database.clock import now
-from privmix.services.database.service import ServiceDatabase, default_database, keys_table
-from privmix.services.foundation.errors import KeysError, KeysUnavailable, UnknownKey
-from privmix.services.keys.records import Secret, Share
-from privmix.services.keys.subjects import subjects_of
-from privmix.services.keys.transactions import Exhausted, Reserved, Wait
+from privmix.database.clock import now
+from privmix.database.service import ServiceDatabase, default_database, keys_table
+from privmix.foundation.errors import KeysError, KeysUnavailable, UnknownKey
+from privmix.keys.records import Secret, Share
+from privmix.keys.subjects import subjects_of
+from privmix.keys.transactions import Exhausted, Reserved, Wait
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 
@@ -148,7 +148,7 @@ def test_another_process_sees_and_settles_a_reservation(store: RequestStore, pla
     key, _ = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 5, 2, "gateway-7")
     code = f"""
-from privmix.services.database.service import ServiceDatabase
+from privmix.database.service import ServiceDatabase
 from tests.key_store import RequestStore
 store = RequestStore(ServiceDatabase({place!r}))
 print(*((open_.tokens, open_.generations, open_.gateway) for open_ in store.open_reservations()))

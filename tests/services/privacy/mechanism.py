@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocol import Protocol
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocol import Protocol
 
 Rows = NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from privmix.services.privacy.events import Event, from_json
-from privmix.services.privacy.protocols.pmixed import PublishedEvent, RatioEvent
-from privmix.services.privacy.protocols.public import PublicEvent
+from privmix.privacy.events import Event, from_json
+from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent
+from privmix.privacy.protocols.public import PublicEvent
 
 EVENTS = [RatioEvent(80, 0.03, 1.6), RatioEvent(1, 1.0, 1 / 3), PublishedEvent(8, 0.25, 3, 0.0031)]
 

@@ -5,10 +5,10 @@ from uuid import uuid4
 
 import pytest
 
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.answers import Answer, AnsweringBase, CompletionStyle, ToolStyle
-from privmix.services.requests.errors import ApiError
+from privmix.coordinator.messages import Delta, Generation
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.answers import Answer, AnsweringBase, CompletionStyle, ToolStyle
+from privmix.requests.errors import ApiError
 
 
 @pytest.mark.parametrize("base", ["public", "base"])

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from privmix.services.requests.conversation import ChatWriter
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.models import PromptTokenizer, prompts_of
-from privmix.services.requests.schema import ChatRequest, Message
-from privmix.services.training import public_model
+from privmix.requests.conversation import ChatWriter
+from privmix.requests.errors import ApiError
+from privmix.requests.models import PromptTokenizer, prompts_of
+from privmix.requests.schema import ChatRequest, Message
+from privmix.training import public_model
 
 PLAIN = "{% for m in messages %}<{{ m['role'] + '>' + m['content'] + '\n' }}{% endfor %}"
 # As Qwen's: arguments are an object.

@@ -18,15 +18,15 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.foundation.errors import CoordinatorUnavailable, Overloaded
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.admission import complete_answer, stream_answer
-from privmix.services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
-from privmix.services.requests.coordinator_client import CoordinatorClient
-from privmix.services.requests.counters import TokenCounters
-from privmix.services.requests.errors import NO_RETRY, ApiError
-from privmix.services.requests.response_queue import ResponseQueue
+from privmix.coordinator.messages import Delta, Generation
+from privmix.foundation.errors import CoordinatorUnavailable, Overloaded
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.admission import complete_answer, stream_answer
+from privmix.requests.answers import Answer, ChatStyle, CompletionStyle, Style
+from privmix.requests.coordinator_client import CoordinatorClient
+from privmix.requests.counters import TokenCounters
+from privmix.requests.errors import NO_RETRY, ApiError
+from privmix.requests.response_queue import ResponseQueue
 from tests.support.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.anyio

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from privmix.services.foundation.turns import Turns
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.models import (
+from privmix.foundation.turns import Turns
+from privmix.requests.errors import ApiError
+from privmix.requests.models import (
     INLINE_CHARACTERS,
     LIKELY_CHARACTERS,
     SLACK_TOKENS,
     THREADS,
     PromptTokenizer,
 )
-from privmix.services.requests.schema import ChatRequest, Function, Message
-from privmix.services.structure.trials import Trials
-from privmix.services.training.public_model import resolve
+from privmix.requests.schema import ChatRequest, Function, Message
+from privmix.structure.trials import Trials
+from privmix.training.public_model import resolve
 from tests.support.texts import ids, smollm, streamed
 
 LIMIT = 1000

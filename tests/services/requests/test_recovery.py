@@ -16,15 +16,15 @@ import psutil
 import pytest
 import ray
 
-from privmix.services.budget import actor as budget
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
-from privmix.services.coordinator.messages import Delta, Generation
-from privmix.services.coordinator.text import Detokenizer, TextStream
-from privmix.services.fleet.fleet import FleetActor, FleetSettings
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.coordinator_client import CoordinatorClient
+from privmix.budget import actor as budget
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from privmix.coordinator.messages import Delta, Generation
+from privmix.coordinator.text import Detokenizer, TextStream
+from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.coordinator_client import CoordinatorClient
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster

@@ -10,13 +10,13 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from privmix.services.coordinator.messages import Delta, FinishReason, Generation
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests.answers import Answer
-from privmix.services.requests.errors import ApiError, generation_failed
-from privmix.services.requests.responses.answers import ResponsesStyle
-from privmix.services.requests.responses.schema import ResponsesRequest
-from privmix.services.requests.schema import ChatRequest
+from privmix.coordinator.messages import Delta, FinishReason, Generation
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.answers import Answer
+from privmix.requests.errors import ApiError, generation_failed
+from privmix.requests.responses.answers import ResponsesStyle
+from privmix.requests.responses.schema import ResponsesRequest
+from privmix.requests.schema import ChatRequest
 
 TOOL = {"type": "function", "name": "book", "parameters": {"type": "object"}, "strict": True, "description": None}
 CALL = {"type": "function_call", "call_id": "a", "name": "book", "arguments": '{"a": 1}', "id": "fc_1"}

@@ -10,15 +10,15 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.keys import actor
-from privmix.services.keys.messages import AdmissionLimits, Identity
-from privmix.services.keys.records import Share, ShareUsage
-from privmix.services.keys.store import KeyStore
-from privmix.services.keys.subjects import subjects_of
-from privmix.services.requests import keys as requests_keys
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.keys import KeyService
+from privmix.database.service import ServiceDatabase
+from privmix.keys import actor
+from privmix.keys.messages import AdmissionLimits, Identity
+from privmix.keys.records import Share, ShareUsage
+from privmix.keys.store import KeyStore
+from privmix.keys.subjects import subjects_of
+from privmix.requests import keys as requests_keys
+from privmix.requests.errors import ApiError
+from privmix.requests.keys import KeyService
 from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "settlement"

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.coordinator.coordinator import Coordinator
-from privmix.services.coordinator.messages import Generation
-from privmix.services.foundation.errors import CoordinatorStopping
-from privmix.services.laboratory.audit.worlds.offline import offline
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.requests.admission import stream_answer
-from privmix.services.requests.answers import Answer, CompletionStyle
-from privmix.services.requests.counters import TokenCounters
-from privmix.services.requests.errors import from_coordinator
-from privmix.services.requests.response_queue import ResponseQueue
-from privmix.services.training import public_model
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import Coordinator
+from privmix.coordinator.messages import Generation
+from privmix.foundation.errors import CoordinatorStopping
+from privmix.laboratory.audit.worlds.offline import offline
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.requests.admission import stream_answer
+from privmix.requests.answers import Answer, CompletionStyle
+from privmix.requests.counters import TokenCounters
+from privmix.requests.errors import from_coordinator
+from privmix.requests.response_queue import ResponseQueue
+from privmix.training import public_model
 
 TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.schema import ChatRequest
-from privmix.services.requests.structure import structure_of
-from privmix.services.structure.grammar import of_json_schema, of_structural_tag
-from privmix.services.structure.trials import TrialLimits, Trials
+from privmix.requests.errors import ApiError
+from privmix.requests.schema import ChatRequest
+from privmix.requests.structure import structure_of
+from privmix.structure.grammar import of_json_schema, of_structural_tag
+from privmix.structure.trials import TrialLimits, Trials
 from tests.support.structure import described, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 
-from privmix.services.coordinator.messages import Generation
-from privmix.services.database.service import ServiceDatabase
-from privmix.services.foundation.errors import KeysError
-from privmix.services.keys.actor import Keys
-from privmix.services.keys.messages import AdmissionLimits, Admitted, Identity
-from privmix.services.keys.records import Share
-from privmix.services.keys.store import KeyStore
-from privmix.services.keys.subjects import subjects_of
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.requests import keys as request_keys
-from privmix.services.requests.admission import Admission
-from privmix.services.requests.errors import ApiError
-from privmix.services.requests.keys import KeyService
+from privmix.coordinator.messages import Generation
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import KeysError
+from privmix.keys.actor import Keys
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity
+from privmix.keys.records import Share
+from privmix.keys.store import KeyStore
+from privmix.keys.subjects import subjects_of
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests import keys as request_keys
+from privmix.requests.admission import Admission
+from privmix.requests.errors import ApiError
+from privmix.requests.keys import KeyService
 
 LIMITS = AdmissionLimits("privmix", 8, max_waiting=8)
 ANSWER_S = 0.1

@@ -12,12 +12,12 @@ from torch import Tensor, set_num_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape, shape_public
-from privmix.services.privacy.protocol import Answers, Protocol, Release
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.shards.reducer import Reduced, Reducer, Reduction, single_threaded_pool
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape, shape_public
+from privmix.privacy.protocol import Answers, Protocol, Release
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.reducer import Reduced, Reducer, Reduction, single_threaded_pool
 
 pytestmark = pytest.mark.usefixtures("operators")
 

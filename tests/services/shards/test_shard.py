@@ -10,12 +10,12 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.services.engine.engine import PUBLIC, ZERO, ComingRow, EngineSettings, Request
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.shards import shard as shards
-from privmix.services.shards.reducer import Reduction
-from privmix.services.shards.shard import LostStepError, Shard, StepKey
+from privmix.engine.engine import PUBLIC, ZERO, ComingRow, EngineSettings, Request
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards import shard as shards
+from privmix.shards.reducer import Reduction
+from privmix.shards.shard import LostStepError, Shard, StepKey
 from tests.ensembles import write_adapters
 from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from privmix.services.structure import compiler, grammar
-from privmix.services.structure.compiler import Compiler
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.grammar import is_choice
-from privmix.services.structure.limits import (
+from privmix.structure import compiler, grammar
+from privmix.structure.compiler import Compiler
+from privmix.structure.errors import StructureError
+from privmix.structure.grammar import is_choice
+from privmix.structure.limits import (
     MAX_BYTES,
     MAX_CHOICES,
     MAX_COUNT,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from privmix.services.structure import grammar
-from privmix.services.structure.matcher import Matcher
-from privmix.services.training import demo
-from privmix.services.training.demo import TRAIN, write_demo_corpus
+from privmix.structure import grammar
+from privmix.structure.matcher import Matcher
+from privmix.training import demo
+from privmix.training.demo import TRAIN, write_demo_corpus
 from tests.support.structure import matcher, vocabulary
 
 SCHEMA: dict[str, Any] = {

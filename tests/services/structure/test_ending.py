@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from privmix.services.structure import ending, grammar
-from privmix.services.structure.compiler import begun, limits_of
-from privmix.services.structure.ending import EndFinder
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.vocabulary import Vocabulary
+from privmix.structure import ending, grammar
+from privmix.structure.compiler import begun, limits_of
+from privmix.structure.ending import EndFinder
+from privmix.structure.errors import StructureError
+from privmix.structure.vocabulary import Vocabulary
 from tests.support.structure import GRAMMARS, described, matcher, tokens_of, vocabulary
 
 VALUES: dict[str, tuple[Any, str]] = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from privmix.services.structure import grammar
+from privmix.structure import grammar
 from tests.support.structure import engine, follows
 
 

@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from privmix.services.structure import compiler, grammar
-from privmix.services.structure.compiler import Compiler, begun, limits_of
-from privmix.services.structure.ending import PIECE, EndFinder
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.matcher import Matcher
+from privmix.structure import compiler, grammar
+from privmix.structure.compiler import Compiler, begun, limits_of
+from privmix.structure.ending import PIECE, EndFinder
+from privmix.structure.errors import StructureError
+from privmix.structure.matcher import Matcher
 from tests.benchmarks import schemas as benchmark
 from tests.support.structure import GRAMMARS, TICKET, matcher, tokens_of, vocabulary
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from privmix.services.structure import grammar
-from privmix.services.structure.matcher import Position
+from privmix.structure import grammar
+from privmix.structure.matcher import Position
 from tests.benchmarks import random_schemas
 from tests.benchmarks import schemas as benchmark
 from tests.support.structure import vocabulary

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from privmix.services.structure import compiler, grammar
-from privmix.services.structure.compiler import limits_of
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.vocabulary import BYTES
+from privmix.structure import compiler, grammar
+from privmix.structure.compiler import limits_of
+from privmix.structure.errors import StructureError
+from privmix.structure.vocabulary import BYTES
 from tests.benchmarks import schemas as benchmark
 from tests.services.structure.random_schemas import random_schema
 from tests.support.structure import GRAMMARS

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from privmix.services.structure import grammar
-from privmix.services.structure.errors import StructureError
+from privmix.structure import grammar
+from privmix.structure.errors import StructureError
 from tests.support.structure import engine, follows
 
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from privmix.services.structure.compiler import begun, limits_of
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.grammar import of_structural_tag
-from privmix.services.structure.vocabulary import Vocabulary
+from privmix.structure.compiler import begun, limits_of
+from privmix.structure.errors import StructureError
+from privmix.structure.grammar import of_structural_tag
+from privmix.structure.vocabulary import Vocabulary
 from tests.support.structure import described as trial_tokenizer
 
 BOOLEAN = {"type": "json_schema", "json_schema": {"type": "boolean"}}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from privmix.services.structure import trials as trying
-from privmix.services.structure.errors import StructureError
-from privmix.services.structure.grammar import of_json_schema
-from privmix.services.structure.trials import MAX_DESCRIPTION, TrialError, TrialLimits, Trials, Tried
+from privmix.structure import trials as trying
+from privmix.structure.errors import StructureError
+from privmix.structure.grammar import of_json_schema
+from privmix.structure.trials import MAX_DESCRIPTION, TrialError, TrialLimits, Trials, Tried
 from tests.support.structure import described, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -55,9 +55,7 @@ async def test_what_cannot_be_followed_is_refused_before_an_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its start is no sign of it: the engine reaches its limits after a token that was paid for."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "from privmix.services.structure import compiler\ncompiler.STATES = 100\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text("from privmix.structure import compiler\ncompiler.STATES = 100\n")
     monkeypatch.syspath_prepend(tmp_path)
     async with running() as trials:
         for kind, described in (
@@ -71,7 +69,7 @@ async def test_what_cannot_be_followed_is_refused_before_an_answer(
 
 PLANTED = """
 import os, time
-from privmix.services.structure import grammar
+from privmix.structure import grammar
 
 def of_kind(kind, described, translate=grammar.of_kind):
     match described:

@@ -11,14 +11,14 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-from privmix.services.tokenization.tokenizer import PLAIN, load_tokenizer
+from privmix.tokenization.tokenizer import PLAIN, load_tokenizer
 
 TEXT = "  The clinic opens at 09:30 \N{EM DASH} and closes at five.<|im_end|>\n"
 LIGHT = """
 import sys
 from pathlib import Path
-from privmix.services.tokenization.tokenizer import load_tokenizer
-from privmix.services.training.public_model import resolve
+from privmix.tokenization.tokenizer import load_tokenizer
+from privmix.training.public_model import resolve
 load_tokenizer(resolve(sys.argv[1]))
 print(sorted({"torch", "sklearn", "transformers.generation"} & set(sys.modules)))
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.training import public_model
+from privmix.training import public_model
 from tests.once import once
 from tests.support.ray_cluster import ray_cluster
 from tests.support.training import Ensemble, trained

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from privmix.services.engine.engine import PUBLIC, AdapterFiles
-from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
-from privmix.services.training.manifest import Manifest
+from privmix.engine.engine import PUBLIC, AdapterFiles
+from privmix.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.training.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from privmix.services.engine.reader_attention import record
-from privmix.services.foundation.errors import InputError
-from privmix.services.training import adapter
-from privmix.services.training.adapter import CONFIG_FILE, WEIGHTS_FILE, Files, train_adapter, with_lora
-from privmix.services.training.options import TrainingOptions
-from privmix.services.training.packing import Tokens
+from privmix.engine.reader_attention import record
+from privmix.foundation.errors import InputError
+from privmix.training import adapter
+from privmix.training.adapter import CONFIG_FILE, WEIGHTS_FILE, Files, train_adapter, with_lora
+from privmix.training.options import TrainingOptions
+from privmix.training.packing import Tokens
 
 BLOCK = 16
 OPTIONS = TrainingOptions(block=BLOCK, batch=2, epochs=3, learning_rate=1e-2, precision="float32")

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.engine import part_text
-from privmix.services.foundation import ray_session
-from privmix.services.foundation.errors import InputError, WorkError
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.services.training.cohorts import EarlierEnsembles, not_apart
-from privmix.services.training.corpus import Corpus, Document
-from privmix.services.training.directory import SALT
-from privmix.services.training.manifest import Apart, Manifest, Part, PrivateBase, PrivateTraining
-from privmix.services.training.marks import FILE as MARKS
-from privmix.services.training.marks import NEXT, Marks
-from privmix.services.training.options import TrainingOptions
-from privmix.services.training.partition import read_salt, salt_id
-from privmix.services.training.plan import run_training
-from privmix.services.training.reading import read
-from privmix.services.training.train import plan
+from privmix.engine import part_text
+from privmix.foundation import ray_session
+from privmix.foundation.errors import InputError, WorkError
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.training.cohorts import EarlierEnsembles, not_apart
+from privmix.training.corpus import Corpus, Document
+from privmix.training.directory import SALT
+from privmix.training.manifest import Apart, Manifest, Part, PrivateBase, PrivateTraining
+from privmix.training.marks import FILE as MARKS
+from privmix.training.marks import NEXT, Marks
+from privmix.training.options import TrainingOptions
+from privmix.training.partition import read_salt, salt_id
+from privmix.training.plan import run_training
+from privmix.training.reading import read
+from privmix.training.train import plan
 from tests.support.manifests import adapter, manifest
 from tests.support.training import write_corpus
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from privmix.cluster.cli import load
-from privmix.services.budget.receipt import Receipt
-from privmix.services.training.corpus import Document
-from privmix.services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
-from privmix.services.training.directory import SALT as DIRECTORY_SALT
-from privmix.services.training.manifest import Apart, Manifest
-from privmix.services.training.marks import Marks
-from privmix.services.training.options import DP_SGD_TRAINING, TrainingOptions
+from privmix.budget.receipt import Receipt
+from privmix.training.corpus import Document
+from privmix.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
+from privmix.training.directory import SALT as DIRECTORY_SALT
+from privmix.training.manifest import Apart, Manifest
+from privmix.training.marks import Marks
+from privmix.training.options import DP_SGD_TRAINING, TrainingOptions
+from privmix_cluster.cli import load
 from tests.inline import run_inline
 from tests.services.training.perplexity import perplexities
 from tests.support.cli import privmix

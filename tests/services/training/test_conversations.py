@@ -9,12 +9,12 @@ import pytest
 from pyarrow import parquet
 from transformers import AutoTokenizer
 
-from privmix.services.foundation.errors import CorpusError, InputError
-from privmix.services.tokenization.people_text import PeopleText
-from privmix.services.training.corpus import Corpus, Document
-from privmix.services.training.packing import tokenize
-from privmix.services.training.partition import Partition, PartShare
-from privmix.services.training.split import split
+from privmix.foundation.errors import CorpusError, InputError
+from privmix.tokenization.people_text import PeopleText
+from privmix.training.corpus import Corpus, Document
+from privmix.training.packing import tokenize
+from privmix.training.partition import Partition, PartShare
+from privmix.training.split import split
 from tests.support.training import SALT
 
 OPENAI = [

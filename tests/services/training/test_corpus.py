@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from privmix.services.foundation.errors import CorpusError
-from privmix.services.foundation.json_lines import LINE_LIMIT
-from privmix.services.training.corpus import Corpus, Document
+from privmix.foundation.errors import CorpusError
+from privmix.foundation.json_lines import LINE_LIMIT
+from privmix.training.corpus import Corpus, Document
 
 SECRET = "heliotrope"
 GOOD = b'{"user": "ann", "text": "hello"}\n'

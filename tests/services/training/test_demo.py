@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from jsonschema import validate
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.demo import CANARIES, HELD_OUT, REASONS, SCHEMA, TRAIN, write_demo_corpus
+from privmix.foundation.errors import InputError
+from privmix.training.corpus import Corpus
+from privmix.training.demo import CANARIES, HELD_OUT, REASONS, SCHEMA, TRAIN, write_demo_corpus
 
 
 @pytest.fixture(scope="module")

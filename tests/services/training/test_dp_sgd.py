@@ -17,20 +17,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from privmix.cluster.configuration import Configuration, EnsembleConfiguration
-from privmix.cluster.promise import promise
-from privmix.services.foundation.errors import ConfigurationError, InputError
-from privmix.services.privacy.sampling.clipping import GRAINS, noised
-from privmix.services.training import per_unit
-from privmix.services.training.adapter import TOKENS_AT_ONCE, with_lora
-from privmix.services.training.corpus import Corpus, Document
-from privmix.services.training.dp_sgd import plan, planned
-from privmix.services.training.manifest import Manifest
-from privmix.services.training.options import DpSgdOptions, TrainingOptions
-from privmix.services.training.packing import Tokens, contributions, even_size
-from privmix.services.training.per_unit import UnitGradients, train_adapter
-from privmix.services.training.plan import run_training
-from privmix.services.training.row_gradients import RowGradients
+from privmix.foundation.errors import ConfigurationError, InputError
+from privmix.privacy.sampling.clipping import GRAINS, noised
+from privmix.training import per_unit
+from privmix.training.adapter import TOKENS_AT_ONCE, with_lora
+from privmix.training.corpus import Corpus, Document
+from privmix.training.dp_sgd import plan, planned
+from privmix.training.manifest import Manifest
+from privmix.training.options import DpSgdOptions, TrainingOptions
+from privmix.training.packing import Tokens, contributions, even_size
+from privmix.training.per_unit import UnitGradients, train_adapter
+from privmix.training.plan import run_training
+from privmix.training.row_gradients import RowGradients
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.promise import promise
 from tests.support.cli import privmix
 from tests.support.training import small_documents, write_corpus
 

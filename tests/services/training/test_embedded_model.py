@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from privmix.services.training import embedded_model, public_model
+from privmix.training import embedded_model, public_model
 
 
 def truncate(file: Path) -> None:
@@ -72,7 +72,7 @@ def test_damaged_conversion_is_made_again_the_same(
 def test_conversion_killed_half_way_is_made_again(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIVMIX_CACHE", str(tmp_path))
     convert = subprocess.Popen(
-        [sys.executable, "-c", "from privmix.services.training.public_model import resolve; resolve()"],
+        [sys.executable, "-c", "from privmix.training.public_model import resolve; resolve()"],
         start_new_session=True,
     )
     while not list(tmp_path.glob(".unfinished-*/*")):

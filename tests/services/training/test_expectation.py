@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from privmix.services.engine import PartKind
-from privmix.services.foundation.errors import InputError
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.training import expectation
-from privmix.services.training.expectation import Measured, Population, Requirements, candidates, propose
-from privmix.services.training.options import TokenBudget
+from privmix.engine import PartKind
+from privmix.foundation.errors import InputError
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.training import expectation
+from privmix.training.expectation import Measured, Population, Requirements, candidates, propose
+from privmix.training.options import TokenBudget
 
 BUDGET = TokenBudget(epsilon=8.0, delta=1e-5, tokens=100_000)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from privmix.services.foundation.errors import ManifestError
-from privmix.services.training.corpus import Document
-from privmix.services.training.manifest import ADAPTER_FILES, FILE, Manifest
-from privmix.services.training.partition import half_of, part_of
+from privmix.foundation.errors import ManifestError
+from privmix.training.corpus import Document
+from privmix.training.manifest import ADAPTER_FILES, FILE, Manifest
+from privmix.training.partition import half_of, part_of
 from tests.support.training import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
 
 pytestmark = pytest.mark.slow

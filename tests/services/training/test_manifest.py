@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import ManifestError
-from privmix.services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, Part, hash_adapter
+from privmix.foundation.errors import ManifestError
+from privmix.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, Part, hash_adapter
 from tests.support.manifests import DIGEST, manifest
 from tests.support.training import Ensemble
 

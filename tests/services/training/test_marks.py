@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.training.corpus import Document
-from privmix.services.training.marks import FILE, CorpusOverlap, Marks
+from privmix.training.corpus import Document
+from privmix.training.marks import FILE, CorpusOverlap, Marks
 
 SALT = bytes(range(32))
 PRIVATE = [Document("ada", "The ferry leaves at nine."), Document("bob", "Nobody waits for it.")]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.training.corpus import Document
-from privmix.services.training.packing import IGNORED, even_size, pack, tokenize
-from privmix.services.training.partition import Partition, PartShare, half_of, part_of
+from privmix.foundation.errors import InputError
+from privmix.training.corpus import Document
+from privmix.training.packing import IGNORED, even_size, pack, tokenize
+from privmix.training.partition import Partition, PartShare, half_of, part_of
 from tests.support.training import PARTS, SALT
 
 

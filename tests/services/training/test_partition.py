@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.training.partition import Partition, PartShare, half_of, part_of, read_salt, salt_id
+from privmix.foundation.errors import InputError
+from privmix.training.partition import Partition, PartShare, half_of, part_of, read_salt, salt_id
 
 SALT = bytes(range(32))
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import WorkError
-from privmix.services.foundation.progress import Display
-from privmix.services.training import dp_sgd, train
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.manifest import FILE
-from privmix.services.training.options import DpSgdOptions, Resources, TrainingOptions
-from privmix.services.training.plan import OpenPlan, run_training, run_trainings
+from privmix.foundation.errors import WorkError
+from privmix.foundation.progress import Display
+from privmix.training import dp_sgd, train
+from privmix.training.corpus import Corpus
+from privmix.training.manifest import FILE
+from privmix.training.options import DpSgdOptions, Resources, TrainingOptions
+from privmix.training.plan import OpenPlan, run_training, run_trainings
 from tests.displays import Recorder
 from tests.support.training import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model

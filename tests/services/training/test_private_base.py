@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.cluster.configuration import Configuration, EnsembleConfiguration
-from privmix.cluster.promise import promise
-from privmix.services.foundation.errors import ConfigurationError, InputError, ManifestError
-from privmix.services.training import dp_sgd
-from privmix.services.training.base import find_base
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.manifest import PRIVATE_BASE, Manifest, private_base
-from privmix.services.training.options import DpSgdOptions, TrainingOptions
-from privmix.services.training.plan import run_training
-from privmix.services.training.private_base import merged
-from privmix.services.training.train import plan
+from privmix.foundation.errors import ConfigurationError, InputError, ManifestError
+from privmix.training import dp_sgd
+from privmix.training.base import find_base
+from privmix.training.corpus import Corpus
+from privmix.training.manifest import PRIVATE_BASE, Manifest, private_base
+from privmix.training.options import DpSgdOptions, TrainingOptions
+from privmix.training.plan import run_training
+from privmix.training.private_base import merged
+from privmix.training.train import plan
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.promise import promise
 from tests.inline import run_inline
 from tests.support.cli import privmix
 from tests.support.training import Ensemble, small_documents, write_corpus

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import PublicModelError
-from privmix.services.training import public_model
+from privmix.foundation.errors import PublicModelError
+from privmix.training import public_model
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_unknown_kind_of_model(copy: Path) -> None:
 def test_hub_id_without_network(tmp_path: Path) -> None:
     # The client reads the hub's address at import, so the test needs another process.
     code = (
-        "from privmix.services.foundation.errors import PublicModelError\n"
-        "from privmix.services.training import public_model\n"
+        "from privmix.foundation.errors import PublicModelError\n"
+        "from privmix.training import public_model\n"
         "try:\n    public_model.resolve('someone/some-model')\n"
         "except PublicModelError as error:\n    print(error)\n"
     )

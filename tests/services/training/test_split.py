@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.partition import part_of
-from privmix.services.training.split import SplitCounts, held_out, split
+from privmix.foundation.errors import InputError
+from privmix.training.corpus import Corpus
+from privmix.training.partition import part_of
+from privmix.training.split import SplitCounts, held_out, split
 
 SALT = bytes(range(32))
 

@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.training import expectation, splitting
-from privmix.services.training.dp_sgd import planned
-from privmix.services.training.expectation import Population, Requirements, propose
-from privmix.services.training.manifest import StatedSize
-from privmix.services.training.options import DpSgdOptions, TokenBudget
-from privmix.services.training.splitting import (
+from privmix.foundation.errors import InputError
+from privmix.training import expectation, splitting
+from privmix.training.dp_sgd import planned
+from privmix.training.expectation import Population, Requirements, propose
+from privmix.training.manifest import StatedSize
+from privmix.training.options import DpSgdOptions, TokenBudget
+from privmix.training.splitting import (
     SHARES,
     TOKENS_PER_USER,
     Division,

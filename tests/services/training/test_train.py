@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from privmix.services.engine.engine import PUBLIC, AdapterFiles
-from privmix.services.foundation.errors import InputError, WorkError
-from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
-from privmix.services.training.corpus import Corpus, Document
-from privmix.services.training.manifest import FILE, Manifest
-from privmix.services.training.options import Resources, TrainingOptions
-from privmix.services.training.partition import part_of, salt_id
-from privmix.services.training.plan import run_training
-from privmix.services.training.train import plan
+from privmix.engine.engine import PUBLIC, AdapterFiles
+from privmix.foundation.errors import InputError, WorkError
+from privmix.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.training.corpus import Corpus, Document
+from privmix.training.manifest import FILE, Manifest
+from privmix.training.options import Resources, TrainingOptions
+from privmix.training.partition import part_of, salt_id
+from privmix.training.plan import run_training
+from privmix.training.train import plan
 from tests.support.training import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
@@ -29,11 +29,11 @@ from tests.tiny import write_tiny_model
 KILLED_TRAINING = """
 import os, signal, sys
 from pathlib import Path
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.options import TrainingOptions
-from privmix.services.foundation.progress import Display
-from privmix.services.training.plan import run_training
-from privmix.services.training.train import plan
+from privmix.training.corpus import Corpus
+from privmix.training.options import TrainingOptions
+from privmix.foundation.progress import Display
+from privmix.training.plan import run_training
+from privmix.training.train import plan
 
 corpus, output, salt, options, before = sys.argv[1:]
 

@@ -8,25 +8,25 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.services.budget.filter import Filter, counted
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.state import Balance
-from privmix.services.laboratory.audit.private_base import charge_faults, faults
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixedSettings
-from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from privmix.services.privacy.settings import Settings
-from privmix.services.training import dp_sgd
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.manifest import PRIVATE_BASE, Apart, Manifest, PrivateBase, PrivateTraining
-from privmix.services.training.options import DpSgdOptions, TrainingOptions
-from privmix.services.training.plan import run_training
-from privmix.services.training.private_base import merged
-from privmix.services.training.train import plan
+from privmix.budget.filter import Filter, counted
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.state import Balance
+from privmix.laboratory.audit.private_base import charge_faults, faults
+from privmix.privacy.events import Event
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.privacy.settings import Settings
+from privmix.training import dp_sgd
+from privmix.training.corpus import Corpus
+from privmix.training.manifest import PRIVATE_BASE, Apart, Manifest, PrivateBase, PrivateTraining
+from privmix.training.options import DpSgdOptions, TrainingOptions
+from privmix.training.plan import run_training
+from privmix.training.private_base import merged
+from privmix.training.train import plan
 from tests.inline import run_inline
 from tests.support.cli import privmix
 from tests.support.training import small_documents, write_corpus

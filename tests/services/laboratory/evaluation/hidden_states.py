@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.services.laboratory.evaluation.rows import Drawing, EnsembleRows, writing
-from privmix.services.laboratory.evaluation.scoring import Head
+from privmix.laboratory.evaluation.rows import Drawing, EnsembleRows, writing
+from privmix.laboratory.evaluation.scoring import Head
 
 VOCABULARY = 96
 

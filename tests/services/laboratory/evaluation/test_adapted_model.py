@@ -8,10 +8,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from privmix.services.engine.engine import PUBLIC, AdapterFiles
-from privmix.services.engine.reader_attention import TARGETS, record
-from privmix.services.engine.switching import using
-from privmix.services.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.engine.engine import PUBLIC, AdapterFiles
+from privmix.engine.reader_attention import TARGETS, record
+from privmix.engine.switching import using
+from privmix.laboratory.evaluation.adapted_model import AdaptedModel
 
 TOKENS = torch.randint(1000, (3, 12), generator=torch.Generator().manual_seed(0))
 

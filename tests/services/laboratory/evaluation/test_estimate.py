@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from privmix.services.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.estimate import Estimate
 
 REPEATS, RUNS = 5_000, 5
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmix.services.laboratory.evaluation.comparisons import COMPARISONS, compared, distinct_label
-from privmix.services.laboratory.evaluation.figures import PALETTES, style
-from privmix.services.laboratory.evaluation.methods import private
-from privmix.services.laboratory.evaluation.rows import RowReader
-from privmix.services.laboratory.evaluation.trial import run_trials
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.training.options import TokenBudget
+from privmix.laboratory.evaluation.comparisons import COMPARISONS, compared, distinct_label
+from privmix.laboratory.evaluation.figures import PALETTES, style
+from privmix.laboratory.evaluation.methods import private
+from privmix.laboratory.evaluation.rows import RowReader
+from privmix.laboratory.evaluation.trial import run_trials
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.training.options import TokenBudget
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 
 PARTS, POSITIONS = 4, 24

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.ledger import Ledger
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.budget.reader import read
-from privmix.services.laboratory.evaluation.in_memory import InMemoryBudget
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols import PROTOCOLS
+from privmix.budget.filter import Filter
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import read
+from privmix.laboratory.evaluation.in_memory import InMemoryBudget
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols import PROTOCOLS
 
 PARTS = 8
 STEPS = (5, 1, 40, 7, 30, 30, 1)

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.evaluation.comparisons import distinct_label, label, varied
-from privmix.services.laboratory.evaluation.ensembles import private_training
-from privmix.services.laboratory.evaluation.methods import dp_sgd, private, sweeps
-from privmix.services.laboratory.evaluation.options import EvaluationOptions, Quantity
-from privmix.services.laboratory.evaluation.rows import RowReader
-from privmix.services.laboratory.evaluation.trial import run_trials
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.services.privacy.protocols.ensemble import EnsembleSettings
-from privmix.services.training.manifest import Manifest, PrivateTraining
-from privmix.services.training.options import TokenBudget
+from privmix.foundation.errors import InputError
+from privmix.laboratory.evaluation.comparisons import distinct_label, label, varied
+from privmix.laboratory.evaluation.ensembles import private_training
+from privmix.laboratory.evaluation.methods import dp_sgd, private, sweeps
+from privmix.laboratory.evaluation.options import EvaluationOptions, Quantity
+from privmix.laboratory.evaluation.rows import RowReader
+from privmix.laboratory.evaluation.trial import run_trials
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.training.manifest import Manifest, PrivateTraining
+from privmix.training.options import TokenBudget
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 
 PARTS = 16

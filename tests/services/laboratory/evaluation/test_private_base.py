@@ -8,22 +8,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.evaluation.ensembles import ComparedEnsembles
-from privmix.services.laboratory.evaluation.evaluate import evaluate
-from privmix.services.laboratory.evaluation.options import EvaluationOptions
-from privmix.services.laboratory.evaluation.results import Result
-from privmix.services.laboratory.evaluation.text import EvaluationText, held_out_text
-from privmix.services.laboratory.evaluation.trial import CONTEXTS
-from privmix.services.laboratory.evaluation.tuning import tune
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.training import dp_sgd
-from privmix.services.training.corpus import Corpus
-from privmix.services.training.options import DpSgdOptions, TrainingOptions
-from privmix.services.training.plan import run_training
-from privmix.services.training.private_base import merged
-from privmix.services.training.train import plan
+from privmix.foundation.errors import InputError
+from privmix.laboratory.evaluation.ensembles import ComparedEnsembles
+from privmix.laboratory.evaluation.evaluate import evaluate
+from privmix.laboratory.evaluation.options import EvaluationOptions
+from privmix.laboratory.evaluation.results import Result
+from privmix.laboratory.evaluation.text import EvaluationText, held_out_text
+from privmix.laboratory.evaluation.trial import CONTEXTS
+from privmix.laboratory.evaluation.tuning import tune
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.training import dp_sgd
+from privmix.training.corpus import Corpus
+from privmix.training.options import DpSgdOptions, TrainingOptions
+from privmix.training.plan import run_training
+from privmix.training.private_base import merged
+from privmix.training.train import plan
 from tests.inline import run_inline
 from tests.support.training import small_documents, write_corpus
 from tests.tiny import write_tiny_model

@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import InputError, WorkError
-from privmix.services.laboratory.evaluation import private_choice, tasks
-from privmix.services.laboratory.evaluation.cases import CandidateSettings
-from privmix.services.laboratory.evaluation.ensembles import TrainedEnsemble
-from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.laboratory.evaluation.private_choice import FILE, choose
-from privmix.services.laboratory.evaluation.text import EvaluationText, texts_of_users
-from privmix.services.laboratory.evaluation.tuning import Tuning, TuningResult
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
-from privmix.services.training import public_model
-from privmix.services.training.corpus import Corpus, Document
-from privmix.services.training.options import TokenBudget
+from privmix.budget.reader import read
+from privmix.foundation.errors import InputError, WorkError
+from privmix.laboratory.evaluation import private_choice, tasks
+from privmix.laboratory.evaluation.cases import CandidateSettings
+from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.private_choice import FILE, choose
+from privmix.laboratory.evaluation.text import EvaluationText, texts_of_users
+from privmix.laboratory.evaluation.tuning import Tuning, TuningResult
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
+from privmix.training import public_model
+from privmix.training.corpus import Corpus, Document
+from privmix.training.options import TokenBudget
 from tests.ensembles import write_ensemble
 from tests.inline import run_inline
 from tests.tiny import write_tiny_model

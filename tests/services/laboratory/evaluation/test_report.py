@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from privmix.services.laboratory.evaluation.cases import Case
-from privmix.services.laboratory.evaluation.comparisons import distinct_label, label
-from privmix.services.laboratory.evaluation.figures import PALETTES, Theme, gaps, style
-from privmix.services.laboratory.evaluation.methods import private, sweeps
-from privmix.services.laboratory.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
-from privmix.services.laboratory.evaluation.results import (
+from privmix.laboratory.evaluation.cases import Case
+from privmix.laboratory.evaluation.comparisons import distinct_label, label
+from privmix.laboratory.evaluation.figures import PALETTES, Theme, gaps, style
+from privmix.laboratory.evaluation.methods import private, sweeps
+from privmix.laboratory.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
+from privmix.laboratory.evaluation.results import (
     Evaluation,
     Result,
     ResultTable,
@@ -25,11 +25,11 @@ from privmix.services.laboratory.evaluation.results import (
     impossible,
     result,
 )
-from privmix.services.laboratory.evaluation.trial import TrialResult
-from privmix.services.privacy.protocols.ensemble import EnsembleSettings
-from privmix.services.privacy.protocols.public import PublicSettings
-from privmix.services.privacy.settings import Settings
-from privmix.services.training.options import TokenBudget
+from privmix.laboratory.evaluation.trial import TrialResult
+from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.privacy.protocols.public import PublicSettings
+from privmix.privacy.settings import Settings
+from privmix.training.options import TokenBudget
 
 PARTS = 16
 FEWER = 4

@@ -10,17 +10,17 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from privmix.services.engine import PartKind
-from privmix.services.engine.engine import AdapterFiles
-from privmix.services.engine.part_text import text_files
-from privmix.services.engine.reader_attention import record
-from privmix.services.engine.switching import using
-from privmix.services.foundation.errors import InputError
-from privmix.services.foundation.files import write_files
-from privmix.services.laboratory.evaluation.rows import Drawing, EnsembleRows, RowInputs, RowReader, is_whole, read
-from privmix.services.laboratory.evaluation.scoring import Scorer
-from privmix.services.laboratory.evaluation.tasks import score, score_public
-from privmix.services.laboratory.evaluation.text import Block, EvaluationText
+from privmix.engine import PartKind
+from privmix.engine.engine import AdapterFiles
+from privmix.engine.part_text import text_files
+from privmix.engine.reader_attention import record
+from privmix.engine.switching import using
+from privmix.foundation.errors import InputError
+from privmix.foundation.files import write_files
+from privmix.laboratory.evaluation.rows import Drawing, EnsembleRows, RowInputs, RowReader, is_whole, read
+from privmix.laboratory.evaluation.scoring import Scorer
+from privmix.laboratory.evaluation.tasks import score, score_public
+from privmix.laboratory.evaluation.text import Block, EvaluationText
 from tests.ensembles import write_adapters
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 from tests.tiny import write_tiny_model

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.evaluation.text import EvaluationText, held_out_text
-from privmix.services.training.corpus import Document
+from privmix.foundation.errors import InputError
+from privmix.laboratory.evaluation.text import EvaluationText, held_out_text
+from privmix.training.corpus import Document
 
 DOCUMENTS = [
     Document(user, f"{user} says line {number} of what there is to say, and means it.")

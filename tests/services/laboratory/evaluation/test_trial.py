@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.laboratory.evaluation.comparisons import drawing
-from privmix.services.laboratory.evaluation.rows import RowReader, writing
-from privmix.services.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.adapmixed import AdaPMixedSettings
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from privmix.services.privacy.protocols.ensemble import EnsembleSettings
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.protocols.gnmax import GNMaxSettings
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixedSettings
-from privmix.services.privacy.protocols.public import PublicSettings
-from privmix.services.privacy.protocols.submix import SubMixSettings
-from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from privmix.services.privacy.settings import Settings
+from privmix.laboratory.evaluation.comparisons import drawing
+from privmix.laboratory.evaluation.rows import RowReader, writing
+from privmix.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.gnmax import GNMaxSettings
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings
+from privmix.privacy.protocols.public import PublicSettings
+from privmix.privacy.protocols.submix import SubMixSettings
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.privacy.settings import Settings
 from tests.services.laboratory.evaluation.hidden_states import VOCABULARY, StoredRows, write_rows
 
 PARTS, POSITIONS = 4, 80

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.evaluation.estimate import Estimate
-from privmix.services.laboratory.evaluation.tuning import (
+from privmix.foundation.errors import InputError
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.tuning import (
     TOLERANCE,
     TuningResult,
     candidates,
@@ -16,16 +16,16 @@ from privmix.services.laboratory.evaluation.tuning import (
     recommend,
     refuse_private,
 )
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.services.privacy.protocols.ensemble import EnsembleSettings
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.protocols.pmixed import PMixedSettings
-from privmix.services.privacy.protocols.public import PublicSettings
-from privmix.services.privacy.protocols.submix import SubMixSettings
-from privmix.services.training.corpus import Document
-from privmix.services.training.marks import Marks
-from privmix.services.training.options import TokenBudget
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings
+from privmix.privacy.protocols.public import PublicSettings
+from privmix.privacy.protocols.submix import SubMixSettings
+from privmix.training.corpus import Document
+from privmix.training.marks import Marks
+from privmix.training.options import TokenBudget
 
 BUDGET = TokenBudget(epsilon=100, delta=1e-5, tokens=100)
 """Too large for exact composition, which would plan each choice in seconds."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from privmix.services.laboratory.generation.fields import describe, variation
+from privmix.laboratory.generation.fields import describe, variation
 
 SCHEMA: dict[str, Any] = {
     "properties": {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.services.laboratory.generation import quality
+from privmix.laboratory.generation import quality
 
 
 def test_distinct_n_compares_equal_numbers_of_words() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.generation.baseline import FILE, load_baseline, write_baseline
-from privmix.services.generation.client import Sampling
-from privmix.services.generation.job import JobRequest
-from privmix.services.generation.template import Fields, items
+from privmix.foundation.errors import InputError
+from privmix.generation.baseline import FILE, load_baseline, write_baseline
+from privmix.generation.client import Sampling
+from privmix.generation.job import JobRequest
+from privmix.generation.template import Fields, items
 from tests.ensembles import write_ensemble
 from tests.services.generation.small_service import SmallService, serving
 from tests.support.cli import privmix

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from privmix.services.laboratory.heads.expm_nf import FitSettings, fit, release
-from privmix.services.laboratory.heads.flows import Flow, FlowKind, FlowSettings, Sylvester
+from privmix.laboratory.heads.expm_nf import FitSettings, fit, release
+from privmix.laboratory.heads.flows import Flow, FlowKind, FlowSettings, Sylvester
 
 
 def perturbed(settings: FlowSettings, dimension: int) -> Flow:

@@ -11,21 +11,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from privmix.cluster.cli import app
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import DataError, InputError, WorkError
-from privmix.services.foundation.progress import Display
-from privmix.services.laboratory.heads import attacks, compare, expm_nf, head, methods, mimic, text
-from privmix.services.laboratory.heads.certified import CertifiedSettings
-from privmix.services.laboratory.heads.data import DATASETS
-from privmix.services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-from privmix.services.laboratory.heads.flows import FlowSettings
-from privmix.services.laboratory.heads.names import DATASET_NAMES
-from privmix.services.laboratory.heads.report import write_report
-from privmix.services.laboratory.heads.score import auc, auc_of
-from privmix.services.laboratory.heads.table import read_npz
-from privmix.services.laboratory.heads.uncertainty import predictive_intervals
-from privmix.services.privacy.events import from_json
+from privmix.budget.reader import read
+from privmix.foundation.errors import DataError, InputError, WorkError
+from privmix.foundation.progress import Display
+from privmix.laboratory.heads import attacks, compare, expm_nf, head, methods, mimic, text
+from privmix.laboratory.heads.certified import CertifiedSettings
+from privmix.laboratory.heads.data import DATASETS
+from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+from privmix.laboratory.heads.flows import FlowSettings
+from privmix.laboratory.heads.names import DATASET_NAMES
+from privmix.laboratory.heads.report import write_report
+from privmix.laboratory.heads.score import auc, auc_of
+from privmix.laboratory.heads.table import read_npz
+from privmix.laboratory.heads.uncertainty import predictive_intervals
+from privmix.privacy.events import from_json
+from privmix_cluster.cli import app
 from tests.support.tables import generated
 from tests.tiny import write_tiny_base, write_tiny_model
 

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.foundation.errors import DataError, InputError
-from privmix.services.foundation.progress import Display
-from privmix.services.laboratory.heads import certified, compare, data, head, methods, sgd
-from privmix.services.laboratory.heads.certified import CertifiedSettings, total_losses
-from privmix.services.laboratory.heads.data import read_table
-from privmix.services.laboratory.heads.methods import METHODS
-from privmix.services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
-from privmix.services.laboratory.heads.names import MethodName
-from privmix.services.laboratory.heads.row_function import ROWS, RowFunction
-from privmix.services.laboratory.heads.score import auc_of
-from privmix.services.laboratory.heads.sgd import Noise
-from privmix.services.laboratory.heads.table import Table, split
-from privmix.services.privacy.sampling import clipping
-from privmix.services.privacy.sampling.clipping import GRAINS
-from privmix.services.privacy.sampling.selection import LOSS_UNITS
+from privmix.foundation.errors import DataError, InputError
+from privmix.foundation.progress import Display
+from privmix.laboratory.heads import certified, compare, data, head, methods, sgd
+from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
+from privmix.laboratory.heads.data import read_table
+from privmix.laboratory.heads.methods import METHODS
+from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
+from privmix.laboratory.heads.names import MethodName
+from privmix.laboratory.heads.row_function import ROWS, RowFunction
+from privmix.laboratory.heads.score import auc_of
+from privmix.laboratory.heads.sgd import Noise
+from privmix.laboratory.heads.table import Table, split
+from privmix.privacy.sampling import clipping
+from privmix.privacy.sampling.clipping import GRAINS
+from privmix.privacy.sampling.selection import LOSS_UNITS
 from tests.support.tables import generated
 
 
@@ -149,7 +149,7 @@ def test_the_influence_of_a_missing_value_decays_in_gru_d() -> None:
 
 
 def test_the_clinic_is_mostly_missing_and_its_last_values_are_carried() -> None:
-    from privmix.services.laboratory.heads.clinic import clinic, series
+    from privmix.laboratory.heads.clinic import clinic, series
 
     table = clinic(stays=500)
     masks = table.x[:, :, 12:24]
@@ -276,7 +276,7 @@ def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch:
         return methods.train_with_noise(lambda: deepcopy(model), table, noise, methods.DP_SGD)
 
     assert not torch.equal(trained(), trained())
-    monkeypatch.setattr("privmix.services.privacy.sampling.randomness.os.urandom", from_system)
+    monkeypatch.setattr("privmix.privacy.sampling.randomness.os.urandom", from_system)
     assert torch.equal(trained(), trained()), "something else is drawn, too"
     weights = sum(weight.numel() for weight in model.parameters())
     assert drawn >= 8 * noise.steps * (len(table.x) + weights)

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.budget.reader import read
-from privmix.services.foundation.errors import InputError, WorkError
-from privmix.services.foundation.progress import Display
-from privmix.services.laboratory.heads import clinic, compare, head, methods, pate
-from privmix.services.laboratory.heads.models import Parametrised
-from privmix.services.laboratory.heads.names import MethodName
-from privmix.services.laboratory.heads.pate import LabellingEvent, PateSettings
-from privmix.services.laboratory.heads.table import Table
-from privmix.services.privacy import accounting
-from privmix.services.privacy.events import from_json
-from privmix.services.privacy.protocols.gnmax import GNMaxEvent
+from privmix.budget.reader import read
+from privmix.foundation.errors import InputError, WorkError
+from privmix.foundation.progress import Display
+from privmix.laboratory.heads import clinic, compare, head, methods, pate
+from privmix.laboratory.heads.models import Parametrised
+from privmix.laboratory.heads.names import MethodName
+from privmix.laboratory.heads.pate import LabellingEvent, PateSettings
+from privmix.laboratory.heads.table import Table
+from privmix.privacy import accounting
+from privmix.privacy.events import from_json
+from privmix.privacy.protocols.gnmax import GNMaxEvent
 from tests.support.tables import generated
 
 DELTA = 1e-5

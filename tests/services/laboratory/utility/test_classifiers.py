@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from privmix.services.laboratory.utility.classifiers import CLASSIFIERS, Classifier, Examples, evaluate, macro_f1
-from privmix.services.privacy.arrays import Integers, Reals
+from privmix.laboratory.utility.classifiers import CLASSIFIERS, Classifier, Examples, evaluate, macro_f1
+from privmix.privacy.arrays import Integers, Reals
 
 
 def examples(count: int, seed: int, distance: float, users: int | None = None) -> Examples:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.utility.copies import (
+from privmix.foundation.errors import InputError
+from privmix.laboratory.utility.copies import (
     PlantedSecret,
     Secrets,
     find_secrets,

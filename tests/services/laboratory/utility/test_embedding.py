@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from privmix.services.laboratory.utility.embedding import Embedder
+from privmix.laboratory.utility.embedding import Embedder
 
 TEXTS = ["Thank you for your call.", "", "The ferry to the island leaves at nine, and waits for nobody at all.", "a"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.utility.labelled import TextOrigin, parse_named, read
+from privmix.foundation.errors import InputError
+from privmix.laboratory.utility.labelled import TextOrigin, parse_named, read
 from tests.services.generation.small_service import SmallService, serving
 from tests.support.jobs import TOKENS, request, run
 

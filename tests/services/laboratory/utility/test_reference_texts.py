@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import Result
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.utility.labelled import Labelled, TextOrigin, read
-from privmix.services.laboratory.utility.reference_texts import METHODS, ReferenceBatch, _Rows, _Writer, batches
-from privmix.services.laboratory.utility.references import Amin
+from privmix.foundation.errors import InputError
+from privmix.laboratory.utility.labelled import Labelled, TextOrigin, read
+from privmix.laboratory.utility.reference_texts import METHODS, ReferenceBatch, _Rows, _Writer, batches
+from privmix.laboratory.utility.references import Amin
 from tests.support.cli import privmix
 from tests.tiny import write_tiny_base
 

@@ -8,10 +8,10 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import laplace
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.utility.references import Amin, InvisibleInk, distance, svt_epsilon
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols.exponential import FixedSizeExponentialEvent
+from privmix.foundation.errors import InputError
+from privmix.laboratory.utility.references import Amin, InvisibleInk, distance, svt_epsilon
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols.exponential import FixedSizeExponentialEvent
 
 VOCABULARY, REFERENCES = 12, 4
 

@@ -8,9 +8,9 @@ from mpmath import mp, mpf
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
-from privmix.services.privacy.accounting.channel import WorstCaseRatios, worst_channel
-from privmix.services.privacy.mollifiers.projection import Projection
-from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.privacy.accounting.channel import WorstCaseRatios, worst_channel
+from privmix.privacy.mollifiers.projection import Projection
+from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import (
     Rows,
     climb,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import compute_epsilon
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting.published import largest_beta, total_loss
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.protocols.pmixed import PublishedEvent, RatioEvent
+from privmix.privacy import accounting
+from privmix.privacy.accounting.published import largest_beta, total_loss
+from privmix.privacy.events import Event
+from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())
 

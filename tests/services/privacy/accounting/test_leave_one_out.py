@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.privacy.accounting.leave_one_out import losses
+from privmix.privacy.accounting.leave_one_out import losses
 from tests.services.privacy.mechanism import Rows
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import composition, planning
-from privmix.services.privacy.events import Accountant
-from privmix.services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
+from privmix.privacy import accounting
+from privmix.privacy.accounting import composition, planning
+from privmix.privacy.events import Accountant
+from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 from dp_accounting.rdp import compute_epsilon
 
-from privmix.services.privacy.accounting.published import largest_beta, query_loss, subsampled_loss, total_loss
+from privmix.privacy.accounting.published import largest_beta, query_loss, subsampled_loss, total_loss
 
 ORDER, EPSILON, DELTA, TOKENS = 3, 8.0, 1e-5, 1024  # the defaults of the paper
 

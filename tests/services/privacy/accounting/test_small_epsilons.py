@@ -11,19 +11,19 @@ import pytest
 from mpmath import mp, mpf
 from scipy.optimize import brentq
 
-from privmix.services.budget.filter import Filter, counted
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
-from privmix.services.privacy.accounting.tilts import account_rdp, largest_account
-from privmix.services.privacy.events import Accountant
-from privmix.services.privacy.protocols.exponential import ExponentialSettings
-from privmix.services.privacy.protocols.gnmax import GNMaxSettings
-from privmix.services.privacy.protocols.individual import IndividualSettings
-from privmix.services.privacy.protocols.pmixed import PMixedSettings, RatioEvent
-from privmix.services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
-from privmix.services.privacy.settings import Settings
+from privmix.budget.filter import Filter, counted
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.privacy import accounting
+from privmix.privacy.accounting import planning
+from privmix.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
+from privmix.privacy.accounting.tilts import account_rdp, largest_account
+from privmix.privacy.events import Accountant
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.gnmax import GNMaxSettings
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings, RatioEvent
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.privacy.settings import Settings
 
 # parts, q, tokens, epsilon, delta, and the share of the largest radius that a plan must reach
 TABLE = [

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting.tilts import account_rdp, largest_account, moment_factor
+from privmix.privacy import accounting
+from privmix.privacy.accounting.tilts import account_rdp, largest_account, moment_factor
 
 ORDERS = (1.01, 1.3, 2.0, 2.5, 4.0, 11.0, 60.0)
 

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.services.privacy.mollifiers.mixture import integer_weights, slack
-from privmix.services.privacy.mollifiers.projection import Projection, clip
-from privmix.services.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
-from privmix.services.privacy.protocols.adapmixed import AdaPMixed
-from privmix.services.privacy.protocols.pmixed import PMixed, radii
+from privmix.privacy.mollifiers.mixture import integer_weights, slack
+from privmix.privacy.mollifiers.projection import Projection, clip
+from privmix.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
+from privmix.privacy.protocols.adapmixed import AdaPMixed
+from privmix.privacy.protocols.pmixed import PMixed, radii
 from tests.support.rows import PARTS, PUBLIC, VOCABULARY, part_logits, public_logits
 
 Integers = NDArray[np.object_]

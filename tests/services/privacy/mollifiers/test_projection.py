@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from privmix.services.privacy.mollifiers.projection import TOLERANCE, clip, mix
+from privmix.privacy.mollifiers.projection import TOLERANCE, clip, mix
 
 Row = NDArray[np.float64]
 RADII = st.floats(0.01, 3)

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from privmix.services.privacy.accounting.published import largest_beta, query_loss
-from privmix.services.privacy.mollifiers.renyi import mollify
-from privmix.services.privacy.protocols.pmixed import PMixed
+from privmix.privacy.accounting.published import largest_beta, query_loss
+from privmix.privacy.mollifiers.renyi import mollify
+from privmix.privacy.protocols.pmixed import PMixed
 from tests.services.privacy.mechanism import released, renyi_divergence
 
 Row = NDArray[np.float64]

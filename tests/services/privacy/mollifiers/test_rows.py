@@ -10,10 +10,10 @@ from torch import (
     set_num_threads,  # bound before an engine of vLLM in this process makes torch's do nothing
 )
 
-from privmix.services.foundation import compiled
-from privmix.services.privacy.mollifiers import projection, rows
-from privmix.services.privacy.mollifiers.mixture import accepted
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from privmix.foundation import compiled
+from privmix.privacy.mollifiers import projection, rows
+from privmix.privacy.mollifiers.mixture import accepted
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape_public
 
 SEQUENCES, PARTS, VOCABULARY = 2, 5, 3001
 

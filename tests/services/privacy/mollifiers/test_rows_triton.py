@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from privmix.services.foundation import compiled
-from privmix.services.privacy import mollifiers, reduction
-from privmix.services.privacy.mollifiers import projection, rows
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape_public
-from privmix.services.privacy.protocols.exponential import Exponential
+from privmix.foundation import compiled
+from privmix.privacy import mollifiers, reduction
+from privmix.privacy.mollifiers import projection, rows
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from privmix.privacy.protocols.exponential import Exponential
 from tests.benchmarks.row_kernels import (
     agreement_of_projections,
     agreement_of_samples,
@@ -172,7 +172,7 @@ def test_means_moments_and_sums(name: str, log_p: Tensor, public: Tensor, run: R
 
 def steps_of_nonsense(public: Tensor, drawn: Tensor, most: int) -> Tensor:
     """Adds up the steps of rows whose largest logit, mass and centre are numbers that no row has."""
-    from privmix.services.privacy.mollifiers import rows_triton
+    from privmix.privacy.mollifiers import rows_triton
 
     device = public.device
     nonsense = torch.tensor([math.nan, math.inf, -math.inf, 1e38, -1e38], device=device)
@@ -304,7 +304,7 @@ def test_triton_builds_a_kernel_for_hopper(name: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from privmix.services.privacy.mollifiers import rows_triton
+    from privmix.privacy.mollifiers import rows_triton
 
     types, (block, warps) = KERNELS[name]
     source = ASTSource(
@@ -319,7 +319,7 @@ def test_triton_builds_a_kernel_for_hopper(name: str) -> None:
 def test_every_kernel_is_built() -> None:
     from triton.runtime.jit import JITFunction
 
-    from privmix.services.privacy.mollifiers import rows_triton
+    from privmix.privacy.mollifiers import rows_triton
 
     launched = {name for name, each in vars(rows_triton).items() if isinstance(each, JITFunction)}
     assert launched - {"_log_weights", "_mass"} == set(KERNELS)
@@ -343,8 +343,8 @@ def test_without_triton_torch_reduces_and_the_log_says_so(
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA GPU")
 def test_nothing_waits_for_the_device_and_a_graph_captures_the_kernels() -> None:
-    from privmix.services.privacy.mollifiers.shaping import bits_per_nat, plain_public
-    from privmix.services.privacy.reduction import reduce_at
+    from privmix.privacy.mollifiers.shaping import bits_per_nat, plain_public
+    from privmix.privacy.reduction import reduce_at
 
     protocol = Exponential(PARTS, PARTS, 0.7)
     made = logits(SEQUENCES, PARTS, VOCABULARY, DEVICE)

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.services.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
-from privmix.services.privacy.protocol import Answers
+from privmix.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
+from privmix.privacy.protocol import Answers
 
 Row = NDArray[np.float64]
 VOCABULARY = 4000

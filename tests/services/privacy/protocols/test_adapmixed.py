@@ -10,21 +10,21 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.events import Accountant, from_json
-from privmix.services.privacy.mollifiers.mixture import slack
-from privmix.services.privacy.mollifiers.projection import Projection, clip, mix
-from privmix.services.privacy.mollifiers.renyi import mollify
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocol import Answers, Release
-from privmix.services.privacy.protocols.adapmixed import (
+from privmix.privacy import accounting
+from privmix.privacy.events import Accountant, from_json
+from privmix.privacy.mollifiers.mixture import slack
+from privmix.privacy.mollifiers.projection import Projection, clip, mix
+from privmix.privacy.mollifiers.renyi import mollify
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocol import Answers, Release
+from privmix.privacy.protocols.adapmixed import (
     AdaPMixed,
     AdaPMixedSettings,
     ScreenedRatioEvent,
     ScreenedRenyiEvent,
     screening_divergence,
 )
-from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import Rows, climb, log_softmax, renyi_divergence
 
 ORDERS = (1.5, 3.0, 18.0)

@@ -10,11 +10,11 @@ from dp_accounting.mechanism_calibration import ExplicitBracketInterval, calibra
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from privmix.services.budget.filter import Filter
-from privmix.services.budget.privacy_budget import PrivacyBudget
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.protocols.dp_sgd import DpSgd, DpSgdEvent, DpSgdSettings, noise_multiplier
+from privmix.budget.filter import Filter
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.privacy import accounting
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocols.dp_sgd import DpSgd, DpSgdEvent, DpSgdSettings, noise_multiplier
 
 DELTA = 1e-5
 EVENT = DpSgdEvent("user", 1.1, 0.05, 100, "first")

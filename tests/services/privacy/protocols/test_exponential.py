@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
-from privmix.services.privacy.accounting.bounded_range import hockey_stick as hockey_stick_bound
-from privmix.services.privacy.events import from_json
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocols.exponential import (
+from privmix.privacy.accounting import planning
+from privmix.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
+from privmix.privacy.accounting.bounded_range import hockey_stick as hockey_stick_bound
+from privmix.privacy.events import from_json
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocols.exponential import (
     Exponential,
     ExponentialSettings,
     FixedSizeExponentialEvent,
@@ -274,7 +274,7 @@ def test_without_slack_rounding_leaves_the_range(monkeypatch: pytest.MonkeyPatch
 
     allowed = Fraction(exp(protocol.event.range))
     assert widest() <= allowed
-    monkeypatch.setattr("privmix.services.privacy.protocols.exponential.slack", lambda *_: 0.0)
+    monkeypatch.setattr("privmix.privacy.protocols.exponential.slack", lambda *_: 0.0)
     assert widest() > allowed
 
 

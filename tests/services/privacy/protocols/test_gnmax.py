@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy.special import erfc
 
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.arrays import Integers
-from privmix.services.privacy.events import Accountant
-from privmix.services.privacy.mollifiers.candidates import Candidates
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocol import Answers
-from privmix.services.privacy.protocols.gnmax import (
+from privmix.privacy.accounting import planning
+from privmix.privacy.arrays import Integers
+from privmix.privacy.events import Accountant
+from privmix.privacy.mollifiers.candidates import Candidates
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocol import Answers
+from privmix.privacy.protocols.gnmax import (
     GNMax,
     GNMaxEvent,
     GNMaxSettings,
@@ -24,7 +24,7 @@ from privmix.services.privacy.protocols.gnmax import (
     loss,
     votes,
 )
-from privmix.services.privacy.sampling.categorical import TOTAL, sample
+from privmix.privacy.sampling.categorical import TOTAL, sample
 from tests.services.privacy.mechanism import Rows, hockey_stick, renyi_divergence
 
 ORDERS = (1.5, 3.0, 18.0)

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from privmix.services.privacy.accounting.tilts import account_rdp, moment_factor
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocol import Answers
-from privmix.services.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
+from privmix.privacy.accounting.tilts import account_rdp, moment_factor
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocol import Answers
+from privmix.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
 from tests.services.privacy.mechanism import Rows, climb, log_softmax, normalised, renyi_divergence
 
 pytestmark = pytest.mark.usefixtures("operators")

@@ -17,11 +17,11 @@ LINE = '    "toy": "toy:ToySettings",\n'
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the toy protocol's file and registration."""
     copy = tmp_path_factory.mktemp("extended")
-    for folder in (".packages", "cluster", "services", "tests"):
+    for folder in ("cluster", "services", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    shutil.copy(TOY, copy / "services" / "privacy" / "protocols")
-    registry = copy / "services" / "privacy" / "protocols" / "__init__.py"
+    shutil.copy(TOY, copy / "services" / "privmix" / "privacy" / "protocols")
+    registry = copy / "services" / "privmix" / "privacy" / "protocols" / "__init__.py"
     head, brace, tail = registry.read_text().partition("}\n")
     registry.write_text(head + LINE + brace + tail)
     return copy
@@ -30,7 +30,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def passed(copy: Path, markers: str, *suites: str) -> int:
     """Runs the toy protocol's cases of the suites and returns their number."""
     command = [sys.executable, "-m", "pytest", "-q", "-k", "toy", "-m", markers, "-p", "no:cacheprovider", *suites]
-    environment = os.environ | {"PYTHONPATH": f"{copy / '.packages'}{os.pathsep}{copy}"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy / "services", copy / "cluster", copy)))}
     result = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return int(result.stdout.splitlines()[-1].split(" passed")[0].split()[-1])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.privacy.accounting.published import largest_beta
-from privmix.services.privacy.mollifiers.renyi import mollify
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent, RatioEvent
-from privmix.services.privacy.sampling.categorical import sample
+from privmix.privacy.accounting.published import largest_beta
+from privmix.privacy.mollifiers.renyi import mollify
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent, RatioEvent
+from privmix.privacy.sampling.categorical import sample
 from tests.services.privacy.mechanism import log_softmax, normalised, released, subsets, token_distribution
 
 

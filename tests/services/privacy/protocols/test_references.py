@@ -7,13 +7,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.events import Event
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
-from privmix.services.privacy.protocols.finetuned import Finetuned, FinetunedEvent, FinetunedSettings
-from privmix.services.privacy.protocols.public import Public, PublicEvent, PublicSettings
+from privmix.privacy.accounting import planning
+from privmix.privacy.events import Event
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
+from privmix.privacy.protocols.finetuned import Finetuned, FinetunedEvent, FinetunedSettings
+from privmix.privacy.protocols.public import Public, PublicEvent, PublicSettings
 
 
 def test_the_public_model_alone_answers() -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from privmix.services.laboratory.audit.variants import variants
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.events import from_json
-from privmix.services.privacy.mollifiers.shaping import shape
-from privmix.services.privacy.protocol import Answers, Protocol
-from privmix.services.privacy.protocols import PROTOCOLS, name_of
-from privmix.services.privacy.settings import Settings
+from privmix.laboratory.audit.variants import variants
+from privmix.privacy.accounting import planning
+from privmix.privacy.events import from_json
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocol import Answers, Protocol
+from privmix.privacy.protocols import PROTOCOLS, name_of
+from privmix.privacy.settings import Settings
 
 PARTS = 4
 EVERY = [

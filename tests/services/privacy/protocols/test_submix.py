@@ -8,13 +8,13 @@ import pytest
 import torch
 from scipy.optimize import bisect
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.accounting import published
-from privmix.services.privacy.events import Accountant, from_json
-from privmix.services.privacy.mollifiers.agreement import largest_weights
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocol import Answers, Release
-from privmix.services.privacy.protocols.submix import (
+from privmix.privacy import accounting
+from privmix.privacy.accounting import published
+from privmix.privacy.events import Accountant, from_json
+from privmix.privacy.mollifiers.agreement import largest_weights
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocol import Answers, Release
+from privmix.privacy.protocols.submix import (
     SubMix,
     SubMixEvent,
     SubMixSettings,

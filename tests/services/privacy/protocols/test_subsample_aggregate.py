@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.privacy.accounting import EARLIER_ORDERS, ORDERS, planning
-from privmix.services.privacy.mollifiers.candidates import Candidates
-from privmix.services.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.services.privacy.protocols.subsample_aggregate import (
+from privmix.privacy.accounting import EARLIER_ORDERS, ORDERS, planning
+from privmix.privacy.mollifiers.candidates import Candidates
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocols.subsample_aggregate import (
     UNIT,
     SubsampleAggregate,
     SubsampleAggregateEvent,
     SubsampleAggregateSettings,
     summed,
 )
-from privmix.services.privacy.sampling.categorical import TOTAL, sample
+from privmix.privacy.sampling.categorical import TOTAL, sample
 from tests.services.privacy.mechanism import Rows, climb, hockey_stick, renyi_divergence
 
 SEARCHED = (1.5, 3.0, 18.0)
@@ -31,7 +31,7 @@ def noise(centre: int, t: float, reach: int) -> Rows:
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> int:
     """A grid coarse enough to enumerate every outcome."""
-    monkeypatch.setattr("privmix.services.privacy.protocols.subsample_aggregate.UNIT", 8)
+    monkeypatch.setattr("privmix.privacy.protocols.subsample_aggregate.UNIT", 8)
     return 8
 
 

@@ -16,16 +16,16 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field
 
-from privmix.services.privacy.accounting import planning
-from privmix.services.privacy.accounting.bounded_range import bounded_range_rdp
-from privmix.services.privacy.arrays import Reals
-from privmix.services.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, check_parts
-from privmix.services.privacy.mollifiers.candidates import Candidates
-from privmix.services.privacy.protocol import Answers, Protocol, Release
-from privmix.services.privacy.sampling.categorical import quantise
-from privmix.services.privacy.sampling.randomness import uniform_below
-from privmix.services.privacy.settings import Settings
-from privmix.services.privacy.worlds import Pair, one_hot, replaced
+from privmix.privacy.accounting import planning
+from privmix.privacy.accounting.bounded_range import bounded_range_rdp
+from privmix.privacy.arrays import Reals
+from privmix.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Guarantee, Orders, check_parts
+from privmix.privacy.mollifiers.candidates import Candidates
+from privmix.privacy.protocol import Answers, Protocol, Release
+from privmix.privacy.sampling.categorical import quantise
+from privmix.privacy.sampling.randomness import uniform_below
+from privmix.privacy.settings import Settings
+from privmix.privacy.worlds import Pair, one_hot, replaced
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from privmix.services.privacy.sampling.categorical import TOTAL, accumulated, draw, quantise, sample, tokens_at
+from privmix.privacy.sampling.categorical import TOTAL, accumulated, draw, quantise, sample, tokens_at
 
 
 def test_frequencies_are_those_of_the_weights() -> None:

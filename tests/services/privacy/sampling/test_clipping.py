@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from privmix.services.foundation.units import MIN_CLIP
-from privmix.services.privacy.sampling.clipping import GRAINS, clipped, noised
+from privmix.foundation.units import MIN_CLIP
+from privmix.privacy.sampling.clipping import GRAINS, clipped, noised
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-9, 0.3, 1.0, 7.0, 1e12, 1e37])

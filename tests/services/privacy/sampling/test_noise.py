@@ -8,9 +8,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from privmix.services.privacy.arrays import Integers
-from privmix.services.privacy.sampling import noise
-from privmix.services.privacy.sampling.noise import AHEAD, NoisePool, discrete_gaussian, discrete_laplace
+from privmix.privacy.arrays import Integers
+from privmix.privacy.sampling import noise
+from privmix.privacy.sampling.noise import AHEAD, NoisePool, discrete_gaussian, discrete_laplace
 
 
 class Recorder:

@@ -7,94 +7,104 @@ from pathlib import Path
 
 import pytest
 
-from privmix import cluster, services
-from privmix.services.privacy.sampling.randomness import poisson_subsample, uniform_below
+from privmix.privacy.sampling.randomness import poisson_subsample, uniform_below
 
-ROOT = Path(next(iter(services.__path__))).parent
+ROOT = Path(__file__).parents[4]
 
-SAMPLING = {"services/privacy/sampling/randomness.py", "services/privacy/sampling/noise.py"}
+SAMPLING = {"privmix/privacy/sampling/randomness.py", "privmix/privacy/sampling/noise.py"}
 """The modules that draw private randomness: the operating system's, and OpenDP's, which comes from there."""
 
 NOT_PRIVATE = {
-    "cluster/work/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
-    "services/budget/verification.py": ({"Generator"}, "the type of a reading, which draws no numbers"),
-    "services/tokenization/people_text.py": ({"secrets"}, "the name of the marks in one chat, which nobody can type"),
-    "services/structure/compiler.py": ({"random"}, "texts that a new grammar is tried with, from its own text alone"),
-    "services/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
-    "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
-    "services/laboratory/audit/attacks/accounts.py": ({"default_rng", "normal"}, "inputs of an audit"),
-    "services/laboratory/audit/attacks/clipped_sums.py": (
+    "privmix_cluster/work/tune.py": (
+        {"secrets"},
+        "a key of marks that are forgotten at the end of the command",
+    ),
+    "privmix/budget/verification.py": ({"Generator"}, "the type of a reading, which draws no numbers"),
+    "privmix/tokenization/people_text.py": (
+        {"secrets"},
+        "the name of the marks in one chat, which nobody can type",
+    ),
+    "privmix/structure/compiler.py": (
+        {"random"},
+        "texts that a new grammar is tried with, from its own text alone",
+    ),
+    "privmix/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
+    "privmix/laboratory/audit/attacks/accounts.py": ({"default_rng", "normal"}, "inputs of an audit"),
+    "privmix/laboratory/audit/attacks/clipped_sums.py": (
         {"default_rng", "manual_seed"},
         "texts and initial weights of an audit",
     ),
-    "services/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
-    "services/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
-    "services/laboratory/audit/attacks/releases.py": (
+    "privmix/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
+    "privmix/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
+    "privmix/laboratory/audit/attacks/releases.py": (
         {"default_rng", "normal"},
         "a release of an attack, from known outputs",
     ),
-    "services/laboratory/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
-    "services/laboratory/audit/worlds/sampled_secrets.py": ({"secrets"}, "planted text"),
-    "services/laboratory/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
-    "services/engine/vllm_engine.py": ({"secrets"}, "a name"),
-    "services/laboratory/evaluation/rows.py": (
+    "privmix/laboratory/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
+    "privmix/laboratory/audit/worlds/sampled_secrets.py": ({"secrets"}, "planted text"),
+    "privmix/laboratory/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
+    "privmix/engine/vllm_engine.py": ({"secrets"}, "a name"),
+    "privmix/laboratory/evaluation/rows.py": (
         {"default_rng", "secrets"},
         "a name, and the positions at which public and held-out text is scored",
     ),
-    "services/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
-    "services/requests/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "services/requests/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
-    "services/requests/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "services/laboratory/generation/quality.py": ({"default_rng"}, "measurements of released text"),
-    "services/laboratory/heads/attacks.py": (
+    "privmix/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
+    "privmix/requests/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "privmix/requests/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
+    "privmix/requests/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "privmix/laboratory/generation/quality.py": ({"default_rng"}, "measurements of released text"),
+    "privmix/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
         "coins and releases of an audit",
     ),
-    "services/laboratory/heads/certified.py": (
+    "privmix/laboratory/heads/certified.py": (
         {"Generator", "manual_seed", "randn"},
         "candidates, which need not be secret; `select` draws from them",
     ),
-    "services/laboratory/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
-    "services/laboratory/heads/table.py": ({"default_rng"}, "the rows of a comparison"),
-    "services/laboratory/heads/expm_nf.py": (
+    "privmix/laboratory/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
+    "privmix/laboratory/heads/table.py": ({"default_rng"}, "the rows of a comparison"),
+    "privmix/laboratory/heads/expm_nf.py": (
         {"Generator", "manual_seed", "randperm"},
         "a method without a guarantee, and candidates",
     ),
-    "services/laboratory/heads/flows.py": ({"randn"}, "initial weights, and a method without a guarantee"),
-    "services/laboratory/heads/methods.py": ({"manual_seed"}, "initial weights"),
-    "services/laboratory/heads/models.py": ({"rand"}, "initial weights"),
-    "services/laboratory/heads/pate.py": (
+    "privmix/laboratory/heads/flows.py": ({"randn"}, "initial weights, and a method without a guarantee"),
+    "privmix/laboratory/heads/methods.py": ({"manual_seed"}, "initial weights"),
+    "privmix/laboratory/heads/models.py": ({"rand"}, "initial weights"),
+    "privmix/laboratory/heads/pate.py": (
         {"manual_seed", "rand"},
         "queries, initial weights and assignment to parts; `discrete_gaussian` hides the votes",
     ),
-    "services/laboratory/heads/row_function.py": (
+    "privmix/laboratory/heads/row_function.py": (
         {"Generator", "manual_seed", "rand", "randperm"},
         "numbers on which places of a batch are compared",
     ),
-    "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
-    "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
-    "services/laboratory/utility/labelled.py": ({"default_rng"}, "the texts of a measurement, the same every time"),
-    "services/laboratory/utility/reference_texts.py": (
+    "privmix/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
+    "privmix/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
+    "privmix/laboratory/utility/labelled.py": (
+        {"default_rng"},
+        "the texts of a measurement, the same every time",
+    ),
+    "privmix/laboratory/utility/reference_texts.py": (
         {"Generator", "manual_seed", "multinomial"},
         "texts of published mechanisms, for comparison",
     ),
-    "services/laboratory/utility/references.py": (
+    "privmix/laboratory/utility/references.py": (
         {"default_rng"},
         "texts of published mechanisms, for comparison",
     ),
-    "services/laboratory/utility/classifiers.py": (
+    "privmix/laboratory/utility/classifiers.py": (
         {"default_rng", "manual_seed"},
         "bootstrap samples and initial weights of a measurement",
     ),
-    "services/keys/records.py": ({"secrets"}, "API keys"),
-    "services/training/adapter.py": (
+    "privmix/keys/records.py": ({"secrets"}, "API keys"),
+    "privmix/training/adapter.py": (
         {"Generator", "manual_seed", "randperm"},
         "initial weights and the order of one part's blocks",
     ),
-    "services/training/demo.py": ({"randint", "random"}, "a generated corpus"),
-    "services/training/partition.py": ({"secrets"}, "a key, which is drawn once"),
-    "services/training/per_unit.py": ({"manual_seed"}, "initial weights"),
-    "services/training/row_gradients.py": (
+    "privmix/training/demo.py": ({"randint", "random"}, "a generated corpus"),
+    "privmix/training/partition.py": ({"secrets"}, "a key, which is drawn once"),
+    "privmix/training/per_unit.py": ({"manual_seed"}, "initial weights"),
+    "privmix/training/row_gradients.py": (
         {"Generator", "manual_seed", "randint", "randn"},
         "tokens and weights on which places of a pass are compared",
     ),
@@ -142,7 +152,7 @@ def drawn_in(source: str) -> set[str]:
         match node:
             case ast.Import():
                 names |= {alias.name for alias in node.names if {alias.name, alias.name.split(".")[0]} & MODULES}
-            case ast.ImportFrom(module=str(module)) if module.startswith("privmix.services.privacy.sampling"):
+            case ast.ImportFrom(module=str(module)) if module.startswith("privmix.privacy.sampling"):
                 own |= {alias.asname or alias.name for alias in node.names}
             case ast.ImportFrom(module=str(module)):
                 whole = module.split(".")[0] in MODULES or module in MODULES
@@ -155,15 +165,15 @@ def drawn_in(source: str) -> set[str]:
 
 
 def modules() -> Iterator[tuple[str, str]]:
-    for package in (services, cluster):
-        for file in sorted(Path(next(iter(package.__path__))).rglob("*.py")):
-            yield str(file.relative_to(ROOT)), file.read_text()
+    for root in (ROOT / "services", ROOT / "cluster"):
+        for file in sorted(root.glob("privmix*/**/*.py")):
+            yield str(file.relative_to(root)), file.read_text()
 
 
 def test_only_one_package_draws_private_randomness() -> None:
     drawn = {name: names for name, source in modules() if (names := drawn_in(source)) and name not in SAMPLING}
     known = {name: names for name, (names, _) in NOT_PRIVATE.items()}
-    assert drawn == known, "draw through services/privacy/sampling/randomness.py"
+    assert drawn == known, "draw through privmix/privacy/sampling/randomness.py"
 
 
 @pytest.mark.parametrize(

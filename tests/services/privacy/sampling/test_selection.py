@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privmix.services.privacy import accounting
-from privmix.services.privacy.events import from_json
-from privmix.services.privacy.sampling.selection import (
+from privmix.privacy import accounting
+from privmix.privacy.events import from_json
+from privmix.privacy.sampling.selection import (
     LOSS_UNITS,
     Neighbours,
     SelectionEvent,
@@ -113,7 +113,7 @@ def test_capping_far_candidates_keeps_the_range(kind: Neighbours) -> None:
 
 def test_a_rate_twice_as_high_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows the power of the brute-force search above."""
-    monkeypatch.setattr("privmix.services.privacy.sampling.selection._WIDTHS", {"replace": 1.0, "add-remove": 0.5})
+    monkeypatch.setattr("privmix.privacy.sampling.selection._WIDTHS", {"replace": 1.0, "add-remove": 0.5})
     with pytest.raises(AssertionError):
         test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(2.0, "replace")
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from privmix.services.laboratory.audit.attacks import clipped_sums, pipeline
-from privmix.services.laboratory.audit.report.finding import broken
-from privmix.services.training import per_unit, row_gradients
-from privmix.services.training.adapter import with_lora
-from privmix.services.training.options import DP_SGD_TRAINING
-from privmix.services.training.per_unit import UnitGradients
-from privmix.services.training.row_gradients import RowGradients, TokenRow
+from privmix.laboratory.audit.attacks import clipped_sums, pipeline
+from privmix.laboratory.audit.report.finding import broken
+from privmix.training import per_unit, row_gradients
+from privmix.training.adapter import with_lora
+from privmix.training.options import DP_SGD_TRAINING
+from privmix.training.per_unit import UnitGradients
+from privmix.training.row_gradients import RowGradients, TokenRow
 from tests.tiny import write_tiny_model
 
 PLANTED: list[int] = []

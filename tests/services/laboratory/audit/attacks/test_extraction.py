@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.audit.attacks import extraction
-from privmix.services.laboratory.audit.attacks.one_run import correct_guesses, of_users
-from privmix.services.laboratory.audit.report.page import AuditReport
-from privmix.services.laboratory.audit.report.sections import Subject, extraction_section
-from privmix.services.laboratory.audit.worlds import canaries, testbed
-from privmix.services.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
-from privmix.services.laboratory.audit.worlds.chances import next_token_chances
-from privmix.services.laboratory.audit.worlds.models import LocalModels, ModelOutput
-from privmix.services.laboratory.audit.worlds.sampled_secrets import SecretSampler
-from privmix.services.laboratory.audit.worlds.sizes import PlantedSize
-from privmix.services.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.privacy.protocols.ensemble import Ensemble
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.services.privacy.protocols.public import Public
-from privmix.services.training.corpus import Corpus
+from privmix.foundation.errors import InputError
+from privmix.laboratory.audit.attacks import extraction
+from privmix.laboratory.audit.attacks.one_run import correct_guesses, of_users
+from privmix.laboratory.audit.report.page import AuditReport
+from privmix.laboratory.audit.report.sections import Subject, extraction_section
+from privmix.laboratory.audit.worlds import canaries, testbed
+from privmix.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
+from privmix.laboratory.audit.worlds.chances import next_token_chances
+from privmix.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from privmix.laboratory.audit.worlds.sampled_secrets import SecretSampler
+from privmix.laboratory.audit.worlds.sizes import PlantedSize
+from privmix.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.protocols.ensemble import Ensemble
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.protocols.public import Public
+from privmix.training.corpus import Corpus
 
 DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0

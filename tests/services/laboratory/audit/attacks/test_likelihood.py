@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privmix.services.laboratory.audit.attacks import likelihood
-from privmix.services.laboratory.audit.variants import audited
-from privmix.services.laboratory.audit.worlds import distributions
-from privmix.services.privacy.mollifiers import projection
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols import PROTOCOLS, subsample_aggregate
-from privmix.services.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
-from privmix.services.privacy.protocols.gnmax import GNMax
-from privmix.services.privacy.protocols.pmixed import PMixed, RatioEvent
-from privmix.services.privacy.sampling.noise import discrete_laplace
+from privmix.laboratory.audit.attacks import likelihood
+from privmix.laboratory.audit.variants import audited
+from privmix.laboratory.audit.worlds import distributions
+from privmix.privacy.mollifiers import projection
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols import PROTOCOLS, subsample_aggregate
+from privmix.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
+from privmix.privacy.protocols.gnmax import GNMax
+from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.privacy.sampling.noise import discrete_laplace
 
 DELTA = 1e-5
 CERTIFIED = list(audited(3))

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.services.laboratory.audit.attacks.membership import Observation, lira, scores
-from privmix.services.laboratory.audit.report.roc import Roc
-from privmix.services.laboratory.audit.worlds.models import ModelOutput
-from privmix.services.laboratory.audit.worlds.shadow_ensembles import Shadows
-from privmix.services.privacy.protocols import PROTOCOLS
-from privmix.services.privacy.protocols.public import Public
+from privmix.laboratory.audit.attacks.membership import Observation, lira, scores
+from privmix.laboratory.audit.report.roc import Roc
+from privmix.laboratory.audit.worlds.models import ModelOutput
+from privmix.laboratory.audit.worlds.shadow_ensembles import Shadows
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.protocols.public import Public
 
 
 def scored(effect: float, seed: int = 0) -> Roc:

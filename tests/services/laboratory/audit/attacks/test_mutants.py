@@ -19,27 +19,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from privmix.services.budget.chain import LedgerRow
-from privmix.services.budget.state import LedgerState
-from privmix.services.laboratory.audit.attacks import likelihood, one_run
-from privmix.services.laboratory.audit.attacks.accounts import audit_accounts
-from privmix.services.laboratory.audit.attacks.frequencies import audit_draws
-from privmix.services.laboratory.audit.attacks.releases import audit_releases
-from privmix.services.laboratory.audit.report.finding import Finding
-from privmix.services.laboratory.audit.variants import audited, variants
-from privmix.services.privacy import protocols
-from privmix.services.privacy.accounting import composition
-from privmix.services.privacy.arrays import Integers
-from privmix.services.privacy.mollifiers import projection
-from privmix.services.privacy.protocol import Protocol
-from privmix.services.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
-from privmix.services.privacy.protocols.exponential import Exponential
-from privmix.services.privacy.protocols.individual import WHOLE, Individual
-from privmix.services.privacy.protocols.pmixed import PMixed
-from privmix.services.privacy.sampling.categorical import quantise
-from privmix.services.privacy.sampling.noise import discrete_gaussian, discrete_laplace
-from privmix.services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
-from privmix.services.privacy.settings import Settings
+from privmix.budget.chain import LedgerRow
+from privmix.budget.state import LedgerState
+from privmix.laboratory.audit.attacks import likelihood, one_run
+from privmix.laboratory.audit.attacks.accounts import audit_accounts
+from privmix.laboratory.audit.attacks.frequencies import audit_draws
+from privmix.laboratory.audit.attacks.releases import audit_releases
+from privmix.laboratory.audit.report.finding import Finding
+from privmix.laboratory.audit.variants import audited, variants
+from privmix.privacy import protocols
+from privmix.privacy.accounting import composition
+from privmix.privacy.arrays import Integers
+from privmix.privacy.mollifiers import projection
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.individual import WHOLE, Individual
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.sampling.categorical import quantise
+from privmix.privacy.sampling.noise import discrete_gaussian, discrete_laplace
+from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
+from privmix.privacy.settings import Settings
 
 pytest_plugins = ["pytester"]
 
@@ -349,7 +349,7 @@ def test_a_fault_that_nothing_calls_fails_its_test(pytester: pytest.Pytester) ->
     pytester.makepyfile(
         """
         import secrets
-        from privmix.services.privacy.protocols.pmixed import PMixed
+        from privmix.privacy.protocols.pmixed import PMixed
 
         def test_stale(plant):
             plant(secrets, "choice", lambda drawn: drawn[0])

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from privmix.services.laboratory.audit.attacks import published
-from privmix.services.laboratory.audit.worlds.distributions import answers
-from privmix.services.privacy.mollifiers.renyi import mollify
-from privmix.services.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.services.privacy.worlds import Pair
+from privmix.laboratory.audit.attacks import published
+from privmix.laboratory.audit.worlds.distributions import answers
+from privmix.privacy.mollifiers.renyi import mollify
+from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.worlds import Pair
 
 
 def as_published(parts: int, q: float, tokens: int) -> PMixed:

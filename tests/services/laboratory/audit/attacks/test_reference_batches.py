@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from privmix.services.laboratory.audit.attacks import pipeline, reference_batches
-from privmix.services.laboratory.audit.report.finding import broken
-from privmix.services.laboratory.utility.labelled import Labelled
-from privmix.services.laboratory.utility.reference_texts import ReferenceBatch
+from privmix.laboratory.audit.attacks import pipeline, reference_batches
+from privmix.laboratory.audit.report.finding import broken
+from privmix.laboratory.utility.labelled import Labelled
+from privmix.laboratory.utility.reference_texts import ReferenceBatch
 
 
 def test_a_user_changes_one_reference() -> None:

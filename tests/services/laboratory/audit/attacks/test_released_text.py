@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.foundation.json_lines import write_lines
-from privmix.services.foundation.progress import Display
-from privmix.services.generation.card import JSON_FILE
-from privmix.services.generation.job import OUTPUT
-from privmix.services.laboratory.audit.attacks.released_text import ReleasedTexts, find, read_released, score, train_on
-from privmix.services.laboratory.audit.report.sections import released_section
-from privmix.services.laboratory.audit.worlds.canaries import Canary
-from privmix.services.laboratory.audit.worlds.testbed import planted
-from privmix.services.privacy.arrays import Reals
+from privmix.foundation.errors import InputError
+from privmix.foundation.json_lines import write_lines
+from privmix.foundation.progress import Display
+from privmix.generation.card import JSON_FILE
+from privmix.generation.job import OUTPUT
+from privmix.laboratory.audit.attacks.released_text import ReleasedTexts, find, read_released, score, train_on
+from privmix.laboratory.audit.report.sections import released_section
+from privmix.laboratory.audit.worlds.canaries import Canary
+from privmix.laboratory.audit.worlds.testbed import planted
+from privmix.privacy.arrays import Reals
 
 CANARIES = tuple(Canary(f"user {i}", "My number is ", f"{i:06d}", i % 2 == 0) for i in range(40))
 INCLUDED = np.array([canary.included for canary in CANARIES], dtype=np.float64)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from privmix.services.budget.accounts import Accounts, Grains
-from privmix.services.laboratory.audit.attacks import pipeline, restored_ledger
-from privmix.services.laboratory.audit.report.finding import broken
+from privmix.budget.accounts import Accounts, Grains
+from privmix.laboratory.audit.attacks import pipeline, restored_ledger
+from privmix.laboratory.audit.report.finding import broken
 
 _largest = Accounts.largest
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from privmix.services.budget.client import Reservation
-from privmix.services.coordinator.coordinator import Coordinator
-from privmix.services.coordinator.sequence import LiveSequence
-from privmix.services.coordinator.step import StepResult
-from privmix.services.laboratory.audit.attacks.unpaid import finding, unpaid
-from privmix.services.laboratory.audit.report.finding import broken
+from privmix.budget.client import Reservation
+from privmix.coordinator.coordinator import Coordinator
+from privmix.coordinator.sequence import LiveSequence
+from privmix.coordinator.step import StepResult
+from privmix.laboratory.audit.attacks.unpaid import finding, unpaid
+from privmix.laboratory.audit.report.finding import broken
 
 pytestmark = pytest.mark.slow
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.audit.report.sections import Subject, membership_section
-from privmix.services.laboratory.audit.worlds.shadow_ensembles import evaluate_shadows, train_shadows
-from privmix.services.laboratory.audit.worlds.sizes import ShadowSize
-from privmix.services.privacy.protocols.ensemble import Ensemble
-from privmix.services.privacy.protocols.submix import SubMix
+from privmix.foundation.errors import InputError
+from privmix.laboratory.audit.report.sections import Subject, membership_section
+from privmix.laboratory.audit.worlds.shadow_ensembles import evaluate_shadows, train_shadows
+from privmix.laboratory.audit.worlds.sizes import ShadowSize
+from privmix.privacy.protocols.ensemble import Ensemble
+from privmix.privacy.protocols.submix import SubMix
 from tests.displays import Recorder
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from privmix.services.foundation.errors import InputError
-from privmix.services.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
-from privmix.services.laboratory.audit.worlds.testbed import claim_directory
+from privmix.foundation.errors import InputError
+from privmix.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
+from privmix.laboratory.audit.worlds.testbed import claim_directory
 
 
 def test_a_directory_accepts_only_its_own_size(tmp_path: Path) -> None:

@@ -1,6 +1,0 @@
-"""Serves next-token queries from models that are fine-tuned on private text, with differential privacy.
-
-Clients of a service need nothing of this package: any OpenAI client asks it. A program that has the rows of its own
-models takes the mathematics from `privmix.services.privacy`, as `privmix/cluster/examples/private_token.py` does.
-`privmix.cluster` is the command line, which `python -m privmix` runs too.
-"""

@@ -1,3 +1,0 @@
-from privmix.cluster.cli import app
-
-app()

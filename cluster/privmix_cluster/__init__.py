@@ -1,0 +1,1 @@
+"""The command line `privmix`: configuration, start and operation of a service."""

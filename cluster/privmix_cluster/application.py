@@ -1,0 +1,80 @@
+"""Builds the application for Ray Serve's configuration file: `import_path: privmix_cluster.application:build`.
+
+Ray Serve calls `build` in a task on any node, once for each deployment of the configuration file. The configuration is
+read on the head node, which alone needs the secrets, and the actors that get them run there. Running actors
+are kept. A new deployment replaces only the HTTP route and the Serve deployment `shards`. The number of replicas of
+`shards` is the number of shards: change it in Serve's configuration file and deploy the file again to add or remove
+parts.
+"""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import ray
+from pydantic import BaseModel, ConfigDict
+from ray.actor import ActorHandle
+from ray.serve import Application
+
+from privmix.fleet import fleet
+from privmix.fleet.replicas import DEPLOYMENT, ShardReplica
+from privmix.foundation.actors import HEAD
+from privmix.foundation.errors import ConfigurationError
+from privmix_cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.ensemble_actors import EnsembleActors
+from privmix_cluster.launch import gateway, start_actors
+from privmix_cluster.running import ensembles_of
+from privmix_cluster.work.ensembles import check_deployed_cohorts
+
+logger = logging.getLogger("ray.serve")
+
+
+class Arguments(BaseModel):
+    """Describes `args` of the application in Serve's configuration. `config` is the YAML file on the head node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: Path
+
+
+def build(arguments: Arguments) -> Application:
+    """Starts the actors that do not run yet and returns the HTTP route to them.
+
+    The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `privmix_cluster.checks`. Serve shows the
+            message as the application's status.
+    """
+    on_head = ray.remote(num_cpus=0, resources=HEAD, max_calls=1)(_build)
+    application: Application = ray.get(on_head.remote(arguments.config))
+    return application
+
+
+def _build(config: Path) -> Application:
+    configuration = Configuration.load(config)
+    check_keys(configuration, logger.warning, listens=False)
+    check_files(configuration)
+    check_cohorts(configuration)
+    if (service := _running_service(configuration)) is not None:
+        check_deployed_cohorts(configuration, service)
+    checked = [check_ensemble(ensemble, logger.info) for ensemble in configuration.served]
+    actors = start_actors(configuration, checked, logger.info, keep=True)
+    shards = (_shards(ensemble, actors[ensemble.name]) for ensemble in configuration.served)
+    return gateway(configuration, checked, *shards)
+
+
+def _running_service(configuration: Configuration) -> ActorHandle | None:
+    """Returns the actor that lists the ensembles of a service that a deployment changes; None if none runs yet."""
+    with suppress(ConfigurationError):
+        return ensembles_of(configuration.namespace)
+    return None
+
+
+def _shards(configuration: EnsembleConfiguration, actors: EnsembleActors) -> Application:
+    """Returns the Serve deployment for the shards of an ensemble: `shards`, or `shards-NAME` for one of `ensembles`."""
+    name = f"{DEPLOYMENT}-{configuration.name}" if configuration.own_shares else DEPLOYMENT
+    replicas = ShardReplica.options(name=name, num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
+    application: Application = replicas.bind(configuration.namespace, fleet.NAME, name)
+    return application

@@ -1,0 +1,198 @@
+"""Checks a configuration, its ensembles and their ledgers before anything starts."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from privmix.batches.contents import default_place
+from privmix.budget import actor as budget
+from privmix.budget.anchor import is_writable
+from privmix.budget.reader import read
+from privmix.budget.receipt import begin, claim_at, is_fresh, verified_ledger_id
+from privmix.database.service import ServiceDatabase, default_database
+from privmix.ensembles.records import ServedEnsemble
+from privmix.fleet import fleet
+from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnavailable, LedgerUnknown
+from privmix.foundation.files import write_atomically
+from privmix.keys.store import KeyStore
+from privmix.training.cohorts import not_apart
+from privmix.training.manifest import Manifest
+from privmix.training.public_model import resolve
+from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.promise import Promise, promise
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+KEYED = "keys.receipt"
+"""The file in an ensemble's directory that records that a service of the ensemble has had keys, as the ledger does."""
+
+Report = Callable[[str], None]
+
+
+def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:
+    """Checks that a service without keys accepts only local clients, unless `http.anonymous` allows others.
+
+    Args:
+        listens: whether the service listens on `http.host`. Otherwise Ray Serve's configuration has the address, which
+            is not known here, so only a warning is reported.
+
+    Raises:
+        ConfigurationError: other machines could use the service without a key, or the service had keys and they are
+            gone.
+        KeysError: the keys' database cannot be opened.
+        LedgerError: a ledger cannot be read.
+    """
+    http, database = configuration.http, ServiceDatabase(keys_database(configuration))
+    marks = [ensemble.ensemble / KEYED for ensemble in configuration.served]
+    if KeyStore(database).required():
+        for mark in marks:
+            if not mark.exists() and is_writable(mark.parent):
+                write_atomically(mark, b"A service of this ensemble has had keys. It does not start without them.\n")
+        return
+    if any(mark.exists() for mark in marks) or any(map(_had_keys, configuration.served)):
+        raise ConfigurationError(
+            f"keys.database: this service had keys, but {database.name} has none, so everybody could use it: set "
+            "keys.database to the database that has them, or restore it"
+        )
+    if http.api_keys:
+        return
+    if listens and http.host not in LOOPBACK and not http.anonymous:
+        raise ConfigurationError(
+            f"http.host: {http.host} lets other machines in, and there are no keys. Create one "
+            f"(privmix keys create NAME --database {database.name}), listen on 127.0.0.1, or set http.anonymous: true"
+        )
+    report("WARNING: there are no keys: every client that reaches this service can spend its privacy budget")
+
+
+def check_files(configuration: Configuration) -> None:
+    """Checks that the clients' files have a place.
+
+    Raises:
+        ConfigurationError: the keys are in a database server, and `batches.files` is not set.
+    """
+    if configuration.batches.enabled and configuration.batches.files is None:
+        default_place(keys_database(configuration))
+
+
+def _had_keys(configuration: EnsembleConfiguration) -> bool:
+    """Returns whether the ensemble's ledger records keys. Its directory may be one that no service can write."""
+    with suppress(LedgerMissing):
+        return read(configuration.budget.ledger).clients_needed_keys
+    return False
+
+
+def keys_database(configuration: Configuration) -> str:
+    """Returns the path or the URL of the keys' database."""
+    return configuration.keys.database or default_database(configuration.budget.ledger)
+
+
+@dataclass(frozen=True)
+class CheckedEnsemble:
+    """Holds an ensemble that matches its manifest, its planned protocol, and the id of its ledger."""
+
+    configuration: EnsembleConfiguration
+    manifest: Manifest
+    model: Path
+    promise: Promise
+    ledger: str
+
+    @property
+    def served(self) -> ServedEnsemble:
+        """The record of this ensemble for the gateways."""
+        configuration = self.configuration
+        coordinator = configuration.coordinator
+        return ServedEnsemble(
+            names=configuration.names,
+            namespace=configuration.namespace,
+            model=self.model,
+            context_length=configuration.engine.context_length,
+            coordinators=coordinator_names(configuration),
+            budget=budget.NAME,
+            fleet=fleet.NAME,
+            capacity=coordinator.max_live * coordinator.replicas,
+            max_waiting=coordinator.max_waiting * coordinator.replicas,
+            own_shares=configuration.own_shares,
+            private_base=self.manifest.private_base is not None,
+            cohort=configuration.cohort,
+            ensemble=None if configuration.cohort is None else self.manifest.ensemble,
+            recovery_s=coordinator.recovery_s,
+            # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
+            stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
+        )
+
+
+def check_ensemble(
+    configuration: EnsembleConfiguration, report: Report = lambda step: None, *, may_begin: bool = False
+) -> CheckedEnsemble:
+    """Verifies an ensemble, its public model, its protocol and its ledger before anything starts.
+
+    Args:
+        may_begin: create the ledger of an ensemble that never had one.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
+            it.
+    """
+    report(f"Checking the ensemble of {configuration.name} against its manifest")
+    manifest = Manifest.load(configuration.ensemble)
+    model = resolve(configuration.model or manifest.base_model)
+    manifest.verify(configuration.ensemble, model)
+    promised = promise(configuration, manifest)
+    report(promised.sentence)
+    return CheckedEnsemble(
+        configuration, manifest, model, promised, _ledger_of(configuration, promised, report, may_begin)
+    )
+
+
+def check_cohorts(configuration: Configuration) -> None:
+    """Checks that the ensembles of each cohort were trained on different users.
+
+    Raises:
+        ConfigurationError: two of them may share users, as far as their manifests record.
+        ManifestError: a manifest cannot be read.
+    """
+    cohorts: dict[str, dict[str, Manifest]] = {}
+    for ensemble in configuration.served:
+        if ensemble.cohort is not None:
+            cohorts.setdefault(ensemble.cohort, {})[ensemble.name] = Manifest.load(ensemble.ensemble)
+    for cohort, manifests in cohorts.items():
+        if (pair := not_apart(manifests)) is not None:
+            first, second = pair
+            raise ConfigurationError(
+                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, or in the private base of one "
+                "of them, and the epsilons then add up: neither manifest records that they were kept apart as they are "
+                "now. Train one of them with --earlier and the directory of the other, and of its base if they have "
+                f"not the same, again if the other was trained since; or leave cohort {cohort} out"
+            )
+
+
+def coordinator_names(configuration: EnsembleConfiguration) -> tuple[str, ...]:
+    """Returns the names of the coordinators' actors."""
+    return ("coordinator", *(f"coordinator-{number}" for number in range(1, configuration.coordinator.replicas)))
+
+
+def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: Report, may_begin: bool) -> str:
+    """Returns the id of the ensemble's ledger. An ensemble has only one, because a second would not count its charges.
+
+    Raises:
+        ConfigurationError: the ledger is missing or unknown, or no place stores the end of its chain.
+    """
+    settings, terms, ensemble = configuration.budget, promised.terms, configuration.ensemble
+    if settings.anchor is None and not is_writable(ensemble):
+        raise ConfigurationError(
+            f"budget.anchor: {ensemble} cannot be written, so nothing outside the database would show whether the "
+            "ledger lost rows, and nothing is granted: set budget.anchor to a directory, an object store or another "
+            "database, or make the ensemble's directory writable"
+        )
+    try:
+        if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
+            receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor, key=settings.key())
+            report(f"Created ledger {receipt.place} with id {receipt.ledger}")
+            return receipt.ledger
+        ledger = verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
+        with suppress(LedgerUnavailable):  # nothing is granted then, and the next start claims it
+            claim_at(settings.anchor, terms, settings.ledger).store(ledger)  # earlier versions did not
+        return ledger
+    except (LedgerMissing, LedgerUnknown) as error:
+        raise ConfigurationError(f"budget.ledger: {error}") from error

@@ -1,0 +1,117 @@
+"""Defines the command `privmix`. Each of its verbs is in a file of the same name in `privmix_cluster.commands`."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from privmix.foundation.errors import ExtraMissing, InputError, WorkError
+from privmix_cluster.option_file import INSTEAD
+
+VERBS: Mapping[str, str] = {
+    "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
+    "demo-corpus": "Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment "
+    "line.",
+    "train": "Fine-tune one adapter on each part of a private corpus.",
+    "train-base": "Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.",
+    "split": "Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users.",
+    "tune": "Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model "
+    "rows.",
+    "evaluate": "Compare the perplexity of all methods on held-out text at the same budget, with their actual "
+    "guarantees.",
+    "compare": "Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out "
+    "users.",
+    "protocols": "List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters.",
+    "topology": "Show the shards of a deployment with their parts, their copies, and the resources that each copy "
+    "reserves.",
+    "serve": "Serve an ensemble over HTTP until Ctrl-C or SIGTERM.",
+    "status": "Show the actors, parts and versions of a running service; exit with 1 if an actor does not work.",
+    "scale": "Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.",
+    "ensembles": "List, add, drain or retire the ensembles of a running service.",
+    "budget": "Show the privacy budget, the spent part and the remaining part. Works with and without a running "
+    "service.",
+    "plan": "Compute the radius that a budget allows, or the epsilon that a radius costs.",
+    "keys": "Manage the service's API keys and their shares of the budget.",
+    "alerts": "Webhooks that receive alerts about the budget and about failures.",
+    "ledger": "Create, export, verify, move or charge the budget's ledger.",
+    "audit": "Attack the output of protocols, and compare the result with their claims.",
+    "heads": "Train a small model on a table with a binary target, privately, and compare the ways to do it.",
+    "generate": "Generate private synthetic texts from a template of prompts, with a data card.",
+}
+"""The verbs in the order of the help, with the first line of their own help: listing them imports none of them."""
+
+
+class Commands(TyperGroup):
+    """Prints expected errors as messages, without a traceback.
+
+    Exits with 2 for invalid input, 1 if the work failed, and 130 if it was interrupted.
+    """
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            _end(ctx, error, 2)
+        except WorkError as error:
+            _end(ctx, error, 1)
+        except ModuleNotFoundError as error:
+            missing = ExtraMissing.of(error)
+            if missing is None:
+                raise
+            _end(ctx, missing, 1)
+        except KeyboardInterrupt:
+            _end(ctx, "interrupted; run it again to continue", 130)
+
+
+class Verbs(Commands):
+    """Imports the file of a verb only when the verb is called, because importing all of them takes many seconds."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(VERBS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        name, listed, rest = super().resolve_command(ctx, args)
+        for (verb, option), instead in INSTEAD.items():
+            if verb == name and f"--{option}" in rest:
+                ctx.fail(f"--{option}: {instead}")
+        return name, listed and load(listed.name or ""), rest
+
+
+def load(name: str) -> Any:
+    """Imports a verb and returns its command."""
+    module = name.replace("-", "_")
+    verb = getattr(import_module(f"privmix_cluster.commands.{module}"), module)
+    if not isinstance(verb, typer.Typer):
+        function, verb = verb, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+        verb.command(name)(function)
+    return typer.main.get_command(verb)
+
+
+def _end(ctx: typer.Context, message: object, code: int) -> NoReturn:
+    # The error of an actor carries the original as its cause; its own text is a traceback.
+    typer.echo(f"privmix {ctx.invoked_subcommand}: {getattr(message, 'cause', message)}", err=True)
+    raise typer.Exit(code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"privmix {version('privmix')}")
+        raise typer.Exit
+
+
+app = typer.Typer(name="privmix", cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def privmix(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve next-token queries from models fine-tuned on private text, with a differential-privacy guarantee."""

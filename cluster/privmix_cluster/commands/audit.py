@@ -1,0 +1,393 @@
+"""Implements `privmix audit`, which attacks the output and exits with 1 if a claim is broken."""
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind, ShadowSize
+from privmix_cluster.console import console, display
+from privmix_cluster.options import JsonOption, TextFieldOption
+from privmix_cluster.parameters import ACCEPTED, bad, options
+from privmix_cluster.steps import Steps
+
+audit = typer.Typer(
+    name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
+)
+
+_LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, _RELEASES = (2.0,), (1, 16), 200_000
+_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS = (8.0,), (64, 1024)
+_EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.0), 32, 10, 16
+_ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
+_MEMBERSHIP_EPSILONS, _MEMBERSHIP_DRAWS = (2.0, 8.0), 4
+_PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
+_GROUND, _SHADOWS, _ADJACENT = PlantedSize(), ShadowSize(), AdjacentSize()
+
+Name = Annotated[str | None, typer.Option("--protocol", help="The protocol. Default: every certified one.")]
+Parts = Annotated[int, typer.Option(min=1, help="N, the number of parts.")]
+Epsilons = Annotated[list[float] | None, typer.Option("--epsilon", help="A budget to plan for; may be repeated.")]
+Counts = Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Tokens of a claim; may be repeated.")]
+Tokens = Annotated[int, typer.Option(min=1, help="The number of tokens that the budgets must last for.")]
+Delta = Annotated[float, typer.Option(help="The delta of the claims.")]
+Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="The confidence of the lower bounds.")]
+Releases = Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")]
+Directory = Annotated[Path, typer.Option("--directory", help="The directory for planted text and trained models.")]
+Users = Annotated[int, typer.Option(min=1, help="Ordinary people of the demo corpus.")]
+Planted = Annotated[int, typer.Option(min=2, help="People with a secret, each included by a fair coin.")]
+Repetitions = Annotated[int, typer.Option(min=1, help="How often the secret of an included person is in the corpus.")]
+Secrets = Annotated[
+    SecretKind, typer.Option(help="Random digits, or texts that the public model samples at a high temperature.")
+]
+Candidates = Annotated[int, typer.Option(min=2, help="The number of candidate secrets in the ranking.")]
+Attempts = Annotated[int, typer.Option(min=1, help="The number of completions for each secret.")]
+TopK = Annotated[int, typer.Option(min=1, help="The number of most likely tokens from which the attacker samples.")]
+Draws = Annotated[int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")]
+Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
+Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The fraction of the coins to guess.")]
+Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
+Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
+
+DIRECTORY = Path("run/audit")
+
+
+@audit.command(context_settings=ACCEPTED)
+def likelihood(
+    context: typer.Context,
+    protocol: Name = None,
+    parts: Parts = _PARTS,
+    tokens: Counts = None,
+    epsilon: Epsilons = None,
+    delta: Delta = _DELTA,
+    releases: Releases = _RELEASES,
+    confidence: Confidence = _CONFIDENCE,
+    url_with: Annotated[str | None, typer.Option(help="A running service.")] = None,
+    url_without: Annotated[str | None, typer.Option(help="The same with one part's model replaced.")] = None,
+    prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
+    temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the likelihood-ratio test in the worst known case of each protocol, with its real draws and sampling.
+
+    Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without, the test
+    requests `releases` tokens from each of two running services, with top_k 2; every token is charged.
+    """
+    from privmix.laboratory.audit.attacks import black_box
+    from privmix.laboratory.audit.report import sections
+    from privmix.laboratory.audit.worlds.distributions import NoPairError
+    from privmix_cluster.work.audit import finish, planned_subjects, section_over_http
+
+    steps = Steps()
+    if url_with and url_without:
+        steps(f"Asking both services for {releases} tokens each: every one of them is charged")
+        question = black_box.RepeatedRequest(prompt, temperature=temperature)
+        section = section_over_http((url_with, url_without), question, releases, confidence)
+    elif url_with or url_without:
+        raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")
+    else:
+        subjects = planned_subjects(
+            protocol, options(context.args), parts, epsilon or _LIKELIHOOD_EPSILONS, tokens or _LIKELIHOOD_TOKENS, delta
+        )
+        try:
+            section = sections.likelihood_section(subjects, delta, releases, confidence, steps)
+        except NoPairError as error:
+            raise bad("protocol", str(error)) from error
+        mechanism = sections.mechanism_section(subjects, releases, steps)
+        return finish([section, mechanism], output, as_json)
+    return finish([section], output, as_json)
+
+
+@audit.command()
+def published(
+    tokens: Counts = None,
+    epsilon: Epsilons = None,
+    delta: Delta = _DELTA,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the cost of PMixED as published in the worst known case, beside the certified mollifier.
+
+    The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
+    """
+    from privmix.laboratory.audit.report import sections
+    from privmix_cluster.work.audit import finish
+
+    try:
+        section = sections.published_section(
+            epsilon or _PUBLISHED_EPSILONS, tokens or _PUBLISHED_TOKENS, delta, Steps()
+        )
+    except ValueError as error:
+        raise bad("epsilon", str(error)) from error
+    finish([section], output, as_json)
+
+
+@audit.command()
+def base(
+    ensemble: Annotated[Path, typer.Argument(help="An ensemble of `privmix train`.")],
+    ledger: Annotated[str, typer.Option(help="The ledger of its service: a SQLite file, or a URL.")],
+    trained: Annotated[
+        list[Path] | None,
+        typer.Option(help="A directory of `privmix train-base`, whose weights must not pass as public; repeat."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that the ledger charges the private base under an ensemble, once, and that no base passes as public.
+
+    It reads the weights, and composes the events with dp-accounting. The exit status is 1 if it finds a fault.
+    """
+    from privmix.laboratory.audit import private_base
+
+    found = private_base.faults(ensemble, ledger, trained or ())
+    if as_json:
+        print(json.dumps({"faults": found}, indent=2))
+    else:
+        print("\n".join(f"fault: {fault}" for fault in found) or "no fault found")
+    raise typer.Exit(bool(found))
+
+
+@audit.command(name="extraction", context_settings=ACCEPTED)
+def extraction_(
+    context: typer.Context,
+    directory: Directory = DIRECTORY,
+    users: Users = _GROUND.users,
+    planted: Planted = _GROUND.planted,
+    repetitions: Repetitions = _GROUND.repetitions,
+    parts: Parts = _GROUND.parts,
+    secrets: Secrets = _GROUND.secrets,
+    protocol: Annotated[
+        str | None, typer.Option(help="The protocol. Default: every one that `privmix evaluate` compares.")
+    ] = None,
+    epsilon: Epsilons = None,
+    tokens: Tokens = _TOKENS,
+    delta: Delta = _DELTA,
+    candidates: Candidates = _CANDIDATES,
+    attempts: Attempts = _ATTEMPTS,
+    top_k: TopK = _TOP_K,
+    draws: Draws = _EXTRACTION_DRAWS,
+    url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plant secrets in the demo corpus and measure how often each protocol outputs them, and how high they rank.
+
+    Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
+    service of DIRECTORY/ensemble over HTTP; every token is charged.
+    """
+    from privmix.laboratory.audit.attacks import extraction
+    from privmix.laboratory.audit.report import sections
+    from privmix.laboratory.audit.worlds import testbed
+    from privmix_cluster.work.audit import API_KEY, compared_subjects, finish, planned_subjects, train_planted
+
+    steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
+    if protocol is None and not context.args:
+        subjects = compared_subjects(parts, epsilons, tokens, delta)
+    else:
+        subjects = planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
+    known = train_planted(directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps, as_json)
+    steps(f"Asking the models for {len(known)} secrets")
+    trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
+    served = None
+    if url is not None:
+        included = trained.canaries
+        charged = sum(canary.length for canary in included) * attempts
+        steps(f"Asking {url} for {charged} tokens: every one of them is charged")
+        served = extraction.over_http(url, included, attempts, top_k, os.environ.get(API_KEY))
+    finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], output, as_json)
+
+
+@audit.command(name="one-run", context_settings=ACCEPTED)
+def one_run(
+    context: typer.Context,
+    protocol: Name = None,
+    parts: Parts = _ONE_RUN_PARTS,
+    queries: Queries = _QUERIES,
+    epsilon: Epsilons = None,
+    delta: Delta = _DELTA,
+    confidence: Confidence = _CONFIDENCE,
+    guesses: Guesses = _GUESSES,
+    directory: Annotated[
+        Path | None, typer.Option(help="The directory of `privmix audit extraction`: also guess its planted users.")
+    ] = None,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
+    from privmix.laboratory.audit.report import sections
+    from privmix.laboratory.audit.report.sections import Subject
+    from privmix.laboratory.audit.worlds import testbed
+    from privmix_cluster.work.audit import finish, planned_subjects
+
+    steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
+    subjects = planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
+    trained = None
+    on_testbed: Sequence[Subject] = ()
+    if directory is not None:
+        steps("Asking the models for the planted secrets")
+        trained = testbed.load_testbed(directory)
+        count = queries * sum(canary.length for canary in trained.outputs)
+        on_testbed = planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
+    section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
+    finish([section], output, as_json)
+
+
+@audit.command()
+def released(
+    texts: Annotated[Path, typer.Argument(help="A job of `privmix generate`, or JSON Lines.")],
+    directory: Annotated[
+        Path,
+        typer.Option("--directory", help="The directory of `privmix audit extraction`, whose ensemble wrote them."),
+    ] = DIRECTORY,
+    text_field: TextFieldOption = "text",
+    confidence: Confidence = _CONFIDENCE,
+    guesses: Guesses = _GUESSES,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bound epsilon from below by released text alone: train a model on it, and guess who was planted.
+
+    Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing.
+    """
+    from privmix.laboratory.audit.attacks import released_text
+    from privmix.laboratory.audit.report import sections
+    from privmix.laboratory.audit.worlds import testbed
+    from privmix_cluster.work.audit import finish
+
+    steps, read = Steps(), released_text.read_released(texts, text_field)
+    canaries, corpus = testbed.planted(directory)
+    steps(f"Training on {len(read.texts)} released texts (a finished model is kept)")
+    trained = released_text.train_on(read, directory, display(as_json))
+    steps(f"Asking the models for {len(canaries)} secrets")
+    scores, of_the_corpus = released_text.score((trained, corpus), canaries)
+    section = sections.released_section(read, canaries, scores, of_the_corpus, confidence, guesses)
+    finish([section], output, as_json)
+
+
+@audit.command()
+def plant(
+    directory: Directory = DIRECTORY / "adjacent",
+    parts: Parts = _ADJACENT.parts,
+    repetitions: Annotated[int, typer.Option(min=8, help="How often the user says the word.")] = _ADJACENT.repetitions,
+    as_json: JsonOption = False,
+) -> None:
+    """Train two ensembles with and without one user's text, the worst case for an audit over HTTP.
+
+    Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers, and compare them with
+    `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
+    """
+    from privmix.laboratory.audit.worlds import adjacent
+    from privmix_cluster.work.audit import titled_table
+
+    steps = Steps()
+    steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
+    found = adjacent.plant(directory, AdjacentSize(parts, repetitions), display(as_json))
+    if as_json:
+        print(json.dumps({"directory": str(directory), **asdict(found)}, indent=2))
+        return
+    rows = [{"model": "public", "with the user": found.public, "without": found.public}]
+    for part, (present, absent) in enumerate(zip(*found.shares.values(), strict=True)):
+        rows.append({"model": f"part {part}", "with the user": present, "without": absent})
+    question, shown = found.question, console()
+    title = f"Chance of {question.planted!r} rather than {question.usual!r} after {question.prompt!r}"
+    shown.print(titled_table(title, rows))
+    shown.print(
+        f"Serve {escape(str(directory / adjacent.WITH))} and {adjacent.WITHOUT}, and ask both, at 8,000 tokens:"
+    )
+    shown.print(
+        f"  privmix audit likelihood --url-with URL --url-without URL --prompt {shlex.quote(question.prompt)} "
+        "--releases 4000",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@audit.command(name="membership", context_settings=ACCEPTED)
+def membership_(
+    context: typer.Context,
+    directory: Directory = DIRECTORY / "membership",
+    users: Users = _SHADOWS.users,
+    shadows: Shadows = _SHADOWS.shadows,
+    parts: Parts = _SHADOWS.parts,
+    protocol: Name = "pmixed",
+    epsilon: Epsilons = None,
+    tokens: Tokens = _TOKENS,
+    delta: Delta = _DELTA,
+    top_k: TopK = _TOP_K,
+    draws: Draws = _MEMBERSHIP_DRAWS,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
+    from privmix.laboratory.audit.report import sections
+    from privmix_cluster.work.audit import finish, planned_subjects, train_and_query_shadows
+
+    steps, size = Steps(), ShadowSize(users, shadows, parts)
+    given, epsilons = options(context.args), epsilon or _MEMBERSHIP_EPSILONS
+    subjects = planned_subjects(protocol, given, parts, epsilons, (tokens,), delta)
+    shadowed = train_and_query_shadows(directory, size, subjects, top_k, steps, as_json)
+    finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
+
+
+@audit.command(name="pipeline", context_settings=ACCEPTED)
+def pipeline_(
+    context: typer.Context,
+    directory: Directory = DIRECTORY / "pipeline",
+    serve: Annotated[bool, typer.Option(help="Also serve both ensembles and compare what a client sees.")] = True,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train and serve two corpora that differ in one user, and compare all but one part's model.
+
+    Further options go to `privmix train`: --part-kind text --halves.
+    """
+    from privmix_cluster.work.audit import finish, pipeline_section
+
+    finish([pipeline_section(directory, context.args, serve, Steps())], output, as_json)
+
+
+@audit.command(name="all")
+def all_(
+    output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = DIRECTORY / "report",
+    directory: Directory = DIRECTORY,
+    delta: Delta = _DELTA,
+    confidence: Confidence = _CONFIDENCE,
+    releases: Releases = _RELEASES,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every attack with its defaults and write one report."""
+    from privmix.laboratory.audit.report import sections
+    from privmix.laboratory.audit.worlds import testbed
+    from privmix_cluster.work.audit import (
+        compared_subjects,
+        finish,
+        pipeline_section,
+        planned_subjects,
+        train_and_query_shadows,
+        train_planted,
+    )
+
+    steps = Steps()
+    certified = planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
+    every = [
+        sections.likelihood_section(certified, delta, releases, confidence, steps),
+        sections.mechanism_section(certified, releases, steps),
+        sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
+    ]
+    compared = compared_subjects(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
+    known = train_planted(directory, _GROUND, compared, steps, as_json)
+    trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
+    every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
+    coins = planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
+    tokens = _QUERIES * sum(canary.length for canary in known)
+    planted = planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
+    every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
+    members = planned_subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
+    shadowed = train_and_query_shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
+    every.append(sections.membership_section(shadowed, members, delta, _MEMBERSHIP_DRAWS, steps))
+    every.append(pipeline_section(directory / "pipeline", (), serve=True, steps=steps))
+    finish(every, output, as_json)

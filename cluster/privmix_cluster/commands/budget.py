@@ -1,0 +1,182 @@
+"""Implements `privmix budget`, which reads the budget, its spent part and its remaining part from the ledger."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from privmix_cluster.options import JsonOption
+
+if TYPE_CHECKING:
+    from privmix.budget.recomputation import Recomputed
+    from privmix.budget.statement import LedgerStatement
+    from privmix.keys.usage import KeyUsage
+
+
+def budget(
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            help="The ledger: a SQLite file or a database URL. Default: PRIVMIX_BUDGET__LEDGER, the content of the "
+            "file that PRIVMIX_BUDGET__LEDGER_FILE names, or ledger.db."
+        ),
+    ] = None,
+    operator: Annotated[
+        bool,
+        typer.Option(
+            "--operator",
+            help="Also show what depends on the private text: epsilons, the parts' accounts. Not for clients.",
+        ),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--recompute", help="Compute the epsilon of all charges again, with every accountant.")
+    ] = False,
+    delta: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The delta for --recompute. Default: the budget's.")
+    ] = None,
+    by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
+    ensemble: Annotated[
+        str | None,
+        typer.Option(help="With --by-key: the name of the ensemble under `ensembles`, if the service has several."),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="With --by-key: the keys' database. Default: PRIVMIX_KEYS__DATABASE, the content of the file that "
+            "PRIVMIX_KEYS__DATABASE_FILE names, or what is beside the ledger."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
+    from privmix.budget.reader import read
+    from privmix.budget.recomputation import recompute
+    from privmix.budget.statement import statement
+    from privmix.database.service import default_database
+    from privmix.foundation.errors import LedgerError
+    from privmix.keys.usage import usage_by_key
+    from privmix_cluster.secret_files import variable
+
+    if delta is not None and not (again and 0 < delta < 1):
+        raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
+    ledger = ledger or variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db"
+    try:
+        balance = read(ledger)
+    except LedgerError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(1) from error
+    private = statement(balance)
+    stated = private if operator else private.ledger()
+    recomputed = recompute(balance, delta or balance.terms.delta) if again else None
+    used = None
+    if by_key:
+        place = keys or variable("PRIVMIX_KEYS__DATABASE") or default_database(ledger)
+        used = usage_by_key(place, ensemble)
+    if as_json:
+        record = stated.model_dump(mode="json")
+        record |= {"recomputed": recomputed.model_dump()} if recomputed else {}
+        record |= {"keys": [usage.model_dump(mode="json") for usage in used]} if used is not None else {}
+        print(json.dumps(record, indent=2))
+    else:
+        _show(stated, recomputed)
+        if used is not None:
+            Console().print(_by_key(used, stated.tokens_charged))
+
+
+def _show(stated: "LedgerStatement", recomputed: "Recomputed | None") -> None:
+    console = Console()
+    console.print(_totals(stated))
+    if stated.charges:
+        console.print(_charges(stated))
+    if recomputed:
+        console.print(_recomputed(recomputed))
+    console.print(stated.guarantee, style="dim")
+    if stated.exhausted and not stated.stopped:
+        console.print("Exhausted: the rest of the budget is smaller than the cost of one token.")
+    if stated.stopped:
+        console.print("Stopped: a part's measured losses used up the budget; no more private tokens are released.")
+
+
+def _totals(stated: "LedgerStatement") -> Table:
+    from privmix.budget.statement import OperatorStatement
+    from privmix.privacy import accounting
+
+    table = Table(
+        title=f"Privacy budget of ensemble {escape(stated.ensemble)}", show_header=False, title_justify="left"
+    )
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    promised = "nothing" if stated.epsilon is None else accounting.stated(stated.epsilon)
+    limits = "what the budget limits" if stated.enforced == "bound" else "of the bounds"
+    table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
+    table.add_row("spent", _number(stated.epsilon_spent), "an estimate, at the best order")
+    counter, order = stated.counter, f"at the fixed order {stated.order:g}"
+    how = order if counter is None else f"of {counter.tokens} tokens by exact composition"
+    table.add_row("", _number(stated.epsilon_bound), f"{how}, {limits}")
+    table.add_row("left", _number_left(stated.epsilon_left), "")
+    if isinstance(stated, OperatorStatement):
+        enforced = "; the budget limits this number" if stated.enforced == "measured" else ""
+        table.add_row("measured", _number(stated.epsilon_measured), f"eps(D) at order {stated.order:g}{enforced}")
+        table.add_row("", _number_left(stated.epsilon_measured_left), "left; both numbers are private")
+        if (accounts := stated.accounts) is not None:
+            table.add_row("accounts", f"{accounts.median:.1%}", "left of the median part's account; private")
+            table.add_row("", f"{accounts.silent} of {accounts.parts}", "parts are silent; private")
+    table.add_row("tokens charged", str(stated.tokens_charged), f"including {stated.tokens_held} in open leases")
+    left = "-" if stated.tokens_left is None else str(stated.tokens_left)
+    if stated.base is not None:
+        whose = "of other users: a person pays the larger of the two" if stated.base_apart else "part of what is spent"
+        table.add_row("private base", _number(stated.epsilon_base), whose)
+    table.add_row("tokens left", left, "at the cost of the last charged event")
+    table.add_row("ledger", str(stated.rows), f"rows, epoch {stated.epoch}, last hash {stated.head[:16]}")
+    return table
+
+
+def _charges(stated: "LedgerStatement") -> Table:
+    table = Table("event", "parameters", "guarantee", title="Tokens by event", title_justify="left")
+    table.add_column("tokens", justify="right")
+    for charge in stated.charges:
+        parameters = ", ".join(f"{name} {value}" for name, value in charge.event.items() if name != "kind")
+        table.add_row(charge.event["kind"], escape(parameters), charge.status, str(charge.tokens))
+    return table
+
+
+def _recomputed(recomputed: "Recomputed") -> Table:
+    title = f"Recomputed at delta {recomputed.delta:g}, for events fixed in advance"
+    table = Table("accountant", title=title, title_justify="left")
+    table.add_column("epsilon", justify="right")
+    table.add_row(f"Rényi, best order ({recomputed.best_order:g})", _number(recomputed.epsilon_rdp))
+    for interval, epsilon in recomputed.epsilon_pld.items():
+        table.add_row(f"privacy loss distribution, grid {interval}", _number(epsilon))
+    return table
+
+
+def _by_key(used: "list[KeyUsage]", charged: int) -> Table:
+    table = Table("key", "owner", title="Tokens by key", title_justify="left")
+    for column in ("used", "held", "share"):
+        table.add_column(column, justify="right")
+    for key in used:
+        share = "-" if key.share.tokens is None else str(key.share.tokens)
+        table.add_row(escape(key.name), escape(key.owner), str(key.usage.spent), str(key.usage.held), share)
+    # These are open leases, leases of lost coordinators, and requests without a key. The number can be negative if
+    # these keys were used with an earlier ledger.
+    table.add_row("without a key", "", str(charged - sum(key.usage.charged for key in used)), "", "", style="dim")
+    return table
+
+
+def _number(epsilon: float | None) -> str:
+    from privmix.budget.sentence import DIGITS
+    from privmix.privacy import accounting
+
+    return "-" if epsilon is None else accounting.shown(epsilon, DIGITS)
+
+
+def _number_left(epsilon: float | None) -> str:
+    """Formats an epsilon that is left, rounded down."""
+    from privmix.budget.sentence import DIGITS
+    from privmix.privacy import accounting
+
+    return "-" if epsilon is None else f"{-accounting.round_up(-epsilon, DIGITS):.{DIGITS}f}"

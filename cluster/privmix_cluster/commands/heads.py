@@ -1,0 +1,263 @@
+"""Implements `privmix heads`, which trains and compares small private models that are released once."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from privmix.laboratory.heads.names import DATASET_NAMES, MethodName
+from privmix_cluster.console import display
+from privmix_cluster.options import JsonOption
+from privmix_cluster.parameters import bad
+
+heads = typer.Typer(
+    name="heads",
+    help="Train a small model on a table with a binary target, privately, and compare the ways to do it.",
+    no_args_is_help=True,
+)
+
+Dataset = Annotated[
+    str,
+    typer.Option(
+        help=f"The table: {', '.join(DATASET_NAMES)}, a .csv, .parquet, .jsonl or .npz file, or a Hugging Face dataset."
+    ),
+]
+Target = Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")]
+UserField = Annotated[
+    str | None, typer.Option(help="The column with a row's user. Default: each row is a separate record.")
+]
+Bounds = Annotated[
+    Path | None,
+    typer.Option(help='A JSON file with public bounds of all features, {"age": [0, 120]}; certified methods need it.'),
+]
+PopulationOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="About how many rows (users, with --user-field) your own table has, as is publicly known; for dp-sgd and "
+        "gnmax.",
+    ),
+]
+
+
+@heads.command()
+def compare(
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+    population: PopulationOption = None,
+    output: Annotated[
+        Path, typer.Option(help="The directory for results and report. An interrupted comparison continues there.")
+    ] = Path("run/heads"),
+    epsilon: Annotated[list[float] | None, typer.Option(help="An epsilon; may be repeated.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of final trainings for each method and epsilon.")] = 10,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Skip the search and use four epsilons and three seeds: under three minutes."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare all methods at several epsilons on the same split of a table."""
+    from privmix.foundation.ray_session import connected
+    from privmix.laboratory.heads import compare as comparison
+    from privmix.laboratory.heads.report import write_report
+    from privmix_cluster.work.heads import open_table, show_comparison
+
+    table = open_table(dataset, target, user_field, bounds, population)
+    epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
+    if any(not 0 < value <= 100 for value in epsilons):
+        raise bad("epsilon", "must be above 0 and at most 100")
+    plan = comparison.HeadPlan(epsilons, seeds=3 if quick else seeds, search=not quick)
+    directory = output / table.name
+    with display(as_json) as shown:
+        if quick:
+            result = comparison.compare(table, plan, directory, comparison.in_process(shown), shown)
+        else:
+            with connected():
+                result = comparison.compare(table, plan, directory, comparison.on_cluster(shown), shown)
+    page = write_report(result, directory)
+    if as_json:
+        typer.echo(json.dumps(result.record()))
+    else:
+        show_comparison(result)
+        typer.echo(f"report: {page}")
+
+
+@heads.command()
+def train(
+    output: Annotated[Path, typer.Option(help="The head's new directory.")],
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+    population: PopulationOption = None,
+    method: Annotated[MethodName, typer.Option(help="The training method.")] = "expm-certified",
+    epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Allow a method without a proven guarantee.")] = False,
+    neighbours: Annotated[
+        Literal["replace", "add-remove"],
+        typer.Option(help="The adjacency for expm-certified: a user is replaced, or added or removed."),
+    ] = "replace",
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger to charge once: a SQLite file or a database URL.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="The epsilon of a new ledger, for all heads of this table.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train one head on all rows of a table with the settings chosen in advance, and charge its ledger once."""
+    from privmix.laboratory.heads import head
+    from privmix.laboratory.heads.methods import METHODS, demand_certified
+    from privmix_cluster.work.heads import open_table
+
+    if not unproven:
+        demand_certified(method)
+    table = open_table(dataset, target, user_field, bounds, population)
+    manifest = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
+    if as_json:
+        typer.echo(manifest.model_dump_json())
+    else:
+        typer.echo(f"{output}: {METHODS[method].label}; guarantee: {manifest.guarantee}")
+
+
+@heads.command()
+def predict(
+    directory: Annotated[Path, typer.Argument(help="A head's directory.")],
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+) -> None:
+    """Print a prediction in [0, 1] for each row of a table, one on a line. Predictions cost no budget."""
+    from privmix.laboratory.heads import head
+    from privmix_cluster.work.heads import open_table
+
+    for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
+        typer.echo(f"{value:.6f}")
+
+
+@heads.command()
+def intervals(
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+    share: Annotated[float, typer.Option(help="The share of the samples' predictions in an interval.")] = 0.9,
+    temper: Annotated[
+        float, typer.Option(help="The factor of the loss in the density; intervals narrow as it grows.")
+    ] = 2.0,
+    samples: Annotated[int, typer.Option(min=2, help="The number of parameter vectors drawn from the flow.")] = 1000,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the mean and an interval of each row's prediction, from many samples of one flow. For public data only."""
+    from privmix.laboratory.heads import uncertainty
+    from privmix_cluster.work.heads import open_table
+
+    if not 0 < share < 1:
+        raise bad("share", "must lie between 0 and 1")
+    if temper <= 0:
+        raise bad("temper", "must be positive")
+    result = uncertainty.intervals(open_table(dataset, target, user_field, bounds), temper, share, samples)
+    rows = zip(result.mean.tolist(), result.low.tolist(), result.high.tolist(), strict=True)
+    if as_json:
+        typer.echo(json.dumps({"share": share, "intervals": [list(row) for row in rows]}))
+    else:
+        for row in rows:
+            typer.echo(" ".join(f"{value:.6f}" for value in row))
+
+
+@heads.command()
+def audit(
+    epsilon: Annotated[float, typer.Option(help="The epsilon of the methods.")] = 0.1,
+    trials: Annotated[
+        int, typer.Option(min=50, help="The number of releases from each of two neighbouring tables.")
+    ] = 500,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="An attack: neighbours, one-run or membership; repeat for more. Default: all."),
+    ] = None,
+    dataset: Dataset = "breast-cancer",
+    shadows: Annotated[
+        int, typer.Option(min=3, help="The number of shadow models for membership, each of half the rows.")
+    ] = 16,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
+    from privmix.laboratory.audit.report.finding import Finding
+    from privmix.laboratory.heads import attacks
+    from privmix.laboratory.heads.certified import CertifiedSettings
+    from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+    from privmix.laboratory.heads.flows import FlowSettings
+    from privmix.laboratory.heads.methods import METHODS
+    from privmix_cluster.work.heads import open_table, show_audit
+
+    chosen = set(attack or ("neighbours", "one-run", "membership"))
+    if unknown := chosen - {"neighbours", "one-run", "membership"}:
+        raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
+    table = open_table(dataset, None, None, None)
+    findings: list[Finding] = []
+    curves: dict[MethodName, Mapping[str, Any]] = {}
+    if "neighbours" in chosen:
+        narrow = ExpMNFSettings(
+            flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
+        )
+        for pair in (attacks.lever(), attacks.lever(height=1.0)):
+            releases = attacks.published_releases(epsilon, narrow)
+            findings.append(attacks.neighbours("expm-nf", releases, pair, epsilon, trials=trials))
+            certified = attacks.certified_releases(epsilon, CertifiedSettings())
+            findings.append(attacks.neighbours("expm-certified", certified, pair, epsilon, trials=20 * trials))
+    for name, method in METHODS.items():
+        if method.unfit(table) is not None:
+            continue
+        if "one-run" in chosen and method.private:
+            findings.append(attacks.one_run(name, table, epsilon))
+        if "membership" in chosen:
+            curves[name] = attacks.summary(attacks.membership(name, table, epsilon, shadows=shadows))
+    if as_json:
+        typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": curves}))
+    else:
+        show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
+    if any(finding.verdict == "broken" and finding.status == "certified" for finding in findings):
+        raise typer.Exit(1)
+
+
+prepare = typer.Typer(name="prepare", help="Create tables for heads from published files.", no_args_is_help=True)
+heads.add_typer(prepare)
+
+
+@prepare.command(name="mimic-extract")
+def mimic_extract(
+    file: Annotated[Path, typer.Argument(help="all_hourly_data.h5 of MIMIC-Extract.")],
+    output: Annotated[Path, typer.Option(help="The directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
+) -> None:
+    """Create the paper's tables from the first 24 hours of MIMIC-Extract: mortality, and stays over three days."""
+    from privmix.laboratory.heads import mimic
+
+    for path, rows in mimic.prepare(file, output).items():
+        typer.echo(f"{path}: {rows} stays")
+
+
+@prepare.command(name="text")
+def texts(
+    file: Annotated[str, typer.Argument(help="A .jsonl, .csv or .parquet file, or a Hugging Face dataset.")],
+    target: Annotated[str, typer.Option(help="The column with the label, which has two values.")],
+    output: Annotated[Path, typer.Option(help="The table, a file that ends with .npz.")],
+    text_field: Annotated[str, typer.Option(help="The column with the text.")] = "text",
+    user_field: UserField = None,
+    model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
+) -> None:
+    """Create a table from labelled texts. The features are the public model's mean hidden states, which are bounded."""
+    from privmix.laboratory.heads.table import save_npz
+    from privmix.laboratory.heads.text import read_texts
+
+    if output.suffix != ".npz":
+        raise bad("output", "must end with .npz")
+    with display(False) as shown:
+        table = read_texts(file, text=text_field, target=target, user=user_field, model=model, display=shown)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_npz(table, output)
+    typer.echo(f"{output}: {len(table.y)} texts, {table.features} features; the unit is one {table.unit}")

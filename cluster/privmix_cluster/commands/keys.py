@@ -1,0 +1,172 @@
+"""Implements `privmix keys`, which manages API keys and shares. Changes apply to a running service within a second."""
+
+import json
+from datetime import timedelta
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from privmix_cluster.options import JsonOption
+
+keys = typer.Typer(
+    name="keys", help="Manage the service's API keys and their shares of the budget.", no_args_is_help=True
+)
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        help="A SQLite file or a PostgreSQL URL. Default, as in a service: PRIVMIX_KEYS__DATABASE, or what belongs to "
+        "the ledger in PRIVMIX_BUDGET__LEDGER; without them, keys.db. PRIVMIX_..._FILE names a file with the value.",
+    ),
+]
+KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
+TokensOption = Annotated[int | None, typer.Option(min=0, help="The total number of tokens of the privacy budget.")]
+DayOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget per day (UTC).")]
+RequestsOption = Annotated[int | None, typer.Option(min=1, help="Requests per minute.")]
+RateOption = Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")]
+StreamsOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of concurrent streams.")]
+LargestOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens of a request.")]
+
+
+class ScopeChoice(Enum):
+    """Lists the scopes, because Typer needs an enumeration for a repeated choice."""
+
+    GENERATE = "generate"
+    PRIVACY = "privacy"
+    ADMINISTER = "administer"
+
+
+def _place(database: str | None) -> str:
+    from privmix.database.service import default_database
+    from privmix_cluster.secret_files import variable
+
+    named = database or variable("PRIVMIX_KEYS__DATABASE")
+    return named or default_database(variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db")
+
+
+@keys.command()
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A unique name for the key.")],
+    owner: Annotated[str, typer.Option(help="The person responsible for the key.")] = "",
+    group: Annotated[str | None, typer.Option(help="A group of keys, which can also have a common share.")] = None,
+    scope: Annotated[
+        list[ScopeChoice] | None, typer.Option(help="What the key may do; repeat for more.", show_default=False)
+    ] = None,
+    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
+    tokens: TokensOption = None,
+    tokens_per_day: DayOption = None,
+    requests_per_minute: RequestsOption = None,
+    tokens_per_minute: RateOption = None,
+    live_streams: StreamsOption = None,
+    largest_request: LargestOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a key. Its secret is printed only once; the service stores only a hash."""
+    from privmix.database.clock import now
+    from privmix.database.service import ServiceDatabase
+    from privmix.keys.records import CLIENT_SCOPES, SCOPES
+    from privmix.keys.store import KeyStore
+    from privmix_cluster.work.keys import share_of
+
+    key, secret = KeyStore(ServiceDatabase(_place(database))).create(
+        name,
+        owner=owner,
+        group=group,
+        scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else CLIENT_SCOPES,
+        expires=now() + timedelta(days=days) if days else None,
+        share=share_of(context),
+    )
+    _print_secret(key.model_dump(mode="json"), secret.text, as_json)
+
+
+@keys.command("list")
+def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """Show every key, its share and its usage."""
+    from privmix.database.service import ServiceDatabase
+    from privmix.keys.store import KeyStore
+    from privmix_cluster.work.keys import amounts, key_cells
+
+    accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
+    if as_json:
+        print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
+        return
+    table = Table("name", "id", "owner", "group", "scopes", "state")
+    for column in ("tokens used", "of", "today", "of"):
+        table.add_column(column, justify="right")
+    for account in accounts:
+        table.add_row(*key_cells(account))
+        for ensemble, each in account.ensembles.items():
+            table.add_row(f"  of {escape(ensemble)}", *[""] * 5, *amounts(each.share, each.usage))
+    Console().print(table)
+
+
+@keys.command()
+def limit(
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The key's id or name; with --group, the group's name.")],
+    tokens: TokensOption = None,
+    tokens_per_day: DayOption = None,
+    requests_per_minute: RequestsOption = None,
+    tokens_per_minute: RateOption = None,
+    live_streams: StreamsOption = None,
+    largest_request: LargestOption = None,
+    group: Annotated[bool, typer.Option("--group", help="Set the common share of a group.")] = False,
+    ensemble: Annotated[
+        str | None, typer.Option(help="Set the share of one ensemble, by its name under `ensembles`.")
+    ] = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Replace a share. A limit that is not given is removed."""
+    from privmix.database.service import ServiceDatabase
+    from privmix.keys.store import KeyStore
+    from privmix_cluster.work.keys import share_of
+
+    share = share_of(context)
+    store = KeyStore(ServiceDatabase(_place(database), create=False))
+    if group:
+        store.limit_group(key, share, ensemble)
+    else:
+        store.limit(key, share, ensemble)
+    limits = ", ".join(f"{name} {value}" for name, value in share.model_dump(exclude_none=True).items())
+    where = "" if ensemble is None else f" of {escape(ensemble)}"
+    Console().print(f"{escape(key)}{where}: {limits or 'no limits'}")
+
+
+@keys.command()
+def rotate(
+    key: KeyArgument,
+    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret stays valid.")] = 0,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a key a new secret, which is printed only once."""
+    from privmix.database.service import ServiceDatabase
+    from privmix.keys.store import KeyStore
+
+    rotated, secret = KeyStore(ServiceDatabase(_place(database), create=False)).rotate(key, timedelta(seconds=grace_s))
+    _print_secret(rotated.model_dump(mode="json"), secret.text, as_json)
+
+
+@keys.command()
+def revoke(key: KeyArgument, database: DatabaseOption = None) -> None:
+    """Revoke a key permanently. Its usage stays on record."""
+    from privmix.database.service import ServiceDatabase
+    from privmix.keys.store import KeyStore
+
+    revoked = KeyStore(ServiceDatabase(_place(database), create=False)).revoke(key)
+    Console().print(f"{escape(revoked.name)} is revoked")
+
+
+def _print_secret(key: dict[str, Any], secret: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"secret": secret, "key": key}, indent=2))
+        return
+    Console(stderr=True).print(f"Key {escape(key['name'])} ({key['id']}); this secret is not shown again:")
+    print(secret)

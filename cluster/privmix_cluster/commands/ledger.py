@@ -1,0 +1,273 @@
+"""Implements `privmix ledger`, which creates, exports, verifies, moves and charges ledgers."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from privmix.foundation.errors import KeysError, LeaseRefused, LedgerError
+from privmix_cluster.options import EnsembleOption, JsonOption
+
+if TYPE_CHECKING:
+    from privmix.budget.signing import SigningKey
+
+ledger = typer.Typer(
+    name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
+)
+
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--signing-key-file",
+        help="The file with the key that signs the chain. Default: the key in PRIVMIX_BUDGET__SIGNING_KEY, or in the "
+        "file that PRIVMIX_BUDGET__SIGNING_KEY_FILE names.",
+    ),
+]
+
+Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")]
+
+
+@ledger.command()
+def init(
+    config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
+    ensemble: EnsembleOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
+    from privmix.budget.receipt import begin
+    from privmix.training.manifest import Manifest
+    from privmix_cluster.configuration import Configuration
+    from privmix_cluster.promise import promise
+
+    configuration = Configuration.load(config).choose(ensemble)
+    manifest = Manifest.load(configuration.ensemble)
+    with _ledger_errors_printed():
+        promised = promise(configuration, manifest)
+        settings = configuration.budget
+        begun = begin(
+            settings.ledger,
+            promised.terms,
+            configuration.ensemble,
+            settings.ledger_id,
+            settings.anchor,
+            settings.key(),
+        )
+    if as_json:
+        print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
+        return
+    print(f"{'Created' if begun.new else 'Found'} ledger {begun.place} with id {begun.ledger}")
+    print(promised.sentence)
+
+
+@ledger.command()
+def forfeit(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[LEDGER]", help="A ledger without anchors; otherwise give --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The YAML file of the deployment, which names the ledger and its anchors.")
+    ] = None,
+    ensemble: EnsembleOption = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Charge at least this many. Default: exactly what the anchors know to be lost."),
+    ] = None,
+) -> None:
+    """Charge tokens that may have been released after the copy from which a ledger was restored.
+
+    Stop the service first. It does not start with a ledger that lacks rows until then.
+    """
+    from privmix.budget.anchor import Anchor
+    from privmix.budget.ledger import Ledger
+    from privmix.budget.reader import read
+    from privmix.budget.receipt import anchors_of
+    from privmix.budget.statement import statement
+    from privmix_cluster.configuration import Configuration
+
+    if (source is None) == (config is None):
+        raise typer.BadParameter("give a ledger or --config", param_hint="LEDGER")
+    try:
+        with _ledger_errors_printed():
+            place: str = source or ""
+            anchors: tuple[Anchor, ...] = ()
+            key = _signing_key(None)
+            if config is not None:
+                chosen = Configuration.load(config).choose(ensemble)
+                place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
+                key = chosen.budget.key()
+            writer = Ledger.restore(place, read(place).terms, anchors=anchors, key=key)
+            charged = writer.forfeit(tokens)
+    except LeaseRefused as error:
+        raise typer.BadParameter(str(error), param_hint="--tokens") from error
+    balance = writer.balance()
+    for event, count in charged.items():
+        print(f"{count} tokens are charged at the cost of {event.to_json()}")
+    print(f"{charged.total()} tokens are charged now, {sum(balance.charged.values())} in all.")
+    left = statement(balance).tokens_left
+    if balance.stopped:
+        print("Their losses on the private text are not known, so nothing private is released any more.")
+    elif left is not None:
+        print(f"{left} tokens are left.")
+
+
+@ledger.command()
+def export(
+    source: Source,
+    output: Annotated[
+        Path | None, typer.Option(help="The output file, replaced atomically. Default: standard output.")
+    ] = None,
+    private_values: Annotated[
+        bool, typer.Option("--private-values", help="Write the values that depend on the private text, too.")
+    ] = False,
+) -> None:
+    """Write all rows as JSON Lines, each with its hash, and without the values that depend on the private text.
+
+    These are measured losses and, with individual budgets, what is charged and set aside in each part's account: every
+    `settle`, `lease` and checkpoint has some. From the first of them on, rows have no hash, because a hash confirms a
+    guess. `privmix ledger verify` accepts a file with all values, which no client may see (`--private-values`).
+    """
+    from privmix.budget import export as exporting
+
+    with _ledger_errors_printed(), _written(output) as lines:
+        exporting.export(source, lines, private=private_values)
+
+
+@ledger.command()
+def verify(
+    place: Annotated[str, typer.Argument(metavar="LEDGER|FILE", help="A ledger, or a file from `export`.")],
+    head: Annotated[
+        str | None, typer.Option(help="A last hash noted earlier (16 digits or more): it must still be in the chain.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="The former number of rows: none may be missing from the end.")
+    ] = None,
+    signing_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid.
+
+    With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
+    """
+    from privmix.budget.verification import verify as verified
+    from privmix_cluster.console import display
+
+    if head is not None and not _is_hash(head):
+        raise typer.BadParameter(
+            "must be the 64 hexadecimal digits of a hash, or the first 16 or more", param_hint="--head"
+        )
+    try:
+        key = _signing_key(signing_key_file)
+        shown = display(as_json) if sys.stderr.isatty() else None
+        balance = verified(place, head=head and head.lower(), length=rows, key=key, display=shown)
+    except LedgerError as error:
+        if not as_json:
+            raise _refusal(error) from error
+        print(json.dumps({"valid": False, "error": str(error)}, indent=2))
+        raise typer.Exit(1) from error
+    summary = {
+        "rows": balance.rows,
+        "head": balance.head,
+        "epoch": balance.epoch,
+        "moved": balance.moved,
+        "checked": {"chain": True, "head": head is not None, "rows": rows is not None, "signature": key is not None},
+        "signed_with": balance.signature and balance.signature.key,
+    }
+    if as_json:
+        print(json.dumps({"valid": True, **summary}, indent=2))
+        return
+    moved = f"; moved to {balance.moved}" if balance.moved else ""
+    print(f"{balance.rows} rows, epoch {balance.epoch}, last hash {balance.head}: the chain is whole{moved}")
+    if key is not None:
+        print(f"The key {key.name} signed all of it: nobody without this key wrote or rewrote a row.")
+    elif balance.signature is not None:
+        print(
+            f"Row {balance.signature.row} has the last signature, of the key {balance.signature.key}, which was not "
+            "checked: give the key with --signing-key-file."
+        )
+    else:
+        print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")
+    if head is None:
+        print("Only a hash kept elsewhere (--head), or an anchor, shows that nothing was taken off its end.")
+
+
+@ledger.command()
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger: a SQLite file or a database URL.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="A database without a ledger: a file or a URL.")],
+    keys_stay: Annotated[
+        bool, typer.Option("--keys-stay", help="Leave the keys: `keys.database` names their place.")
+    ] = False,
+) -> None:
+    """Move a ledger with its chain, and the keys beside it; the old ledger can never be written again.
+
+    Stop the service first. If the move is interrupted, run it again.
+    """
+    from privmix.budget import move as moving
+    from privmix.keys.move import move_keys, moved_database
+
+    try:
+        keys = None if keys_stay else moved_database(source, target)
+        with _ledger_errors_printed():
+            balance = moving.move(source, target)
+    except KeysError as error:
+        raise _refusal(error) from error
+    try:
+        count = move_keys(*keys) if keys else 0
+    except KeysError as error:
+        typer.echo("The ledger has moved, and its keys have not. Run this command again to move them.", err=True)
+        raise _refusal(error) from error
+    print(f"{balance.rows} rows, last hash {balance.head}, are verified in the new ledger; set budget.ledger to it.")
+    print("The old one can still be read, and never be written again.")
+    if count:
+        print(f"{count} keys with their shares moved too, to the place that follows from the ledger's.")
+
+
+def _signing_key(file: Path | None) -> "SigningKey | None":
+    """Returns the key in a file, or that of the environment; None without both."""
+    from privmix.budget.signing import SigningKey
+    from privmix_cluster.secret_files import text_of, variable
+
+    return SigningKey.of(text_of(file, "--signing-key-file") if file else variable("PRIVMIX_BUDGET__SIGNING_KEY"))
+
+
+def _is_hash(text: str) -> bool:
+    return 16 <= len(text) <= 64 and all(digit in "0123456789abcdefABCDEF" for digit in text)
+
+
+@contextmanager
+def _ledger_errors_printed() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: LedgerError | KeysError) -> typer.Exit:
+    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+    return typer.Exit(1)
+
+
+@contextmanager
+def _written(output: Path | None) -> Iterator[TextIO]:
+    """Writes a file atomically, readable only by this user, because it may contain private values."""
+    if output is None:
+        yield sys.stdout
+        return
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise typer.BadParameter(f"{partial}: {error.strerror}", param_hint="--output") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as lines:
+            yield lines
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)

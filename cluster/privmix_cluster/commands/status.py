@@ -1,0 +1,85 @@
+"""Implements `privmix status`, which shows the actors of a running service and what they serve."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from privmix_cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
+
+PROBE_S = 10.0
+
+
+def status(
+    address: AddressOption = RUNNING,
+    namespace: EnsembleNamespaceOption = NAMESPACE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the actors, parts and versions of a running service; exit with 1 if an actor does not work."""
+    from privmix.foundation.ray_session import joined
+
+    with joined(address):
+        record = _record(namespace)
+    if as_json:
+        print(json.dumps(record, indent=2))
+    else:
+        _show(record)
+    if not all(actor["answers"] for actor in record["actors"]):
+        raise typer.Exit(1)
+
+
+def _record(namespace: str) -> dict[str, Any]:
+    import ray
+
+    from privmix_cluster.running import fleet_of
+
+    fleet_status = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
+    others = asyncio.run(_others(namespace, fleet_status["coordinators"]))
+    return {
+        "namespace": namespace,
+        "parts": fleet_status["parts"],
+        "actors": [*others, *fleet_status["shards"]],
+        "versions": {package: version(package) for package in ("privmix", "ray", "torch", "transformers")},
+    }
+
+
+async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the states of the budget actor and of all coordinators, with their problems."""
+    from privmix.budget import actor as budget
+    from privmix.fleet import fleet
+    from privmix.requests.status import Status
+
+    statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
+    troubles: dict[str, str] = {}
+    for problems in await asyncio.gather(*(status.troubles() for status in statuses)):
+        troubles |= problems
+    return [
+        {
+            "name": name,
+            "parts": [],
+            "answers": name not in troubles,
+            "resident_bytes": None,
+            "trouble": troubles.get(name),
+        }
+        for name in (budget.NAME, *coordinators)
+    ]
+
+
+def _show(record: dict[str, Any]) -> None:
+    versions = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+    title = f"{record['namespace']}: {record['parts']} parts; {versions}"
+    table = Table("actor", "parts", "works", title=title, title_justify="left")
+    table.add_column("MiB", justify="right")
+    for actor in record["actors"]:
+        parts = actor["parts"]
+        size = "" if actor["resident_bytes"] is None else f"{actor['resident_bytes'] / 2**20:.0f}"
+        part_range = f"{parts[0]} to {parts[-1]}" if parts else ""
+        works = "yes" if actor["answers"] else f"[red]no[/]: {escape(actor['trouble'])}"
+        table.add_row(actor["name"], part_range, works, size)
+    Console().print(table)

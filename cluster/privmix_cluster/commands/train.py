@@ -1,0 +1,229 @@
+"""Implements `privmix train`, which trains an ensemble of adapters from a private corpus."""
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privmix.foundation.units import DELTA, EPSILON, TOKENS
+from privmix.training.options import AUTO_BASE, PLAIN_TARGETS, TrainingOptions
+from privmix_cluster.option_groups import grouped
+from privmix_cluster.options import CorpusArgument, CorpusOptions
+from privmix_cluster.parameters import bad, count
+from privmix_cluster.training_options import (
+    LEARNING_RATE,
+    LORA,
+    MODEL,
+    OPTIMISER,
+    TARGETS,
+    WEIGHT_DECAY,
+    RecipeOptions,
+    RunOptions,
+    defaulting,
+)
+
+_DEFAULTS = TrainingOptions()
+_KIND = "What a part is"
+_parts_option = partial(typer.Option, rich_help_panel="Parts")
+_model_option = partial(typer.Option, rich_help_panel=MODEL)
+_kind_option = partial(typer.Option, rich_help_panel=_KIND)
+
+
+@dataclass(frozen=True)
+class PartsOptions:
+    """Says how many parts are trained, and from which users."""
+
+    parts: Annotated[
+        int | None,
+        _parts_option(
+            help="The number of parts, each with its own adapter. Default: the number of parts in --output, or else "
+            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens."
+        ),
+    ] = None
+    users: Annotated[
+        int | None,
+        _parts_option(
+            parser=count,
+            metavar="USERS",
+            help="About how many users the corpus has, to propose --parts. The number is rounded and becomes public; "
+            "privmix does not count the users, because the count would reveal whether a person is among them.",
+        ),
+    ] = None
+    tokens_per_user: Annotated[
+        int | None,
+        _parts_option(
+            parser=count, metavar="TOKENS", help="About how many tokens a user's text has, in the same way for --users."
+        ),
+    ] = None
+    epsilon: Annotated[float, _parts_option(help="The epsilon of the budget, to propose --parts and --base-share.")] = (
+        EPSILON
+    )
+    delta: Annotated[float, _parts_option(help="The delta of the budget.")] = DELTA
+    tokens: Annotated[
+        int, _parts_option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
+    ] = TOKENS
+    halves: Annotated[
+        bool,
+        _parts_option(
+            "--halves",
+            help="Also train two adapters for each part, on the halves of its users. SubMix needs them. Training "
+            "again without this option removes them.",
+        ),
+    ] = False
+    earlier: Annotated[
+        list[Path],
+        _parts_option(
+            help="An earlier ensemble; repeat for more. Documents of its users are left out, so that both can be "
+            "cohorts of one model: each user is in one of them."
+        ),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BaseOptions:
+    """The private model that the parts are trained on."""
+
+    base: Annotated[
+        str | None,
+        _model_option(
+            metavar="DIRECTORY",
+            help="A directory from `train-base`, whose model the parts are trained on instead of a public one. "
+            "The service charges both. With --earlier and the same directory, no user is in both. `auto` trains it "
+            "first, from the same corpus into OUTPUT/base, with --base-share of --epsilon.",
+        ),
+    ] = None
+    base_share: Annotated[
+        float | None,
+        _model_option(
+            help="The share of --epsilon that --base auto spends on the base. Default: the best by `privmix plan` for "
+            "--users, --tokens-per-user and --tokens."
+        ),
+    ] = None
+    warm_start: Annotated[Path | None, _model_option(help="With --base auto: as for `train-base`.")] = None
+
+
+@dataclass(frozen=True)
+class PartRecipeOptions(RecipeOptions):
+    """What a part is and how it is trained. None stands for the default."""
+
+    part_kind: Annotated[
+        str | None,
+        _kind_option(
+            help="What a part is: an adapter that attends to the public model's keys and values (reader), plain LoRA "
+            "with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
+            f"which the public model reads before each sequence (text). Default: {_DEFAULTS.part_kind}."
+        ),
+    ] = None
+    text: Annotated[
+        int | None, defaulting(_DEFAULTS, "text", "The number of tokens of a part's text with --part-kind text.", _KIND)
+    ] = None
+    layers: Annotated[
+        int | None,
+        _kind_option(
+            help="The number of last layers that a part changes, with --part-kind reader. Fewer cost less to train, to "
+            "store and to serve. Default: half of the public model's."
+        ),
+    ] = None
+    dropout: Annotated[float | None, defaulting(_DEFAULTS, "dropout", "LoRA dropout.", LORA)] = None
+    targets: Annotated[
+        str | None,
+        defaulting(_DEFAULTS, "targets", f"{TARGETS} With --part-kind lora: {','.join(PLAIN_TARGETS)}.", LORA),
+    ] = None
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help=f"{LEARNING_RATE} Default: 1e-3, times sqrt(24 / steps) with more than 24 steps.",
+            rich_help_panel=OPTIMISER,
+        ),
+    ] = None
+    weight_decay: Annotated[float | None, defaulting(_DEFAULTS, "weight_decay", WEIGHT_DECAY, OPTIMISER)] = None
+    epochs: Annotated[int | None, defaulting(_DEFAULTS, "epochs", "The number of passes over the text.", OPTIMISER)] = (
+        None
+    )
+    batch: Annotated[int | None, defaulting(_DEFAULTS, "batch", "The number of blocks in a step.", OPTIMISER)] = None
+
+    def checked(self) -> TrainingOptions:
+        """Returns the options of the training.
+
+        Raises:
+            typer.BadParameter: an option has no effect on parts of this kind.
+            InputError: an option is invalid.
+        """
+        given = self.given()
+        if self.part_kind == "text" and (unused := given.keys() - {"part_kind", "text"}):
+            raise bad(min(unused), "has no effect with --part-kind text, which trains nothing; leave it out")
+        if self.part_kind != "text" and self.text is not None:
+            raise bad("text", "has an effect only with --part-kind text")
+        if self.part_kind == "lora" and self.layers is not None:
+            raise bad("layers", "has an effect only with --part-kind reader; plain LoRA changes all layers")
+        return TrainingOptions.checked(**given)
+
+
+@grouped
+def train(
+    corpus: CorpusArgument,
+    run: RunOptions,
+    parts: PartsOptions,
+    below: BaseOptions,
+    reading: CorpusOptions,
+    recipe: PartRecipeOptions,
+) -> None:
+    """Fine-tune one adapter on each part of a private corpus.
+
+    The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
+    command was interrupted. Run it again to continue.
+    """
+    from privmix.training.manifest import StatedSize
+    from privmix.training.train import plan
+    from privmix_cluster.work.plan import token_budget
+    from privmix_cluster.work.train import (
+        auto_base,
+        auto_epsilon,
+        check_base,
+        earlier_size,
+        given_parts,
+        proposed_parts,
+        report_training,
+        run_plan,
+    )
+
+    started = time.monotonic()
+    documents = reading.corpus(corpus)
+    options = recipe.checked()
+    if below.base != AUTO_BASE:
+        for name in ("base_share", "warm_start"):
+            if getattr(below, name) is not None:
+                raise bad(name, "belongs to --base auto; add it")
+    warm_start = None if below.warm_start is None else reading.corpus(below.warm_start)
+    if parts.users is not None and parts.parts is not None:
+        raise bad("users", "is for the proposal of --parts; leave it out")
+    if parts.tokens_per_user is not None and parts.users is None:
+        raise bad("tokens-per-user", "belongs to --users; add it")
+    budget = token_budget(parts.epsilon, parts.delta, parts.tokens)
+    size = None if parts.users is None else StatedSize.rounded(parts.users, parts.tokens_per_user)
+    if below.base is not None:
+        check_base(below.base, run.model, parts.earlier)
+    number = (
+        proposed_parts(size, run.output, options, budget)
+        if parts.parts is None
+        else given_parts(parts.parts, run.output)
+    )
+    model = below.base or run.model
+    if below.base == AUTO_BASE:
+        spent = auto_epsilon(below.base_share, size, run.output / "base", parts.parts, budget)
+        model = str(auto_base(documents, warm_start, run, recipe, spent, budget.delta))
+    planned = plan(
+        documents,
+        run.output,
+        parts=number,
+        earlier=parts.earlier,
+        stated=size or earlier_size(run.output, parts.parts),
+        halves=parts.halves,
+        model=model,
+        options=options,
+        salt_file=run.salt_file,
+    )
+    report_training(run_plan(planned, documents, run), run, time.monotonic() - started)

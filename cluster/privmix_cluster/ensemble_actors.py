@@ -1,0 +1,260 @@
+"""Starts the actors of one ensemble and stops them: fleet, ledger and coordinators."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray.actor import ActorHandle
+
+from privmix.budget import actor as budget
+from privmix.budget.actor import LedgerPlaces
+from privmix.budget.receipt import anchors_of
+from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from privmix.database.service import ServiceDatabase
+from privmix.ensembles.records import ServedEnsemble
+from privmix.fleet import fleet
+from privmix.fleet.fleet import Fleet, FleetActor, FleetSettings
+from privmix.fleet.plan import ShardPlan
+from privmix.fleet.shard_map import ShardMap
+from privmix.fleet.size import FleetSize
+from privmix.foundation.cpus import available_cpus
+from privmix.foundation.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
+from privmix.foundation.retrying import pauses, repeated_in_thread
+from privmix.keys.store import KeyStore
+from privmix_cluster.checks import CheckedEnsemble, Report, coordinator_names
+from privmix_cluster.configuration import EnsembleConfiguration
+from privmix_cluster.named_actors import all_or_none, call, kill
+from privmix_cluster.promise import Promise
+from privmix_cluster.topology import plan_shards, shards_served
+
+PATIENCE_S = 60.0
+"""How long a start waits for shards that run but are too busy to answer."""
+
+
+@dataclass(frozen=True)
+class EnsembleActors:
+    """Holds the actors of one ensemble. All are detached and have names. The fleet owns the shards."""
+
+    promise: Promise
+    fleet: ActorHandle
+    coordinators: tuple[ActorHandle, ...]
+    budget: ActorHandle
+
+    def shard_map(self) -> ShardMap:
+        shard_map: ShardMap = ray.get(self.fleet.shard_map.remote())
+        return shard_map
+
+
+def start_ensemble(
+    checked: CheckedEnsemble,
+    database: str,
+    report: Report = lambda step: None,
+    *,
+    keep: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> EnsembleActors:
+    """Starts the actors of one ensemble and waits until they are ready.
+
+    Args:
+        database: the database of the service, which has the last number of shards that `privmix scale` set.
+        keep, meanwhile: see `start_actors`.
+
+    Raises:
+        LedgerError, ConfigurationError, KeysError: the message says what is wrong and how to fix it. All started actors
+            are stopped.
+    """
+    configuration, promised, model = checked.configuration, checked.promise, checked.model
+    with all_or_none(configuration.namespace):
+        gpus = ray.cluster_resources().get("GPU", 0)
+        protocol = promised.protocol
+        plans = plan_shards(configuration, checked.manifest, model, gpus, protocol.halves, protocol.rows)
+        serving, size = shards_served(configuration, checked.manifest), None
+        if configuration.shards.count != "auto":
+            size = FleetSize(database, configuration.namespace, serving)
+            serving = min(size.read(), len(plans))
+        if size and serving != size.configured:
+            report(f"Serving {serving} of {len(plans)} shards, as `privmix scale` chose, not {size.configured}")
+        parts = sum(plan.parts for plan in plans[:serving])
+        report(f"Loading {parts} parts into {serving} shard{'s' * (serving > 1)}")
+        fleet_actor = _start_fleet(configuration, promised, plans, serving, size, keep)
+        loaded = fleet_actor.start.remote()  # takes longest, so the other actors start meanwhile
+        meanwhile()
+        # Another service that uses this ledger continues until this one makes its first charge.
+        report("Opening the ledger")
+        kept = _kept_budget(configuration, promised) if keep else None
+        budget_actor = kept or _start_budget(configuration, checked, database)
+        if not _has_room(plans[:serving], configuration):
+            _wait_for(loaded)  # the autoscaler adds nodes for the shards, over which coordinators can spread
+        names = coordinator_names(configuration)
+        report(f"Starting the coordinator{'s' * (len(names) > 1)}")
+        coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
+        report("Waiting for parts and coordinators")
+        _wait_for(loaded)
+        wait_until_healthy(coordinators)
+    return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
+
+
+def stop_ensemble(ensemble: ServedEnsemble) -> None:
+    """Stops the actors of one ensemble. Coordinators that respond first return unused budget."""
+    namespace = ensemble.namespace
+    for name in ensemble.coordinators:
+        call(name, namespace, Coordinator.close)  # leases of a coordinator that does not respond stay charged
+    call(ensemble.budget, namespace, budget.Budget.give_up)  # so that another deployment can open the ledger at once
+    for name in ensemble.coordinators:
+        kill(name, namespace)
+    call(ensemble.fleet, namespace, Fleet.close)
+    for name in (ensemble.fleet, ensemble.budget):
+        kill(name, namespace)
+
+
+def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = PATIENCE_S) -> None:
+    """Waits until every coordinator is healthy. A shard that is too busy for one answer must not end a whole start.
+
+    Raises:
+        WorkError: a coordinator is not healthy after `patience_s` seconds. The message says what does not work.
+    """
+    try:
+        repeated_in_thread(
+            lambda: ray.get([coordinator.health.remote() for coordinator in coordinators]),
+            CoordinatorUnavailable,
+            pauses(1.0),
+            patience_s=patience_s,
+        )
+    except CoordinatorUnavailable as error:
+        raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
+
+
+def _has_room(plans: Sequence[ShardPlan], configuration: EnsembleConfiguration) -> bool:
+    """Returns whether the nodes of the cluster have all resources that shards and coordinators reserve."""
+    coordinator, total = configuration.coordinator, ray.cluster_resources()
+    cpus = coordinator.replicas * coordinator.num_cpus + sum(plan.copies * plan.num_cpus for plan in plans)
+    gpus = coordinator.replicas * coordinator.num_gpus + sum(plan.copies * plan.num_gpus for plan in plans)
+    return bool(cpus <= total.get("CPU", 0) and gpus <= total.get("GPU", 0))
+
+
+def _wait_for(loaded: "ray.ObjectRef[ShardMap]") -> None:
+    """Waits until the fleet has started its shards.
+
+    Raises:
+        ConfigurationError: a shard could not be started.
+    """
+    try:
+        ray.get(loaded)
+    except FleetError as error:
+        raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
+
+
+def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> ActorHandle | None:
+    """Returns the running budget actor, or None.
+
+    Raises:
+        ConfigurationError: it enforces another budget, or has another ledger, anchor or signing key than configured,
+            which it would never write, as long as it is kept.
+    """
+    try:
+        actor = ray.get_actor(budget.NAME, configuration.namespace)
+    except ValueError:
+        return None
+    if ray.get(actor.ready.remote()) != promised.terms:
+        raise ConfigurationError(
+            f"namespace: {configuration.namespace} already serves with another budget; stop it, or choose another "
+            "namespace"
+        )
+    settings, kept = configuration.budget, ray.get(actor.places.remote())
+    configured = LedgerPlaces.of(settings.ledger, anchors_of(configuration.ensemble, settings.anchor), settings.key())
+    for setting, has, should in (
+        ("ledger", kept.ledger, configured.ledger),
+        ("anchor", kept.anchors, configured.anchors),
+        ("signing_key", kept.signing_key, configured.signing_key),
+    ):
+        if has != should:
+            raise ConfigurationError(
+                f"budget.{setting}: {configuration.namespace} already serves with another one, which a deployment does "
+                "not change; stop the service and start it again"
+            )
+    return actor
+
+
+def _start_budget(configuration: EnsembleConfiguration, checked: CheckedEnsemble, database: str) -> ActorHandle:
+    return budget.start(
+        configuration.budget.ledger,
+        checked.promise.terms,
+        namespace=configuration.namespace,
+        create=False,
+        identity=checked.ledger,
+        lifetime="detached",
+        anchors=anchors_of(configuration.ensemble, configuration.budget.anchor),
+        clients_need_keys=KeyStore(ServiceDatabase(database)).required(),
+        key=configuration.budget.key(),
+    )
+
+
+def _start_fleet(
+    configuration: EnsembleConfiguration,
+    promised: Promise,
+    plans: Sequence[ShardPlan],
+    serving: int,
+    size: FleetSize | None,
+    keep: bool,
+) -> ActorHandle:
+    settings = FleetSettings(
+        namespace=configuration.namespace,
+        plans=tuple(plans),
+        protocol_settings=promised.settings,
+        accountant=promised.terms.accountant,
+        coordinators=coordinator_names(configuration),
+        grow=configuration.shards.count == "auto",
+        start_timeout_s=configuration.shards.start_timeout_s,
+        stalled_s=configuration.coordinator.step_timeout_s,
+        planned=promised.protocol,
+    )
+    fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving, size)
+    if keep and ray.get(fleet_actor.settings.remote()) != settings:
+        raise ConfigurationError(
+            f"namespace: {configuration.namespace} already serves with other settings; stop it, or choose another "
+            "namespace"
+        )
+    return fleet_actor
+
+
+def _start_coordinator(
+    configuration: EnsembleConfiguration, promised: Promise, model: Path, name: str, keep: bool
+) -> ActorHandle:
+    settings = CoordinatorSettings(
+        model=model,
+        namespace=configuration.namespace,
+        budget=budget.NAME,
+        fleet=fleet.NAME,
+        peers=tuple(other for other in coordinator_names(configuration) if other != name),
+        when_exhausted=promised.when_exhausted,
+        lease_tokens=configuration.budget.lease_tokens,
+        device="cuda" if configuration.coordinator.num_gpus else "cpu",
+        threads=available_cpus(),
+        **configuration.coordinator.model_dump(exclude={"num_cpus", "num_gpus", "memory_gib", "replicas"}),
+    )
+    options = _options(configuration, name, {"OMP_NUM_THREADS": "1"}, keep)
+    return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
+
+
+def _reserved(configuration: EnsembleConfiguration) -> dict[str, object]:
+    """Returns the resources that a coordinator reserves. Several coordinators spread over the nodes."""
+    coordinator = configuration.coordinator
+    return {
+        "num_cpus": coordinator.num_cpus,
+        "num_gpus": coordinator.num_gpus,
+        "memory": round(coordinator.memory_gib * 2**30),
+        "scheduling_strategy": "SPREAD" if coordinator.replicas > 1 else "DEFAULT",
+    }
+
+
+def _options(
+    configuration: EnsembleConfiguration, name: str, environment: Mapping[str, str], keep: bool
+) -> dict[str, object]:
+    return {
+        "name": name,
+        "get_if_exists": keep,
+        "namespace": configuration.namespace,
+        "lifetime": "detached",
+        "runtime_env": {"env_vars": dict(environment)},
+    }

@@ -1,0 +1,311 @@
+"""Starts the actors of a deployment and its HTTP route from a configuration, and stops them."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.serve import Application, RunTarget
+from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
+from ray.serve.schema import LoggingConfig
+
+from privmix.alerts import actor as alerts
+from privmix.alerts.actor import ServiceActors
+from privmix.batches import actor as batches
+from privmix.coordinator.coordinator import Coordinator
+from privmix.ensembles import actor as ensembles
+from privmix.ensembles.records import EnsembleList, ServedEnsemble
+from privmix.foundation.actors import HEAD
+from privmix.foundation.errors import ConfigurationError, WorkError
+from privmix.gateway.deployment import Gateway
+from privmix.keys import actor as keys
+from privmix.keys.records import Secret
+from privmix.requests.settings import ClientSettings, RequestSettings
+from privmix_cluster.checks import (
+    CheckedEnsemble,
+    Report,
+    check_cohorts,
+    check_ensemble,
+    check_files,
+    check_keys,
+    keys_database,
+)
+from privmix_cluster.configuration import Configuration
+from privmix_cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
+from privmix_cluster.named_actors import CLOSING_S, all_or_none, call, kill
+from privmix_cluster.ports import Endpoint, cannot_listen, claimed
+
+APPLICATION = "privmix"
+
+
+@dataclass(frozen=True)
+class Service:
+    """Holds a running service. `stop` returns unused budget; without it, the coordinators' leases stay charged.
+
+    Attributes:
+        url: the base URL of the HTTP route.
+        started: the ensembles that started with the service.
+        actors: the actors of these ensembles, by the ensembles' names.
+    """
+
+    url: str
+    configuration: Configuration
+    started: Sequence[ServedEnsemble]
+    actors: Mapping[str, EnsembleActors]
+
+    def stop(self) -> None:
+        """Stops the service, including ensembles that were added while it ran.
+
+        The coordinators end the open answers before the route closes, so that each client is told why.
+        """
+        served = _served_now(self.configuration) or self.started
+        call(batches.NAME, self.configuration.namespace, batches.Batches.give_up)
+        for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
+            kill(name, self.configuration.namespace)
+        for ensemble in served:
+            for coordinator in ensemble.coordinators:
+                call(coordinator, ensemble.namespace, Coordinator.close)
+        serve.delete(APPLICATION)
+        for ensemble in served:
+            stop_ensemble(ensemble)
+        for name in (ensembles.NAME, keys.NAME):
+            kill(name, self.configuration.namespace)
+
+
+def launch(configuration: Configuration, report: Report = lambda step: None) -> Service:
+    """Starts all actors and the HTTP route on the connected Ray cluster.
+
+    Args:
+        report: is called with a description of each step before the step begins.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
+            it. All started actors are stopped.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    check_files(configuration)
+    check_cohorts(configuration)
+    checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
+    check_keys(configuration, report)
+    route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
+    has_room, is_deployed = _route_has_room(configuration, checked), False
+    with claimed(_ports(configuration)), all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
+
+        def open_early() -> None:
+            """Listens, and deploys the route, whose imports take seconds.
+
+            Then it waits for the actors (`Gateway`).
+            """
+            nonlocal is_deployed
+            _listen(configuration)
+            if has_room and APPLICATION not in serve.status().applications:
+                deploy(route)
+                is_deployed = True
+
+        actors = start_actors(configuration, checked, report, meanwhile=open_early)
+        report("Opening the HTTP route")
+        if not is_deployed:
+            if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
+                report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
+            deploy(route)
+        _wait_for_route()
+    url = f"http://{configuration.http.host}:{configuration.http.port}"
+    return Service(url, configuration, [ensemble.served for ensemble in checked], actors)
+
+
+def start_actors(
+    configuration: Configuration,
+    checked: Sequence[CheckedEnsemble],
+    report: Report = lambda step: None,
+    *,
+    keep: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> dict[str, EnsembleActors]:
+    """Starts all actors behind the HTTP route and waits until they are ready. Returns them by ensemble name.
+
+    Args:
+        keep: use running actors with these names, instead of raising an error.
+        meanwhile: is called once, while shards load, which takes longest.
+
+    Raises:
+        LedgerError, ConfigurationError: the message says what is wrong and how to fix it. All started actors are
+            stopped.
+    """
+    database, namespace = keys_database(configuration), configuration.namespace
+    settings = request_settings(configuration, checked)
+    with all_or_none(configuration.namespace), ThreadPoolExecutor() as beside:
+        others: list[Future[Any]] = []
+        listed: ActorHandle | None = None
+
+        def start_others() -> None:
+            nonlocal listed
+            if others:
+                return
+            meanwhile()
+            others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
+            others.append(beside.submit(_start_batches, configuration, settings, keep))  # run when a gateway serves
+            if not keep:
+                listed = ensembles.prepare(database, namespace=namespace, lifetime="detached")
+
+        started = {
+            ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep, meanwhile=start_others)
+            for ensemble in checked
+        }
+        for other in others:
+            other.result()
+        # The last one that gateways need: they wait for it.
+        ensembles.start(
+            database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep, prepared=listed
+        )
+        _start_alerts(configuration, keep)
+    return started
+
+
+def _route_has_room(configuration: Configuration, checked: Sequence[CheckedEnsemble]) -> bool:
+    """Returns whether the cluster has the CPUs that the route reserves beside all shards and coordinators."""
+    cpus: float = configuration.http.replicas
+    for ensemble in checked:
+        coordinator, shards = ensemble.configuration.coordinator, ensemble.configuration.shards
+        groups = math.ceil(len(ensemble.manifest.parts) / shards.parts_per_shard)
+        cpus += coordinator.replicas * coordinator.num_cpus + groups * shards.copies * shards.num_cpus
+    return bool(cpus <= ray.available_resources().get("CPU", 0))
+
+
+@contextmanager
+def _deployed_or_deleted() -> Iterator[Callable[[RunTarget], None]]:
+    """Yields what deploys the route, and does not wait for it. Deletes what was deployed if the block fails."""
+    deployed = []
+
+    def deploy(route: RunTarget) -> None:
+        deployed.append(route.name)
+        serve.run_many([route], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    try:
+        yield deploy
+    except BaseException:
+        for name in deployed:
+            serve.delete(name, _blocking=False)
+        raise
+
+
+def _wait_for_route() -> None:
+    """Waits until the route serves.
+
+    Raises:
+        WorkError: it could not be deployed.
+    """
+    while (route := serve.status().applications[APPLICATION]).status != "RUNNING":
+        if route.status == "DEPLOY_FAILED":
+            raise WorkError(f"the HTTP route could not be opened: {route.message}")
+        time.sleep(0.1)
+
+
+def gateway(configuration: Configuration, checked: Sequence[CheckedEnsemble], *beside: Application) -> Application:
+    """Returns the HTTP route as a Serve application, together with the deployments `beside` it."""
+    settings = request_settings(configuration, checked)
+    route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
+    application: Application = route.bind(settings, configuration.batches, *beside)
+    return application
+
+
+def request_settings(configuration: Configuration, checked: Sequence[CheckedEnsemble]) -> RequestSettings:
+    """Returns the settings of the gateways and of the batches' actor."""
+    return RequestSettings(
+        namespace=configuration.namespace,
+        ensembles=tuple(ensemble.served for ensemble in checked),
+        ensembles_actor=ensembles.NAME,
+        api_key_hashes=tuple(Secret(key.get_secret_value()).hash for key in configuration.http.api_keys),
+        keys_actor=keys.NAME,
+        batches_actor=batches.NAME if configuration.batches.enabled else None,
+        **configuration.http.model_dump(include=set(ClientSettings.model_fields)),
+    )
+
+
+def _served_now(configuration: Configuration) -> list[ServedEnsemble]:
+    """Returns the ensembles of a running service, including added ones. Empty if the service does not respond."""
+    with suppress(RayError, ValueError):
+        actor = ray.get_actor(ensembles.NAME, configuration.namespace)
+        current: EnsembleList = ray.get(actor.current.remote(), timeout=CLOSING_S)
+        return [entry.ensemble for entry in current.entries]
+    return []
+
+
+def _start_batches(configuration: Configuration, settings: RequestSettings, keep: bool) -> None:
+    if not configuration.batches.enabled:
+        return
+    capacity = max(ensemble.capacity for ensemble in settings.ensembles)
+    batches.start(
+        keys_database(configuration), configuration.batches, settings, capacity=capacity, lifetime="detached", keep=keep
+    )
+
+
+def _start_alerts(configuration: Configuration, keep: bool) -> None:
+    service = ServiceActors(configuration.namespace, keys.NAME, ensembles.NAME)
+    alerts.start(keys_database(configuration), configuration.alerts, service, lifetime="detached", keep=keep)
+
+
+def _ports(configuration: Configuration) -> Iterator[Endpoint]:
+    """Yields the ports that the service will open on this machine.
+
+    Raises:
+        ConfigurationError: see `_serve_listens`.
+    """
+    if _serve_listens(configuration):
+        return
+    head = next(node["NodeID"] for node in ray.nodes() if HEAD.keys() <= node["Resources"].keys())
+    if ray.get_runtime_context().get_node_id() != head:
+        return
+    http = configuration.http
+    yield "http.port", http.host, http.port
+    if http.administration_port is not None:
+        yield "http.administration_port", http.administration_host, http.administration_port
+
+
+def _serve_listens(configuration: Configuration) -> bool:
+    """Returns whether Serve of this cluster has the port. Stops one that listens elsewhere for nothing.
+
+    Raises:
+        ConfigurationError: the cluster serves privmix already, or its Serve listens elsewhere for other applications.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return False
+    http, started = configuration.http, client.http_config
+    running = [name for name, each in serve.status().applications.items() if each.status != "DELETING"]
+    if APPLICATION in running:  # a second deployment would replace the route of the first
+        raise ConfigurationError(
+            "namespace: this Ray cluster serves privmix already, and has one HTTP route; add the ensemble to that "
+            "service (privmix ensembles add), stop it, or start another cluster"
+        )
+    if (started.host, started.port) == (http.host, http.port):
+        return True
+    if running:
+        raise ConfigurationError(
+            f"http.port: Ray Serve of this cluster listens on {started.host}:{started.port} for "
+            f"{', '.join(running)}; set http.host and http.port to these"
+        )
+    serve.shutdown()  # a second start would ignore its options
+    return False
+
+
+def _listen(configuration: Configuration) -> None:
+    """Opens the port. Requests get 404 until the route is deployed, then wait until it serves.
+
+    Raises:
+        ConfigurationError: the port cannot be opened.
+    """
+    http = configuration.http
+    options = HTTPOptions(host=http.host, port=http.port)
+    try:
+        serve.start(http_options=options, logging_config=LoggingConfig(encoding="JSON"))
+    except RayTaskError as error:  # its cause is the error of the HTTP proxy
+        raise cannot_listen(("http.port", http.host, http.port), error.cause) from error

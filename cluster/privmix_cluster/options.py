@@ -1,0 +1,75 @@
+"""Declares the options that several commands share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from privmix.training.corpus import Corpus
+
+NAMESPACE = "privmix"
+"""The default `namespace` of a service."""
+RUNNING = "auto"
+"""The address with which Ray finds the cluster that runs on this machine."""
+
+EnsembleOption = Annotated[
+    str | None, typer.Option(help="The model name of the ensemble, if the configuration has several.")
+]
+AddressOption = Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")]
+NamespaceOption = Annotated[str, typer.Option(help="The `namespace` in the service's configuration.")]
+EnsembleNamespaceOption = Annotated[
+    str,
+    typer.Option(help="The `namespace` in the service's configuration; NAMESPACE.NAME for one of its `ensembles`."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+ProgressJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object at the end, and progress in plain lines.")
+]
+
+CorpusArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        help="JSON Lines, CSV or Parquet, as they are or compressed (gz, zst, bz2): files, quoted globs, a directory "
+        "of a Hugging Face dataset, or a dataset's name with --split."
+    ),
+]
+UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
+TextFieldOption = Annotated[
+    str,
+    typer.Option(
+        help="The field with the text, or with a list of messages, as `messages` or `conversations`; or fields of "
+        "instructions, as prompt,completion."
+    ),
+]
+SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")]
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How corpora are read."""
+
+    user_field: UserFieldOption = "user"
+    text_field: TextFieldOption = "text"
+    split: Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")] = None
+    skip_bad: SkipBadOption = False
+
+    def corpus(self, paths: Path | Sequence[Path]) -> "Corpus":
+        """Returns the corpus in files. Raises `CorpusError` if one does not exist."""
+        from privmix.training.corpus import Corpus  # slow to import
+
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.split)
+
+
+DeltaOption = Annotated[float, typer.Option(help="The delta of all budgets.")]
+DrawnOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Score only this many parts at each position, drawn at random: cheap with many parts, but protocols that "
+        "need all parts are left out. Default: all.",
+    ),
+]

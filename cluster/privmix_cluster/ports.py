@@ -1,0 +1,51 @@
+"""Keeps a service from sharing a port with another one on its machine.
+
+Ray Serve's proxies and our gateways open their ports with SO_REUSEPORT, so that a successor listens before its
+predecessor has ended. The same lets a second service listen, too: Linux then divides the connections between both, and
+requests reach another corpus, or another administrator. So a service that starts claims its ports first.
+"""
+
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from privmix.foundation.errors import ConfigurationError
+
+Endpoint = tuple[str, str, int]
+"""The setting with the port, the host, and the port."""
+
+
+@contextmanager
+def claimed(endpoints: Iterable[Endpoint]) -> Iterator[None]:
+    """Reserves ports until the block ends. In it, processes of this user can open them; other starts are refused.
+
+    Raises:
+        ConfigurationError: another program has a port, or it cannot be opened.
+    """
+    with ExitStack() as held:
+        for endpoint in endpoints:
+            _, host, port = endpoint
+            try:
+                held.enter_context(_claim(host, port))
+            except OSError as error:
+                raise cannot_listen(endpoint, error) from error
+        yield
+
+
+def cannot_listen(endpoint: Endpoint, cause: BaseException) -> ConfigurationError:
+    field, host, port = endpoint
+    return ConfigurationError(f"{field}: cannot listen on {host}:{port} ({cause}); free the port or choose another")
+
+
+def _claim(host: str, port: int) -> socket.socket:
+    """Returns a bound socket that does not listen. It shares the port with what is opened with SO_REUSEPORT."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as alone:
+        # Connections that have ended may still hold the port. With SO_REUSEADDR they do not count, listeners do.
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind(address)
+    claim = socket.socket(family, kind, protocol)
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    with suppress(OSError):  # an ended connection of a program without SO_REUSEPORT: then listeners alone refuse
+        claim.bind(address)  # without SO_REUSEADDR, so that the bind of another start fails
+    return claim

@@ -1,0 +1,181 @@
+"""Does the work of `privmix audit`."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from privmix.laboratory.audit.attacks import (
+    black_box,
+    clipped_sums,
+    pipeline,
+    reference_batches,
+    restored_ledger,
+    unpaid,
+)
+from privmix.laboratory.audit.report.finding import finite
+from privmix.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
+from privmix.laboratory.audit.report.sections import Subject
+from privmix.laboratory.audit.variants import audited
+from privmix.laboratory.audit.worlds import shadow_ensembles, testbed
+from privmix.laboratory.audit.worlds.canaries import Canary
+from privmix.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
+from privmix.laboratory.evaluation import methods
+from privmix.laboratory.evaluation.comparisons import label
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.training.options import TokenBudget
+from privmix_cluster.console import console, display
+from privmix_cluster.parameters import bad, settings_from
+from privmix_cluster.steps import Steps
+
+API_KEY = "PRIVMIX_API_KEY"
+
+
+def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: Steps) -> AttackSection:
+    steps("Training two ensembles with the command's defaults (finished adapters are kept)")
+    worlds = pipeline.train_worlds(directory, words)
+    findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
+    steps("Restoring older copies of a ledger, and replacing a user of a reference")
+    findings += [
+        pipeline.finding("privmix ledger forfeit", restored_ledger.forfeit_faults(), restored_ledger.ATTACK),
+        pipeline.finding("privmix evaluate reference", reference_batches.batch_faults(), reference_batches.ATTACK),
+    ]
+    if serve:
+        steps("Serving each ensemble and asking it as a client")
+        views = [pipeline.view(world) for world in worlds]
+        findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
+    steps("Leaving answers at every point, to get tokens that nobody pays for")
+    findings.append(unpaid.finding(unpaid.unpaid()))
+    steps("Adding one user to a step of DP-SGD")
+    findings.append(pipeline.finding("DP-SGD's sum of clipped gradients", clipped_sums.of_training()))
+    return AttackSection(
+        title="Neighbouring corpora through the commands",
+        text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
+        "no message, no answer but for its sampled text; of a reference's batches, one text. A ledger that is restored "
+        "from older copies charges each part's account what the part paid. Every token that is sampled is paid for, "
+        "wherever its client leaves. One more user moves a sum of DP-SGD by its own clipped gradient alone.",
+        findings=findings,
+    )
+
+
+def finish(every: Sequence[AttackSection], output: Path | None, as_json: bool) -> None:
+    """Writes and shows the report; exits with 1 if a claim is broken."""
+    report = AuditReport(every)
+    if output is not None:
+        report.write(output)
+    if as_json:
+        print(json.dumps(report.record(), indent=2))
+    else:
+        _show(report, output)
+    if report.broken:
+        raise typer.Exit(1)
+
+
+def train_planted(
+    directory: Path, size: PlantedSize, subjects: Sequence[Subject], steps: Steps, as_json: bool
+) -> Sequence[Canary]:
+    halves = any(subject.protocol.halves for subject in subjects)
+    what = "parts and their halves" if halves else "parts"
+    steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
+    return testbed.train_testbed(directory, size, halves=halves, display=display(as_json))
+
+
+def train_and_query_shadows(
+    directory: Path, size: ShadowSize, subjects: Sequence[Subject], top_k: int, steps: Steps, as_json: bool
+) -> shadow_ensembles.Shadows:
+    halves = any(subject.protocol.halves for subject in subjects)
+    steps(f"Training {size.shadows} shadow ensembles of {size.parts} parts each (finished ones are kept)")
+    shadow_ensembles.train_shadows(directory, size, halves=halves, display=display(as_json))
+    steps("Asking all models about all users")
+    return shadow_ensembles.evaluate_shadows(directory, size, top_k)
+
+
+def section_over_http(
+    urls: tuple[str, str], question: black_box.RepeatedRequest, count: int, confidence: float
+) -> AttackSection:
+    api_key = os.environ.get(API_KEY)
+    try:
+        present, absent = (black_box.collect_answers(url, question, count, api_key) for url in urls)
+    except httpx.HTTPError as error:
+        raise bad("url_with", str(error)) from error
+    return AttackSection(
+        title="Likelihood-ratio test over HTTP",
+        text="Two running services were asked the same; the claim is that of one token of the first.",
+        findings=[black_box.audit(present, absent, confidence)],
+    )
+
+
+def planned_subjects(
+    protocol: str | None,
+    given: Mapping[str, object],
+    parts: int,
+    epsilons: Sequence[float],
+    tokens: Sequence[int],
+    delta: float,
+) -> list[Subject]:
+    """Returns the protocols to attack, each planned for every budget."""
+    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else list(audited(parts))
+    if given and protocol is None:
+        raise bad("protocol", "name the protocol of the given parameters")
+    return [
+        _subject(name, {**given, **parameters}, parts, epsilon, count, delta)
+        for count in tokens
+        for epsilon in epsilons
+        for name, parameters in chosen
+    ]
+
+
+def compared_subjects(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> list[Subject]:
+    """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
+    budgets = [TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
+    return [
+        Subject(label(settings), settings.plan(parts), tokens, budget.epsilon, settings)
+        for budget in budgets
+        for settings in methods.private(budget, parts, halves=True)
+    ]
+
+
+def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float, tokens: int, delta: float) -> Subject:
+    without_budget = name in PROTOCOLS and PROTOCOLS[name].model_fields["epsilon"].default is None
+    budget = {} if without_budget else {"epsilon": epsilon}
+    settings = settings_from(name, {**given, **budget, "tokens": tokens, "delta": delta})
+    try:
+        protocol = settings.plan(parts)
+    except ValueError as error:
+        raise bad("epsilon", str(error)) from error
+    chosen = ", ".join(f"{key} {value}" for key, value in given.items())
+    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
+
+
+def _show(report: AuditReport, output: Path | None) -> None:
+    shown = console()
+    for section in report.sections:
+        # A section's own table repeats its findings.
+        shown.print(titled_table(section.title, section.rows or finding_rows(section.findings)))
+        shown.print(escape(section.text), style="dim")
+    for finding in report.broken:
+        shown.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
+    if output is not None:
+        shown.print(f"written: {escape(str(output / 'audit.html'))}", soft_wrap=True)
+
+
+def titled_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="left" if name == names[0] else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if finite(value) is not None else "unbounded"
+    return "-" if value is None else escape(str(value))

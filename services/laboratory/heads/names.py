@@ -1,8 +1,0 @@
-"""Names the built-in tables and the methods, without importing what loads and trains them."""
-
-from typing import Literal
-
-MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified", "gnmax"]
-
-DATASET_NAMES = ("rand", "breast-cancer", "clinic")
-"""The names of the built-in tables, which `privmix.services.laboratory.heads.data.DATASETS` loads."""

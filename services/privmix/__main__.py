@@ -1,0 +1,3 @@
+from privmix_cluster.cli import app
+
+app()

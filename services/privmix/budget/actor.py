@@ -1,0 +1,244 @@
+"""Implements the budget actor, the only process of a cluster that writes the ledger."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, Self
+from uuid import uuid4
+
+import ray
+from ray.actor import ActorHandle
+
+from privmix.budget.accounts import Grains
+from privmix.budget.anchor import Anchor
+from privmix.budget.ledger import PATIENCE_S, Grant, Ledger
+from privmix.budget.metrics import BudgetMetrics, LedgerHealth
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.records import from_json
+from privmix.budget.signing import SigningKey
+from privmix.budget.statement import AccountsStatement, Statement, statement
+from privmix.budget.store.database import LedgerDatabase
+from privmix.foundation import tracing
+from privmix.foundation.actors import HEAD, concurrent
+from privmix.foundation.errors import Fenced, LedgerError, LedgerMoved
+
+NAME = "budget"
+WATCH_S = PATIENCE_S / 6
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LedgerPlaces:
+    """Names what a writer of a ledger writes to, and signs with, without secrets.
+
+    Attributes:
+        ledger: the ledger's path, or its URL without a password.
+        anchors: the names of the anchors.
+        signing_key: the public name of the key; None without one.
+    """
+
+    ledger: str
+    anchors: tuple[str, ...]
+    signing_key: str | None
+
+    @classmethod
+    def of(cls, ledger: str, anchors: Sequence[Anchor], key: SigningKey | None) -> Self:
+        names = tuple(anchor.name for anchor in anchors)
+        return cls(LedgerDatabase(ledger, "read").name, names, None if key is None else key.name)
+
+
+class Budget:
+    """Grants leases, charges measured tokens and settles leases.
+
+    The actor of a new deployment takes over the ledger with its first charge. Ray restarts a dead actor, which begins a
+    new epoch and continues from the ledger, unless another deployment has taken it over. Ray also repeats interrupted
+    calls: `settle` and `charge` are idempotent, and so is `lease` if its caller names the lease. A repeated lease
+    without a name is charged twice and granted once, which is safe; the lost tokens count as `held`.
+    """
+
+    def __init__(
+        self,
+        ledger: str,
+        terms: PrivacyBudget,
+        create: bool,
+        identity: str | None,
+        holder: str,
+        anchors: tuple[Anchor, ...],
+        clients_need_keys: bool,
+        namespace: str,
+        key: SigningKey | None,
+    ) -> None:
+        self._where = ledger
+        self._anchors = anchors
+        self._terms = terms
+        self._identity = identity
+        self._holder = holder
+        self._clients_need_keys = clients_need_keys
+        self._key = key
+        # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._create = create and not restarted
+        self._opening = threading.Lock()
+        self._metrics = BudgetMetrics(namespace)
+        self._ledger: Ledger | None = None
+        self._cached: tuple[Any, ...] = ()
+        try:
+            if restarted:
+                self._opened().resume()
+            else:
+                self._opened()
+        except LedgerError as error:
+            logger.error("%s", error)  # callers get the same error until the ledger is available
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def ready(self) -> PrivacyBudget:
+        """Opens the ledger and returns its privacy budget."""
+        return self._opened().terms
+
+    def places(self) -> LedgerPlaces:
+        """Returns what this actor writes to, which does not change while it lives."""
+        return LedgerPlaces.of(self._where, self._anchors, self._key)
+
+    @concurrent("writes")
+    def lease(
+        self, event: str, count: int, lease: str | None = None, trace: str | None = None, parts: int | None = None
+    ) -> Grant:
+        """See `Ledger.lease`. `event` is the result of `Event.to_json`, `trace` a W3C traceparent."""
+        with tracing.span("budget.lease", trace) as span:
+            tracing.set_attributes(span, {"privmix.tokens": count})
+            grant = self._opened().lease(from_json(event), count, lease, parts)
+            self._metrics.granted(self._opened())
+            return grant
+
+    @concurrent("writes")
+    def settle(self, lease: str, used: int, charges: Grains = ()) -> None:
+        """See `Ledger.settle`."""
+        self._opened().settle(lease, used, charges)
+
+    @concurrent("writes")
+    def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
+        """See `Ledger.charge`."""
+        with tracing.span("budget.charge", trace) as span:
+            tracing.set_attributes(span, {"privmix.tokens": len(tokens)})
+            granted = self._opened().charge(from_json(event), tokens, charge)
+            self._metrics.granted(self._opened())
+            return granted
+
+    def stopped(self) -> bool:
+        """Returns whether the ledger has stopped: it grants no more private tokens (`Ledger.charge`)."""
+        return self._opened().balance().stopped
+
+    @concurrent("health")
+    def health(self) -> LedgerHealth:
+        """Returns "writable" if a token can be charged now.
+
+        Returns "fenced" if another deployment has the ledger or it was moved, and "unavailable" if the database does
+        not answer or holds no ledger of this budget.
+        """
+        try:
+            self._opened().check()
+        except (Fenced, LedgerMoved):
+            return "fenced"
+        except LedgerError:
+            return "unavailable"
+        return "writable"
+
+    @concurrent("statements")
+    def statement(self, event: str | None = None) -> Statement:
+        """Returns the statement for clients, cached until the ledger grows.
+
+        It counts what is left in tokens of `event`, by default the last one.
+        """
+        balance = self._opened().balance()
+        if self._cached[:2] != (balance.head, event):
+            self._cached = balance.head, event, statement(balance, from_json(event) if event else None).client()
+        cached: Statement = self._cached[2]
+        return cached
+
+    @concurrent("statements")
+    def accounts(self) -> AccountsStatement | None:
+        """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
+        return AccountsStatement.of(self._opened().balance().accounts)
+
+    def give_up(self) -> None:
+        """See `Ledger.give_up`."""
+        self._opened().give_up()
+
+    def _watch(self) -> None:
+        """Sends heartbeats to the ledger and checks it for the alerts, without end."""
+        for needed in ("scipy.special", "dp_accounting"):
+            import_module(needed)  # here, because the first lease needs it and its client would wait
+        while True:
+            try:
+                self._metrics.checked(self.health())
+                self._opened().beat()
+            except Exception as error:  # no error may end the heartbeats
+                logger.warning("the ledger was not reached: %s", type(error).__name__)
+            time.sleep(WATCH_S)
+
+    def _opened(self) -> Ledger:
+        with self._opening:
+            if self._ledger is None:
+                begin = Ledger.create if self._create else Ledger.open
+                self._ledger = begin(
+                    self._where,
+                    self._terms,
+                    identity=self._identity,
+                    holder=self._holder,
+                    anchors=self._anchors,
+                    clients_need_keys=self._clients_need_keys,
+                    key=self._key,
+                )
+                logger.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
+            return self._ledger
+
+
+# Concurrent writes share a commit (`Ledger`). Statements take long, so they run in a separate thread.
+BudgetActor = ray.remote(
+    num_cpus=0,
+    resources=HEAD,
+    max_restarts=-1,
+    max_task_retries=-1,
+    concurrency_groups={"writes": 32, "statements": 1, "health": 1},
+)(Budget)
+
+
+def start(
+    ledger: str,
+    terms: PrivacyBudget,
+    *,
+    namespace: str,
+    name: str = NAME,
+    create: bool = True,
+    identity: str | None = None,
+    lifetime: Literal["detached"] | None = None,
+    anchors: Sequence[Anchor] = (),
+    clients_need_keys: bool = False,
+    key: SigningKey | None = None,
+) -> ActorHandle:
+    """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
+
+    Args:
+        create: create the ledger if it does not exist.
+        identity: the expected id of the ledger; None accepts any.
+        anchors: the places outside the database that store the end of the ledger's chain.
+        clients_need_keys: record in the ledger that clients of this service need a key.
+        key: signs the chain.
+
+    Raises:
+        LedgerError: the ledger cannot be used. The actor has been stopped.
+        ValueError: the name is taken in this namespace.
+    """
+    actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
+        ledger, terms, create, identity, uuid4().hex, tuple(anchors), clients_need_keys, namespace, key
+    )
+    try:
+        ray.get(actor.ready.remote())
+    except LedgerError as error:
+        ray.kill(actor)
+        raise getattr(error, "cause", error) from None  # Ray's own class quotes a traceback in its message
+    return actor

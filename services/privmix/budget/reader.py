@@ -1,0 +1,74 @@
+"""Reads ledgers: for the writer when it starts, and for other programs at any time."""
+
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from privmix.budget.anchor import Anchor, anchored, lost_ends, rolled_back
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.state import Balance, LedgerState
+from privmix.budget.store import schema
+from privmix.budget.store.database import LedgerDatabase
+from privmix.budget.store.rows import every_row, last_checkpoint, rows
+from privmix.foundation.errors import LedgerMismatch
+
+
+def replay_whole(connection: Connection) -> LedgerState:
+    """Replays every row of the ledger and verifies the whole chain."""
+    return LedgerState.replay(every_row(connection))
+
+
+def replay(connection: Connection) -> LedgerState:
+    """Replays the ledger from its last checkpoint and verifies the chain from there on."""
+    schema.check(connection)
+    checkpoint = last_checkpoint(connection)
+    if checkpoint is None:
+        return replay_whole(connection)
+    recent = rows(connection, since=checkpoint - 1)
+    return LedgerState.replay(recent, before=next(recent))
+
+
+def check(
+    ledger: str | Path, terms: PrivacyBudget, identity: str | None = None, anchors: tuple[Anchor, ...] = ()
+) -> None:
+    """Checks that a ledger keeps this budget and has all rows that its anchors know. Does not disturb its writer.
+
+    Args:
+        identity: the expected id of the ledger; None accepts any.
+
+    Raises:
+        LedgerMismatch: the ledger keeps another budget or has another id.
+        LedgerRolledBack: the ledger lacks rows.
+        LedgerUnknown: an anchor does not know the ledger.
+        LedgerError: the ledger cannot be read.
+    """
+    with LedgerDatabase(ledger, "read").transaction() as connection:
+        state = replay(connection)
+        check_same_ledger(state, terms, identity)
+        ends = anchored(anchors, state.id, create=False)
+    # The writer may have added rows since this snapshot was taken and before the anchors were read.
+    with LedgerDatabase(ledger, "read").transaction() as connection:
+        if lost := lost_ends(connection, state.balance(), ends):
+            raise rolled_back(replay(connection).balance(), lost)
+
+
+def check_same_ledger(state: LedgerState, terms: PrivacyBudget, identity: str | None) -> None:
+    """Raises LedgerMismatch if the ledger has another id than expected or keeps another budget."""
+    if identity not in (None, state.id):
+        raise LedgerMismatch(
+            f"this is the ledger {state.id}, but this ensemble's is {identity}: set budget.ledger to the place of that "
+            "one, because this ledger does not know the tokens charged there"
+        )
+    state.terms.check_same(terms)
+
+
+def read(ledger: str | Path) -> Balance:
+    """Returns the balance of the ledger at a path or URL, verified from its last checkpoint on.
+
+    Writes nothing, and a writer may be active. `privmix.budget.verification` verifies the whole chain.
+
+    Raises:
+        LedgerError: the ledger cannot be read; the subclass and the message say why.
+    """
+    with LedgerDatabase(ledger, "read").transaction() as connection:
+        return replay(connection).balance()

@@ -1,0 +1,5 @@
+"""Alembic's environment script, which runs the revisions."""
+
+from privmix.database.upgrade import run
+
+run()

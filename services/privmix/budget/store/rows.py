@@ -1,0 +1,79 @@
+"""Reads and appends rows of a ledger's table, inside the caller's transaction."""
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, delete, insert, select
+
+from privmix.budget.chain import LedgerRow, link
+from privmix.budget.records import Checkpoint, Record
+from privmix.budget.store import schema
+from privmix.budget.store.schema import beat_table, ledger_table
+from privmix.database.clock import unix_time
+
+_BATCH = 10_000
+
+
+def rows(connection: Connection, since: int = 1, until: int | None = None) -> Iterator[LedgerRow]:
+    """Returns the rows from number `since` to number `until`, in order; to the last one by default."""
+    query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
+    if until is not None:
+        query = query.where(ledger_table.c.seq <= until)
+    return map(LedgerRow._make, connection.execute(query, execution_options={"yield_per": _BATCH}))
+
+
+def every_row(connection: Connection) -> Iterator[LedgerRow]:
+    """Returns all rows, unverified.
+
+    Raises:
+        LedgerMissing: there has never been a ledger.
+        LedgerForeign: this is not a ledger, or has an unknown schema.
+    """
+    schema.check(connection)
+    return rows(connection)
+
+
+def last_checkpoint(connection: Connection) -> int | None:
+    """Returns the number of the newest checkpoint, or None."""
+    newest_first = select(ledger_table.c.seq).order_by(ledger_table.c.seq.desc())
+    query = newest_first.where(ledger_table.c.kind == Checkpoint.kind).limit(1)
+    seq: int | None = connection.execute(query).scalar()
+    return seq
+
+
+def checkpoints(connection: Connection) -> list[int]:
+    """Returns the numbers of all checkpoints, in order."""
+    query = select(ledger_table.c.seq).where(ledger_table.c.kind == Checkpoint.kind).order_by(ledger_table.c.seq)
+    return list(connection.execute(query).scalars())
+
+
+def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:
+    """Writes rows that follow the last row. The caller holds the ledger's lock and has verified all earlier rows."""
+    if rows:
+        connection.execute(insert(ledger_table), [row.fields() for row in rows])
+
+
+def beat(connection: Connection, epoch: int) -> None:
+    """Records a heartbeat of the writer of this epoch."""
+    connection.execute(delete(beat_table).where(beat_table.c.epoch <= epoch))
+    connection.execute(insert(beat_table).values(epoch=epoch, beat=unix_time(connection)))
+
+
+def end(connection: Connection, epoch: int) -> None:
+    """Records that the writer of this epoch has ended."""
+    connection.execute(delete(beat_table).where(beat_table.c.epoch == epoch))
+
+
+def silence_s(connection: Connection, epoch: int) -> float:
+    """Returns the seconds since the last heartbeat of the writer of this epoch; infinite if it has ended."""
+    age = connection.execute(
+        select(unix_time(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)
+    ).scalar()
+    return math.inf if age is None else float(age)
+
+
+def following(head: LedgerRow | None, epoch: int, record: Record) -> LedgerRow:
+    """Builds the row that follows `head`, or the first row, and does not write it."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)

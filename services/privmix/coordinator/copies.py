@@ -1,0 +1,152 @@
+"""Calls the copies of one part group: each sequence prefers one copy and moves on when that copy does not answer."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.shards.shard import ShardStatus
+
+ShardCall = Callable[[ActorHandle], Awaitable[Any]]
+
+STATUS_S = 3.0
+AVOIDED_S = 30.0
+"""How long a slow or failed copy stays last in the order."""
+
+
+class ShardCopies:
+    """Calls the actors that serve the same models. A sequence's preferred copy depends only on the sequence's id.
+
+    Args:
+        names: the Ray names of the actors.
+        actor: returns the living actor with a name, or raises ValueError.
+        patience_s: how long a copy may take before the next copy is called too.
+    """
+
+    def __init__(self, names: Sequence[str], actor: Callable[[str], ActorHandle], patience_s: float) -> None:
+        self._names = tuple(names)
+        self._actor = actor
+        self._patience_s = patience_s
+        self._handles: dict[str, ActorHandle] = {}
+        self._avoided = dict.fromkeys(range(len(self._names)), 0.0)
+
+    def order(self, number: int) -> tuple[int, ...]:
+        """Returns the indices of the copies in the order in which a sequence with this hash calls them."""
+        order = [(number + step) % len(self._names) for step in range(len(self._names))]
+        now = time.monotonic()
+        return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
+
+    async def first(self, order: Sequence[int], method: ShardCall) -> tuple[int, Any]:
+        """Returns the first copy that answers, and its answer.
+
+        Args:
+            method: calls a method of `Shard`.
+
+        Raises:
+            CoordinatorUnavailable: no copy answers; names the last one.
+            ValueError: the engine refuses the requests.
+        """
+        calls: list[asyncio.Task[Any]] = []
+        try:
+            for position, copy in enumerate(order):
+                calls.append(asyncio.create_task(self._call(self._names[copy], method)))
+                last = position == len(order) - 1
+                answered = await _first(calls, None if last else self._patience_s)
+                if answered is not None:
+                    return order[answered], calls[answered].result()
+                self._avoid(copy)
+            return order[-1], calls[-1].result()  # raises the last call's error
+        finally:
+            for call_ in calls:
+                call_.cancel()
+
+    async def same(self, copy: int, method: ShardCall, *, patient: bool = False) -> Any:
+        """Calls the copy that has answered, which holds the rows of this step.
+
+        Args:
+            patient: wait for as long as the copy is alive. A copy answers one call after another, so it may first
+                ingest another coordinator's long prompts.
+
+        Raises:
+            CoordinatorUnavailable: it does not answer in time; the step must be repeated, and another copy is preferred
+                then.
+        """
+        try:
+            async with asyncio.timeout(None if patient or len(self._names) == 1 else self._patience_s):
+                return await self._call(self._names[copy], method)
+        except TimeoutError:
+            self._avoid(copy)
+            raise CoordinatorUnavailable(f"the actor {self._names[copy]!r} does not answer") from None
+        except CoordinatorUnavailable:
+            self._avoid(copy)
+            raise
+
+    def drop_caches(self, sequences: Sequence[str]) -> None:
+        """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
+        for shard in self._handles.values():
+            shard.drop_caches.remote(sequences)
+
+    async def status(self) -> list[ShardStatus | CoordinatorUnavailable]:
+        """Returns the status of each copy, or the error that explains its absence."""
+        return await asyncio.gather(*(self._status(name) for name in self._names))
+
+    def _avoid(self, copy: int) -> None:
+        self._avoided[copy] = time.monotonic() + AVOIDED_S
+
+    async def _status(self, name: str) -> ShardStatus | CoordinatorUnavailable:
+        try:
+            async with asyncio.timeout(STATUS_S):
+                status: ShardStatus = await self._call(name, lambda shard: shard.status.remote())
+        except CoordinatorUnavailable as error:
+            return error
+        except TimeoutError:
+            return CoordinatorUnavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
+        return status
+
+    async def _call(self, name: str, method: ShardCall) -> Any:
+        """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
+
+        Raises:
+            CoordinatorUnavailable, ValueError: see `first`.
+        """
+        try:
+            if name not in self._handles:
+                self._handles[name] = await asyncio.to_thread(self._actor, name)
+        except ValueError:
+            raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
+        call: ObjectRef[Any] = method(self._handles[name])
+        try:
+            return await call
+        except RayTaskError as error:
+            if isinstance(error.cause, ValueError):
+                raise error.cause from None
+            raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(error.cause).__name__}") from error
+        except RayError as error:
+            self._handles.pop(name, None)  # the fleet may start a new actor under this name
+            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
+        except asyncio.CancelledError:
+            ray.cancel(call)
+            raise
+
+
+async def _first(calls: Sequence[asyncio.Task[Any]], timeout_s: float | None) -> int | None:
+    """Returns the index of the first success; None if no call succeeds within the timeout, or all have failed."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    waiting = set(calls)
+    while waiting:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        for call in done:
+            with suppress(CoordinatorUnavailable):
+                call.result()
+                return calls.index(call)
+        if not done:
+            return None
+    return None

@@ -1,0 +1,5 @@
+"""Runs the revisions for Alembic."""
+
+from privmix.database.upgrade import run
+
+run()

@@ -1,0 +1,27 @@
+"""Registers the engines, which answer next-token queries with a base model and the parts of an ensemble.
+
+A new engine is a file with a class that extends `engine.Engine`, and a line in `ENGINES`.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+ENGINES: Mapping[str, str] = {
+    "vllm": "privmix.engine.vllm_engine:VllmEngine",
+    "transformers": "privmix.engine.transformers_engine:TransformersEngine",
+}
+"""The class of each engine, by its name in the configuration. A class is imported only when an engine is created,
+because its library is large and may be absent."""
+
+
+PartKind = Literal["reader", "lora", "text"]
+"""What a part is: an adapter that attends to the public model's keys and values (`reader_attention`), a plain LoRA
+adapter with keys and values of its own, or a text that the public model reads first and that changes no weights
+(`part_text`)."""
+
+
+def known_engine(name: str) -> str:
+    """Returns `name`. Raises ValueError if there is no engine of that name."""
+    if name not in ENGINES:
+        raise ValueError(f"must be one of {', '.join(ENGINES)}, not {name!r}")
+    return name

@@ -1,0 +1,569 @@
+"""Implements `Engine` with vLLM: one vLLM request for each sequence, with readers as extra rows.
+
+A private token is sampled outside the engine, from a mixture, so a vLLM request must not continue with its own tokens.
+The worker samples none (`reader_rows.ReaderRows.sample_tokens`). The engine appends the coordinator's tokens to the
+request, in vLLM's scheduler and in its model runner, as vLLM itself does with tokens that it samples. So vLLM computes
+them in its next step, hashes their blocks for the prefix cache, and keeps the request when it has nothing to compute.
+
+A request runs the public model; readers are rows that branch off the public ones at the fork and read the same cache
+(`reader_rows`). A plain LoRA adapter has a separate request. The engine calls the pair of a sequence and a model whose
+keys and values it holds a session.
+"""
+
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `reader_rows` extends the V1 model runner
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's environment sets the threads
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+from privmix.engine.light_imports import light_imports, stand_in
+
+with light_imports():
+    import torch
+    from torch import Tensor
+    from transformers import AutoConfig
+    from vllm import EngineArgs, SamplingParams
+    from vllm.config import AttentionConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.platforms import current_platform
+    from vllm.renderers import BaseRenderer
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.request import Request as VllmRequest
+
+    from privmix.engine.adapter_config import (
+        AdapterConfig,
+        changed_modules,
+        first_layer,
+        read_adapter_configs,
+        slot_bytes,
+    )
+    from privmix.engine.engine import (
+        PUBLIC,
+        ZERO,
+        ComingRow,
+        Engine,
+        EngineSettings,
+        EngineStalledError,
+        Request,
+    )
+    from privmix.engine.part_text import read_texts
+    from privmix.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
+    from privmix.engine.step_graph import shapes
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+MIN_GPU_RANK = 16
+"""The least rank of adapter slots on a GPU: its tensor cores multiply 16 rows at a time."""
+MAX_SESSIONS = 512
+"""The maximum number of sessions with caches. vLLM counts waiting sessions too, and admits no more than this."""
+MAX_READERS = 1024
+"""The maximum number of reader rows in one step of vLLM."""
+MAX_SCHEDULED_TOKENS = 4096
+SLOTS_MEMORY = 0.25
+"""The share of a GPU's memory for adapter slots; see `adapter_slots` for the cost of a larger ensemble."""
+MIN_SLOTS = 32
+MERGED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+"""vLLM's names of the layers that merge a reader's modules."""
+TENSOR_PARALLEL = "privmix.engine.tensor_parallel.TensorParallelExecutor"
+MAX_IDLE_STEPS = 16
+"""The number of consecutive vLLM steps without computation after which the engine counts as stalled."""
+MAX_REPEATED_WORK = 8
+"""How often vLLM may recompute its tokens, after preemptions, before the engine counts as stalled."""
+APPENDS = SamplingParams(max_tokens=2**31 - 1, ignore_eos=True, detokenize=False)
+"""What vLLM knows of sampling: nothing ends a request but the engine."""
+
+SessionKey = tuple[str, str]
+"""Identifies a session: the sequence, and the model whose keys and values it holds (`PUBLIC` or an adapter)."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Holds the state of a session.
+
+    Attributes:
+        request: the vLLM request.
+        tokens: those that vLLM has.
+        extended_by: the last context that was compared with `tokens` and continues it.
+    """
+
+    request: VllmRequest
+    tokens: tuple[int, ...]
+    extended_by: tuple[int, ...] | None = None
+
+    def is_extended_by(self, tokens: tuple[int, ...]) -> bool:
+        """Returns whether a context continues this session's. Compares each context only once."""
+        if self.extended_by is not tokens:
+            known = len(self.tokens)
+            if not (known < len(tokens) and tokens[:known] == self.tokens):
+                return False
+            self.extended_by = tokens
+        return True
+
+
+@dataclass(slots=True)
+class SessionRequest:
+    """Requests rows of one session at the last of `tokens`, with their positions in the result."""
+
+    key: SessionKey
+    tokens: tuple[int, ...]
+    cache_salt: str | None
+    own_row: int | None
+    readers: Sequence[int]
+    reader_rows: Sequence[int]
+
+
+class StepLimits(NamedTuple):
+    """Holds the maximum numbers of sequences and of readers in one step."""
+
+    sequences: int
+    readers: int
+
+
+class VllmEngine(Engine):
+    """Implements `Engine`. Evicts the least recently used caches and rebuilds them on demand."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        configs = read_adapter_configs(settings.adapters, settings.part_kind)
+        texts = read_texts(settings.adapters) if settings.part_kind == "text" else {}
+        with light_imports(_unused(settings.model)):
+            self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs, texts))
+        self._core = self._llm.engine_core
+        self.adapters = tuple(settings.adapters)
+        self.context_length = settings.context_length
+        self.vocabulary = self._llm.vllm_config.model_config.get_vocab_size()
+        self._own = frozenset(self.adapters) if settings.part_kind == "lora" else frozenset()
+        self._lora_ids = {name: index for index, name in enumerate((*self.adapters, ZERO), 1)}
+        self._loras = {
+            name: LoRARequest(name, self._lora_ids[name], str(path))
+            for name, path in settings.adapters.items()
+            if not texts
+        }
+        if self._loras:
+            rank, targets = _rank_and_targets(configs)
+            self._worker("load_adapters", list(self._loras.values()), self._lora_ids[ZERO], rank, targets)
+            self.resident = self._worker("adapters_are_resident")
+        self._captured: frozenset[int] = frozenset()
+        self.capture({0, settings.rows})
+        cache = self._llm.vllm_config.cache_config
+        self._block_size: int = cache.block_size
+        self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself
+        lora = self._llm.vllm_config.lora_config
+        slots: int = lora.max_loras if lora else len(texts) + 1
+        # Where not all adapters have a slot, every row counts as one, whichever adapters the rows share: the number of
+        # steps must not depend on the draw.
+        self._slots = None if len(settings.adapters) < slots else slots
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
+        self._started = 0
+        if texts:
+            self._ingest(texts)
+
+    def capture(self, readers: Collection[int]) -> None:
+        """Captures the decode steps of requests with these numbers of part rows, where the device can."""
+        largest_first = sorted(readers, reverse=True)  # smaller steps use the memory of larger ones
+        self._captured |= frozenset(self._worker("capture_steps", largest_first))
+
+    def prepare(self, rows: Sequence[ComingRow]) -> None:
+        owned = ((self._owner(sequence, name), name) for sequence, name in rows if name in self._lora_ids)
+        known = [(session.request.request_id, self._lora_ids[name]) for session, name in owned if session is not None]
+        self._worker("prepare_adapters", known)
+
+    def _owner(self, sequence: str, model: str) -> "Session | None":
+        """Returns the session that a model's rows of a sequence belong to; None if there is none yet."""
+        return self._sessions.get((sequence, model if model in self._own else PUBLIC))
+
+    def drop_caches(self, sequence: str) -> None:
+        self._drop([key for key in self._sessions if key[0] == sequence])
+
+    def close(self) -> None:
+        self._core.shutdown()
+
+    def _ingest(self, texts: Mapping[str, Tensor]) -> None:
+        """Lets vLLM read the texts, whose cache blocks stay occupied.
+
+        Raises:
+            ValueError: the texts do not fill whole blocks, or the cache has no room for them and one sequence.
+        """
+        size = len(next(iter(texts.values())))
+        if size % self._block_size:
+            raise ValueError(f"text: must be a multiple of the cache's {self._block_size} tokens, not {size}")
+        occupied = (len(texts) + 1) * (size // self._block_size + 1)
+        if occupied + self._blocks_for(range(self.context_length)) > self._blocks:
+            raise ValueError(
+                f"cache_gib: {len(texts)} texts of {size} tokens and one sequence need {occupied} blocks and more, but "
+                f"the cache has {self._blocks}; raise cache_gib, or lower parts_per_shard"
+            )
+        requests = {name: tuple(text.tolist()) for name, text in texts.items()} | {ZERO: (0,) * size}
+        secret = secrets.token_hex(16)  # no sequence shares a cached prefix with a text
+        for name, tokens in requests.items():
+            session = SessionRequest((name, PUBLIC), tokens, secret, None, [], [])
+            request = self._continue(session, {})
+            self._worker("begin_texts", {request.request_id: self._lora_ids[name]})
+            self._run([request])
+            del self._sessions[session.key]  # but not in vLLM, which keeps the blocks
+        self._worker("finish_texts", size)
+        self._blocks -= occupied
+
+    def _unchecked(self, request: Request) -> Sequence[int]:
+        return self._unseen((request.sequence, PUBLIC), request.tokens)
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        super()._check(requests)
+        for request in requests:
+            if self._blocks_for(request.tokens) > self._blocks:
+                raise ValueError(
+                    f"tokens: a context of {len(request.tokens)} tokens is more than the cache holds; raise "
+                    "cache_gib, or lower context_length"
+                )
+
+    def _logits(self, requests: Sequence[Request]) -> torch.Tensor:
+        rows: int | None = sum(len(request.adapters) for request in requests)
+        captured = self._is_captured(requests)
+        limits = self._limits(max(len(request.adapters) for request in requests) if captured else None)
+        for step in self._steps(list(self._session_requests(requests, limits)), limits):
+            self._make_room(step)
+            if captured:
+                self._ingest_all_but_the_last(step)
+            self._compute(step, rows)
+            rows = None  # the other steps continue the answer
+        answer: torch.Tensor = self._worker("take_answer")
+        return answer
+
+    def _is_captured(self, requests: Sequence[Request]) -> bool:
+        """Returns whether captured steps answer these requests."""
+        return all(
+            len(request.adapters) - 1 in self._captured and request.adapters[0] == PUBLIC for request in requests
+        )
+
+    def _limits(self, rows: int | None) -> StepLimits:
+        """Returns the limits of a step, captured for at most this number of rows a request; None if it is not."""
+        if rows is None:
+            sequences, readers = MAX_SESSIONS, MAX_READERS
+        else:
+            sequences = min(MAX_SESSIONS, shapes(rows - 1)[0].sequences)
+            readers = sequences * (rows - 1)
+        return StepLimits(sequences, readers if self._slots is None else min(readers, self._slots))
+
+    def _ingest_all_but_the_last(self, step: Sequence[SessionRequest]) -> None:
+        """Computes the tokens before the last ones: a captured step computes one token of each sequence."""
+        before = [
+            replace(asked, tokens=asked.tokens[:-1], own_row=None, readers=[], reader_rows=[])
+            for asked in step
+            if len(self._unseen(asked.key, asked.tokens)) > 1
+        ]
+        if before:
+            self._compute(before, None)
+
+    def _unseen(self, key: SessionKey, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the tokens of a context that its session lacks: all, if the context does not continue it."""
+        session = self._sessions.get(key)
+        return tokens[len(session.tokens) :] if session is not None and session.is_extended_by(tokens) else tokens
+
+    def _session_requests(self, requests: Sequence[Request], limits: StepLimits) -> Iterator[SessionRequest]:
+        """Yields a request for each session, or several if a request has more readers than fit into a step."""
+        row = 0
+        for request in requests:
+            rows = range(row, row + len(request.adapters))
+            row = rows.stop
+            if request.adapters[:1] == (PUBLIC,) and not self._own and len(rows) - 1 <= limits.readers:
+                readers = [self._lora_ids[name] for name in request.adapters[1:]]
+                yield _session_request(request, PUBLIC, rows[0], readers, rows[1:])
+            else:
+                yield from self._split(request, rows, limits.readers)
+
+    def _split(self, request: Request, rows: range, limit: int) -> Iterator[SessionRequest]:
+        """Yields requests for each session of a request, with at most `limit` readers each."""
+        named = list(zip(request.adapters, rows, strict=True))
+        yield from (_session_request(request, name, row, [], []) for name, row in named if name in self._own)
+        own = next((row for name, row in named if name == PUBLIC), None)
+        readers = [(self._lora_ids[name], row) for name, row in named if name != PUBLIC and name not in self._own]
+        for start in range(0, max(len(readers), own is not None), limit):
+            ids, at = zip(*readers[start : start + limit], strict=True) if readers else ((), ())
+            yield _session_request(request, PUBLIC, None if start else own, ids, at)
+
+    def _steps(self, session_requests: Sequence[SessionRequest], limits: StepLimits) -> Iterator[list[SessionRequest]]:
+        """Splits the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
+        step: list[SessionRequest] = []
+        blocks = readers = 0
+        keys: set[SessionKey] = set()
+        for session_request in session_requests:
+            needed = self._blocks_for(session_request.tokens)
+            if step and (
+                session_request.key in keys
+                or len(step) == limits.sequences
+                or blocks + needed > self._blocks
+                or readers + len(session_request.readers) > limits.readers
+            ):
+                yield step
+                step, blocks, readers = [], 0, 0
+                keys = set()
+            step.append(session_request)
+            blocks += needed
+            readers += len(session_request.readers)
+            keys.add(session_request.key)
+        if step:
+            yield step
+
+    def _blocks_for(self, tokens: Sequence[int]) -> int:
+        return len(tokens) // self._block_size + 1
+
+    def _compute(self, step: list[SessionRequest], rows: int | None) -> None:
+        """Computes the rows of a step.
+
+        Args:
+            rows: see `ReaderRows.begin_step`.
+
+        Raises:
+            RuntimeError: a pass failed. Whatever its error, vLLM may keep cache blocks as computed that are not.
+        """
+        try:
+            appended: dict[str, Sequence[int]] = {}
+            requests = [self._continue(session_request, appended) for session_request in step]
+            requested = {
+                request.request_id: RequestedRows(asked.own_row, asked.readers, asked.reader_rows)
+                for request, asked in zip(requests, step, strict=True)
+            }
+            self._worker("begin_step", requested, appended, rows)
+            self._run(requests)
+        except BaseException as error:
+            self._drop([session_request.key for session_request in step])  # a partly ingested session cannot continue
+            if isinstance(error, ValueError):  # callers take it for a refusal, and `_check` has refused what it can
+                raise RuntimeError(f"a pass failed: {error}") from error
+            raise
+
+    def _run(self, requests: Sequence[VllmRequest]) -> None:
+        """Runs vLLM until it has computed all tokens of these requests.
+
+        Raises:
+            EngineStalledError: vLLM computes nothing for `MAX_IDLE_STEPS` steps, or recomputes its tokens too often.
+        """
+        idle, counts = 0, []
+        while True:
+            self._core.get_output()
+            waiting = [request for request in requests if request.num_computed_tokens < request.num_tokens]
+            if not waiting:
+                return
+            counts.append(self._worker("tokens_computed"))
+            idle = idle + 1 if counts[-2:-1] == counts[-1:] else 0
+            repeated = counts[-1] - counts[0] > MAX_REPEATED_WORK * sum(request.num_tokens for request in requests)
+            if idle > MAX_IDLE_STEPS or repeated:
+                raise EngineStalledError(
+                    f"vLLM makes no progress with {len(waiting)} of its requests ({len(self._sessions)} sessions, "
+                    f"{self._blocks} cache blocks of {self._block_size} tokens)"
+                )
+
+    def _make_room(self, step: Sequence[SessionRequest]) -> None:
+        """Evicts the least recently used sessions until the step's sessions fit."""
+        needed = {session_request.key for session_request in step}
+        idle = [key for key in self._sessions if key not in needed]
+        free_blocks = self._blocks - sum(self._blocks_for(session_request.tokens) for session_request in step)
+        free_blocks -= sum(self._blocks_for(self._sessions[key].tokens) for key in idle)
+        free_sessions = MAX_SESSIONS - len(needed) - len(idle)
+        evicted = []
+        for key in idle:
+            if free_blocks >= 0 and free_sessions >= 0:
+                break
+            free_blocks += self._blocks_for(self._sessions[key].tokens)
+            free_sessions += 1
+            evicted.append(key)
+        self._drop(evicted)
+
+    def _continue(self, session_request: SessionRequest, appended: dict[str, Sequence[int]]) -> VllmRequest:
+        """Gives vLLM's scheduler the session's new tokens, starting a session if needed; returns the vLLM request.
+
+        Args:
+            appended: receives the tokens that the workers must append too, by vLLM request id.
+        """
+        key, tokens = session_request.key, session_request.tokens
+        session = self._sessions.get(key)
+        if session is not None and not session.is_extended_by(tokens):
+            self._drop([key])  # the context does not extend the session's: restart, from the prefix cache
+            session = None
+        if session is None:
+            session = Session(self._start(session_request), tokens)
+            self._sessions[key] = session
+        else:
+            unseen = list(tokens[len(session.tokens) :])
+            session.request.append_output_token_ids(unseen)
+            appended[session.request.request_id] = unseen
+            session.tokens, session.extended_by = tokens, None
+        self._sessions.move_to_end(key)
+        return session.request
+
+    def _start(self, session_request: SessionRequest) -> VllmRequest:
+        """Returns a new vLLM request with the context as its prompt."""
+        self._started += 1
+        request_id = str(self._started)
+        self._core.add_request(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=list(session_request.tokens),
+                mm_features=None,
+                sampling_params=APPENDS,
+                pooling_params=None,
+                arrival_time=0.0,
+                lora_request=self._loras.get(session_request.key[1]),
+                cache_salt=session_request.cache_salt,
+                data_parallel_rank=None,
+            )
+        )
+        request: VllmRequest = self._core.engine_core.scheduler.requests[request_id]
+        return request
+
+    def _drop(self, keys: list[SessionKey]) -> None:
+        sessions = [self._sessions.pop(key, None) for key in keys]
+        self._core.abort_requests([session.request.request_id for session in sessions if session is not None])
+
+    def _worker(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of `ReaderWorker`, in this process."""
+        return self._core.collective_rpc(method, args=arguments)[0]
+
+
+def _session_request(
+    request: Request, owner: str, own_row: int | None, readers: Sequence[int], rows: Sequence[int]
+) -> SessionRequest:
+    return SessionRequest((request.sequence, owner), request.tokens, request.cache_salt, own_row, readers, rows)
+
+
+def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]:
+    rank = max((config.rank for config in configs), default=1)
+    return rank, sorted({module for config in configs for module in config.targets})
+
+
+def _lora_modules(settings: EngineSettings, targets: Sequence[str], fork: int) -> list[str]:
+    """Returns the modules for which vLLM allocates adapter slots; by full names if the lower layers need none."""
+    if not fork:
+        return list(targets)
+    names = changed_modules(next(iter(settings.adapters.values())))
+    merged = [(name.rpartition("."), MERGED.get(name.rpartition(".")[2])) for name in names]
+    return sorted({*names, *(f"{parent}.{name}" for (parent, _, _), name in merged if name)})
+
+
+def _gpu_slots(settings: EngineSettings, rank: int, model: Any) -> int:
+    """Returns the number of adapter slots: one for each adapter and for `ZERO`, limited by `SLOTS_MEMORY`.
+
+    Args:
+        rank: the rank of vLLM's buffers.
+        model: the configuration of the base model.
+    """
+    adapters = len(settings.adapters)
+    if settings.part_kind == "text" or not adapters:
+        return adapters + 1
+    devices = settings.tensor_parallel_size
+    itemsize = getattr(torch, settings.dtype).itemsize
+    size = slot_bytes(next(iter(settings.adapters.values())), rank, itemsize, _key_width(model, devices), devices)
+    memory = current_platform.get_device_total_memory() * settings.gpu_memory_utilization * SLOTS_MEMORY
+    return min(adapters + 1, max(MIN_SLOTS, int(memory // size)))
+
+
+def _key_width(model: Any, devices: int) -> int:
+    """Returns the width of the keys of a token in one layer on each device."""
+    heads = model.num_attention_heads
+    head_size = getattr(model, "head_dim", None) or model.hidden_size // heads
+    return int(head_size * max(1, (getattr(model, "num_key_value_heads", None) or heads) // devices))
+
+
+def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
+    """Returns the type of the head's sums, for plain steps and readers alike, as vLLM names it.
+
+    A GPU writes the float32 sums of its product instead of rounding them (`torch.mm` with `out_dtype`). vLLM's
+    batch-invariant product has no such output, and the other product is not one of its batch-invariant kernels. On a
+    CPU, vLLM converts the head's weights in every step.
+
+    Raises:
+        ValueError: float32 is asked for beside batch-invariant kernels.
+    """
+    batch_invariant = bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0")))
+    if settings.head_dtype == "auto":
+        return "model" if on_cpu or batch_invariant else "float32"
+    if settings.head_dtype == "float32" and batch_invariant:
+        raise ValueError("head_dtype: no batch-invariant kernel gives float32 sums; use auto, or no batch_invariant")
+    return settings.head_dtype
+
+
+class TokensAlone(BaseRenderer):  # type: ignore[misc]
+    """Renders no messages: the engine gives vLLM tokens."""
+
+    def render_messages(self, messages: Any, params: Any) -> Any:
+        raise NotImplementedError
+
+
+def _unused(model: Path) -> dict[str, ModuleType]:
+    """Returns what stands for modules of vLLM that it imports while it starts with this model (`light_imports`)."""
+    modules = [stand_in("vllm.renderers.hf", HfRenderer=TokensAlone)]
+    if not hasattr(AutoConfig.from_pretrained(model), "quantization_config"):
+        kind = type("OnlineQuantizationConfig", (), {})
+        modules.append(stand_in("vllm.model_executor.layers.quantization.online.base", OnlineQuantizationConfig=kind))
+    return {module.__name__: module for module in modules}
+
+
+def _import_model(architectures: Sequence[str]) -> None:
+    """Imports vLLM's classes of a model on a CPU.
+
+    To learn what a class can do without initialising a GPU, vLLM would start a process that imports vLLM too, which
+    takes seconds of a processor at the first start on a machine.
+    """
+    import_module("privmix.engine.cpu_reader_worker")  # its imports come before those of a model
+    for name in architectures:
+        if (registered := ModelRegistry.models.get(name)) is not None:
+            ModelRegistry.register_model(name, registered.load_model_cls())
+
+
+def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        cache_gib = settings.cache_gib / settings.tensor_parallel_size  # vLLM gives it to each process
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(cache_gib)))
+    rank, targets = _rank_and_targets(configs)
+    rank = next(allowed for allowed in LORA_RANKS if allowed >= max(rank, 0 if on_cpu else MIN_GPU_RANK))
+    config = AutoConfig.from_pretrained(settings.model)
+    if on_cpu:
+        _import_model(config.architectures or ())
+    model = config.get_text_config()
+    fork = first_layer(configs, model.num_hidden_layers)
+    if configs and not on_cpu and settings.dtype == "float32":
+        raise ValueError("dtype: vLLM's adapters run in bfloat16 or float16 on a GPU, not in float32; set engine.dtype")
+    worker = "cpu_reader_worker.CPUReaderWorker" if on_cpu else "gpu_reader_worker.GPUReaderWorker"
+    slots = len(configs) + 1 if on_cpu else _gpu_slots(settings, rank, model)  # one more for the zero adapter
+    text_tokens = max(map(len, texts.values()), default=0)
+    sessions = MAX_SESSIONS + (len(texts) + 1 if texts else 0)
+    return EngineArgs(
+        model=str(settings.model),
+        dtype=settings.dtype,
+        hf_overrides={"head_dtype": _head_dtype(settings, on_cpu)},
+        max_model_len=settings.context_length + text_tokens,
+        max_num_seqs=sessions + MAX_READERS,
+        max_num_active_seqs=sessions,
+        max_num_batched_tokens=max(MAX_SCHEDULED_TOKENS, MAX_READERS),
+        max_num_scheduled_tokens=MAX_SCHEDULED_TOKENS,
+        enable_chunked_prefill=True,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        enable_prefix_caching=True,
+        enable_lora=bool(configs),
+        max_loras=slots,
+        max_cpu_loras=len(configs) + 1,
+        max_lora_rank=rank,
+        lora_target_modules=_lora_modules(settings, targets, fork) or None,
+        additional_config={FORK: fork, READERS: settings.rows, PART_KIND: settings.part_kind},
+        worker_cls=f"privmix.engine.{worker}",
+        tensor_parallel_size=settings.tensor_parallel_size,
+        distributed_executor_backend="uni" if settings.tensor_parallel_size == 1 else TENSOR_PARALLEL,
+        async_scheduling=False,  # every step waits for tokens that the coordinator samples
+        enforce_eager=True,  # a GPU's decode steps are captured by `step_graph`
+        # Readers need no causal mask (`reader_rows`); there vLLM would choose a backend that needs one in graphs.
+        attention_config=AttentionConfig(use_non_causal=current_platform.is_device_capability_family(100)),
+        load_format=settings.load_format,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        disable_log_stats=True,
+    )

@@ -1,0 +1,166 @@
+"""Reads JSON Lines as a stream: UTF-8, or UTF-16 with a byte order mark, without blank lines, in bounded memory.
+
+    for number, row in read_lines(Path("rows.jsonl"), "an object"):
+        row["text"]
+
+Messages name the file and the line, and never quote the content, because it can be private.
+"""
+
+import codecs
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from privmix.foundation.errors import InputError
+from privmix.foundation.files import replacing
+
+LINE_LIMIT = 2**20
+"""The most bytes of a line."""
+
+_BUFFER = 2**18
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(eq=False)
+class BadRow(Exception):  # noqa: N818
+    """Says what is wrong with a row and how to mend it, without its content."""
+
+    problem: str
+    fix: str
+    field: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the problem, by which skipped rows are counted."""
+        return f"field {self.field!r}: {self.problem}" if self.field else self.problem
+
+
+class _Stream(io.RawIOBase):
+    """Makes a binary file of a function that returns at most so many bytes, and none at the end."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        filled = 0
+        while filled < len(buffer):
+            content = self._rest or self._read(len(buffer) - filled)
+            if not content:
+                break
+            size = min(len(content), len(buffer) - filled)
+            buffer[filled : filled + size] = content[:size]
+            self._rest = content[size:]
+            filled += size
+        return filled
+
+
+def buffered(read: Callable[[int], bytes]) -> io.BufferedReader:
+    """Returns a binary file of a function that returns at most so many bytes. Its first `peek` is `_BUFFER` bytes."""
+    return io.BufferedReader(_Stream(read), _BUFFER)
+
+
+def as_utf8(file: io.BufferedReader) -> io.BufferedReader:
+    """Returns the file, or its UTF-8 form if it begins with UTF-16's byte order mark."""
+    if file.peek(2)[:2] not in _UTF_16:
+        return file
+    decoder = codecs.getincrementaldecoder("utf-16")()
+
+    def read(size: int) -> bytes:
+        while content := file.read(max(2, size // 2)):
+            if text := decoder.decode(content):
+                return text.encode()
+        return decoder.decode(b"", final=True).encode()
+
+    return buffered(read)
+
+
+def lines(file: BinaryIO, limit: int = LINE_LIMIT) -> Iterator[tuple[int, bytes | None]]:
+    """Yields the number and the content, without line end, of each line of a UTF-8 file that is not blank.
+
+    The content is None for a line over the limit, which is never in memory as a whole.
+    """
+    number = 0
+    while line := file.readline(limit + 1):
+        number += 1
+        if len(line) > limit and not line.endswith(b"\n"):
+            while (rest := file.readline(limit)) and not rest.endswith(b"\n"):
+                pass
+            yield number, None
+        elif line.strip(b" \t\r\n\xef\xbb\xbf"):
+            yield number, line.rstrip(b"\r\n")
+
+
+def parse(line: bytes | None) -> dict[str, Any]:
+    """Returns the object of a line.
+
+    Raises:
+        BadRow: the line has none.
+    """
+    if line is None:
+        raise too_long()
+    try:
+        # Files that were put together have byte order marks inside.
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise BadRow("is not UTF-8", "convert the file to UTF-8") from None
+    except (ValueError, RecursionError):
+        raise BadRow("is not JSON", "write one JSON object on each line") from None
+    if not isinstance(row, dict):
+        raise BadRow("is not a JSON object", "write one object on each line")
+    return row
+
+
+def too_long(field: str | None = None) -> BadRow:
+    return BadRow(f"is longer than {LINE_LIMIT // 2**20} MiB", "split the text into several documents", field)
+
+
+def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the number and the object of each line that is not blank.
+
+    Args:
+        expected: what errors say that a line must be.
+        label: what errors say before the path.
+
+    Raises:
+        InputError: the file cannot be read, or a line is no object.
+    """
+    name = f"{label} {path}".strip()
+    try:
+        with path.open("rb") as file:
+            for number, line in lines(as_utf8(file)):
+                try:
+                    yield number, parse(line)
+                except BadRow as bad:
+                    problem = f"must be {expected}" if bad.problem == "is not a JSON object" else bad.problem
+                    raise InputError(f"{name}: line {number}: {problem}") from None
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{name}: cannot be read: {type(error).__name__}") from None
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replaces a file by JSON Lines, with `write_atomically`."""
+    with replacing(path) as file:
+        file.writelines(line_of(row) for row in rows)
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """Returns a row as a line of JSON Lines."""
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def load_lines(path: Path) -> list[dict[str, Any]]:
+    """Loads JSON Lines that `write_lines` wrote.
+
+    Raises:
+        OSError: the file cannot be read.
+        InputError: a line is no object.
+    """
+    with path.open("rb"):
+        return [row for _, row in read_lines(path, "an object")]

@@ -1,0 +1,91 @@
+"""Writes one log line and one trace span for each request: key, route, status and duration, but no text or tokens."""
+
+import logging
+import re
+import time
+import traceback
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from privmix.foundation import tracing
+from privmix.requests.access_record import CLIENT_GONE, AccessRecord
+from privmix.requests.errors import unexpected
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+_ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class AccessLog:
+    """Implements ASGI middleware for request ids, the access log, and error 500 in OpenAI's format.
+
+    Args:
+        answer_id: add the request id to the response. Ray Serve's proxy does it itself.
+    """
+
+    def __init__(self, app: ASGIApp, answer_id: bool) -> None:
+        self._app = app
+        self._answer_id = answer_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        entry = scope["privmix.record"] = AccessRecord(_request_id(headers))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+                if self._answer_id:
+                    MutableHeaders(scope=message)[REQUEST_ID] = entry.request_id
+            await send(message)
+
+        started = time.monotonic()
+        with tracing.request("request", headers.get("traceparent")) as span:
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception as error:
+                _log_unexpected(entry, error)
+                if entry.status != CLIENT_GONE:
+                    raise
+                await unexpected().response()(scope, receive, send_with_id)
+            finally:
+                _log(entry, scope, time.monotonic() - started)
+                tracing.set_attributes(span, _attributes(entry, scope))
+
+
+def _request_id(headers: Headers) -> str:
+    sent = headers.get(REQUEST_ID, "")
+    return sent if _ACCEPTED_ID.fullmatch(sent) else uuid4().hex
+
+
+def _attributes(entry: AccessRecord, scope: Scope) -> dict[tracing.Attribute, str | int]:
+    """Returns the attributes of the log line and the span, with OpenTelemetry's names where they exist."""
+    # The route is logged instead of the path, because the path of an unknown route could contain private text.
+    attributes: dict[tracing.Attribute, str | int] = {
+        "http.request.method": scope["method"],
+        "http.route": getattr(scope.get("route"), "path", "-"),
+        "http.response.status_code": entry.status,
+        "request_id": entry.request_id,
+    }
+    if entry.answer:
+        attributes["privmix.completion_tokens"] = entry.answer.usage.completion_tokens
+    return attributes
+
+
+def _log(entry: AccessRecord, scope: Scope, seconds: float) -> None:
+    counts = entry.answer.counts if entry.answer else {}
+    attributes = {str(name): value for name, value in _attributes(entry, scope).items()}
+    extra = {**attributes, **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)}
+    logger.info("request", extra=extra)
+
+
+def _log_unexpected(entry: AccessRecord, error: Exception) -> None:
+    # Only the type and the traceback are logged, because the message could quote a prompt.
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
+    logger.error("failed with %s at %s", type(error).__qualname__, places, extra={"request_id": entry.request_id})

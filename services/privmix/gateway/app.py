@@ -1,0 +1,167 @@
+"""Builds the HTTP application, for Ray Serve and for tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse
+
+from privmix.batches.settings import BatchSettings
+from privmix.gateway import batches
+from privmix.gateway.access_log import REQUEST_ID, AccessLog
+from privmix.gateway.administration import BODIES as ADMINISTRATION_BODIES
+from privmix.gateway.administration import AdministrationRoutes
+from privmix.gateway.administration_port import listening
+from privmix.gateway.catalogue import CatalogueRoutes, health_routes, version_route
+from privmix.gateway.console import ConsoleRoutes
+from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
+from privmix.gateway.metrics import refusals
+from privmix.gateway.openapi import describe
+from privmix.requests.access_record import CLIENT_GONE
+from privmix.requests.errors import ApiError, from_http
+from privmix.requests.keys import KeyService
+from privmix.requests.models import Models
+from privmix.requests.refusals import LIMITED, RATES
+from privmix.requests.responses.schema import ResponsesRequest
+from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.requests.settings import RequestSettings
+from privmix.requests.values import check_address
+
+_FOLDER = Path(__file__).parent / "static"
+# Allows the inline scripts and styles of the pages and requests to this host only.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
+
+
+def static_pages() -> APIRouter:
+    """Returns the routes `/docs` and `/console`. They need no key, because the pages contain no data."""
+    router = APIRouter(include_in_schema=False)
+    for path, file in {"/docs": "docs.html", "/console": "console.html"}.items():
+        text = (_FOLDER / file).read_text(encoding="utf-8")
+        router.add_api_route(path, _page(text), methods=["GET"])
+    return router
+
+
+def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
+    async def page() -> HTMLResponse:
+        return HTMLResponse(text, headers=_HEADERS)
+
+    return page
+
+
+BODIES = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    *ADMINISTRATION_BODIES,
+    *batches.BODIES,
+)
+EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
+
+
+def build_app(
+    settings: RequestSettings,
+    models: Models,
+    batch_settings: BatchSettings | None = None,
+    *,
+    answer_request_id: bool = True,
+) -> FastAPI:
+    """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open.
+
+    With `administration_port`, it lacks what needs the scope `administer`, and its lifespan serves an application with
+    all routes there. Both are one gateway: to the keys actor, and for the limits of uploads.
+    """
+    keys = KeyService(
+        settings.api_key_hashes,
+        settings.namespace,
+        settings.keys_actor,
+        settings.cache_secret,
+        settings.allowed_hosts,
+        settings.cors_origins,
+        settings.invalid_per_minute,
+    )
+    batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
+    routers = (
+        health_routes(models, keys),
+        version_route(),
+        static_pages(),
+        GenerationRoutes(settings, models, keys).router(),
+        CatalogueRoutes(settings, models, keys).router(),
+        batch_routes.router(),
+    )
+    app = partial(_app, settings, models, keys, batch_routes.announce, routers)
+    if settings.administration_port is None:
+        return app(answer_request_id=answer_request_id)
+    administration = partial(listening, app(), settings.administration_host, settings.administration_port)
+    return app(administration, answer_request_id=answer_request_id)
+
+
+def _app(
+    settings: RequestSettings,
+    models: Models,
+    keys: KeyService,
+    announce: Callable[[], Coroutine[Any, Any, None]],
+    routers: Sequence[APIRouter],
+    administration: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    *,
+    answer_request_id: bool = True,
+) -> FastAPI:
+    """Returns an application with `routers`. It administers keys unless `administration` serves one that does."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with models.running(), administration() if administration else nullcontext():
+            tasks = [asyncio.create_task(keys.send_heartbeats(models.take_update)), asyncio.create_task(announce())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def refusal(request: Request, error: Exception) -> Response:
+        failure = from_http(error) if isinstance(error, HTTPException) else error
+        if not isinstance(failure, ApiError):
+            return Response(status_code=CLIENT_GONE)
+        refusals.inc(tags={"reason": failure.code})
+        models.counters.refused(failure.code)
+        keys.count_refusal(request, failure.status)
+        return failure.response()
+
+    app = FastAPI(
+        title="privmix",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(check_address)],
+    )
+    app.add_middleware(AccessLog, answer_id=answer_request_id)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
+    for error in (ApiError, HTTPException, ClientDisconnect):
+        app.add_exception_handler(error, refusal)
+    for router in routers:
+        app.include_router(router)
+    app.include_router(ConsoleRoutes(settings, models, keys, administers=administration is None).router())
+    if administration is None:
+        app.include_router(AdministrationRoutes(models, keys).router())
+    describe(app, BODIES)
+    return app

@@ -1,0 +1,72 @@
+"""Defines the gateway as a Ray Serve deployment."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from privmix.batches.settings import BatchSettings
+from privmix.ensembles.actor import Ensembles
+from privmix.foundation import tracing
+from privmix.foundation.actors import find_actor, remote
+from privmix.gateway.app import build_app
+from privmix.requests.models import Models
+from privmix.requests.places import PLACES
+from privmix.requests.settings import RequestSettings
+
+POLL_S = 0.1
+
+
+def _log_with_serve() -> None:
+    """Sends the gateway's log to Serve's handlers: as JSON with Serve's request id."""
+    for package in ("privmix.gateway", "privmix.requests"):
+        logger = logging.getLogger(package)
+        logger.setLevel(logging.INFO)
+        logger.handlers = logging.getLogger("ray.serve").handlers
+        logger.propagate = False
+
+
+# Serve's access log is disabled, because the gateway's own log line contains more.
+@serve.deployment(
+    name="gateway",
+    max_ongoing_requests=PLACES,
+    logging_config=LoggingConfig(encoding="JSON", enable_access_log=False),
+)
+@serve.ingress()
+class Gateway:
+    """Implements a replica of the gateway: `Gateway.options(num_replicas=2).bind(settings, batch_settings)`.
+
+    The keys actor and the coordinator limit the load, and a `KeyService` the places that one key has before.
+    """
+
+    def __init__(self, settings: RequestSettings, batches: BatchSettings, *beside: DeploymentHandle) -> None:
+        """`beside` makes Serve deploy these deployments together with the gateway. They are not called."""
+        self._settings = settings
+        self._batches = batches
+        _log_with_serve()
+        tracing.prepare()
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Builds the app in the replica once the service's actors are ready. Ray Serve calls it."""
+        while not await self._started():
+            await asyncio.sleep(POLL_S)
+        # Serve's proxy adds the request id to the response.
+        return build_app(self._settings, Models(self._settings), self._batches, answer_request_id=False)
+
+    async def _started(self) -> bool:
+        """Waits for the list of the ensembles, which is set when all other actors are ready.
+
+        Returns False if its actor does not exist or has died.
+        """
+        if self._settings.ensembles_actor is None:
+            return True
+        with suppress(RayError, ValueError):
+            actor = await find_actor(self._settings.ensembles_actor, self._settings.namespace)
+            await remote(Ensembles.begun)(actor)
+            return True
+        return False

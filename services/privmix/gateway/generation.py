@@ -1,0 +1,115 @@
+"""Implements the routes that generate text: completions, chat completions and responses."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from privmix.gateway.metrics import requests
+from privmix.gateway.openapi import REFUSALS, body
+from privmix.requests.access_record import access_record
+from privmix.requests.admission import (
+    Admission,
+    EventStream,
+    complete_answer,
+    kept_alive,
+    stream_answer,
+    unless_disconnected,
+)
+from privmix.requests.answers import Answer, ChatCompletion, Completion
+from privmix.requests.keys import KeyService
+from privmix.requests.models import Models
+from privmix.requests.preparation import Preparation, Route, read_body
+from privmix.requests.responses import answers
+from privmix.requests.responses.schema import ResponsesRequest
+from privmix.requests.schema import ChatRequest, CompletionRequest
+from privmix.requests.settings import RequestSettings
+
+ANSWERED_BY = "x-privmix-answered-by"
+WRITE_INTERVAL_S = 0.01
+"""Tokens of one stream within this time after its last write are written together: a reader sees no difference, and a
+gateway with many streams writes less often."""
+HEARTBEAT_S = 10.0
+"""A stream that is silent for this long gets a comment. Proxies close idle streams after 30 s or more."""
+
+
+class GenerationRoutes:
+    """Implements `POST /v1/completions`, `POST /v1/chat/completions` and `POST /v1/responses`."""
+
+    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
+        self._settings = settings
+        self._models = models
+        self._preparation = Preparation(settings, models)
+        self._keys = keys
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["generation"], responses=REFUSALS)
+        router.add_api_route(
+            "/v1/completions",
+            self.completions,
+            methods=["POST"],
+            response_model=Completion,
+            openapi_extra=body(CompletionRequest),
+        )
+        router.add_api_route(
+            "/v1/chat/completions",
+            self.chat_completions,
+            methods=["POST"],
+            response_model=ChatCompletion,
+            openapi_extra=body(ChatRequest),
+        )
+        router.add_api_route(
+            "/v1/responses",
+            self.responses,
+            methods=["POST"],
+            response_model=answers.Response,
+            openapi_extra=body(ResponsesRequest),
+        )
+        return router
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or several prompts."""
+        return await self._answer(request, "/v1/completions")
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer the last message of a chat."""
+        return await self._answer(request, "/v1/chat/completions")
+
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation of items. Nothing is stored: send earlier items again in `input`."""
+        return await self._answer(request, "/v1/responses")
+
+    async def _answer(self, request: Request, endpoint: Route) -> Response:
+        requests.inc()
+        identify = partial(self._keys.identify, request, "generate")
+        await identify()
+        with self._keys.opened(request):
+            sent, identity = await read_body(request, self._settings.max_body_bytes, identify)
+            prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
+        body, generations, answer = prepared.body, prepared.generations, prepared.answer
+        access_record(request).answer = answer
+        self._models.counters.request()
+        admission = Admission(prepared.served, self._keys, identity)
+        if body.stream:
+            chunks = stream_answer(
+                admission.submit,
+                generations,
+                answer,
+                WRITE_INTERVAL_S,
+                body.include_usage,
+                body.continuous_usage,
+            )
+            chunks = kept_alive(chunks, HEARTBEAT_S, answer.error_event)
+            # The status line waits for the first chunk, because the request can be refused until then.
+            first = await unless_disconnected(request.receive, anext(chunks))
+            return EventStream(first, chunks, _source_header(answer) | admission.headers)
+        response = await unless_disconnected(request.receive, complete_answer(admission.submit, generations, answer))
+        return Response(
+            response.model_dump_json(),
+            media_type="application/json",
+            headers=_source_header(answer) | admission.headers,
+        )
+
+
+def _source_header(answer: Answer) -> dict[str, str]:
+    answered_by = answer.privmix.answered_by if answer.privmix else None
+    return {ANSWERED_BY: answered_by} if answered_by else {}

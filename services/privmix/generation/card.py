@@ -1,0 +1,164 @@
+"""Writes the data card of a job: the guarantee of the private text, its cost, and how the texts were generated."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from privmix.foundation.errors import InputError
+from privmix.foundation.files import write_atomically
+from privmix.generation.job import OUTPUT, GenerationJob
+from privmix.generation.records import RECORDS
+
+JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
+
+COVERED = (
+    "The guarantee is the service's. It covers all tokens that the service ever releases: these texts and all other "
+    "answers. Any later use of the texts has no further privacy cost."
+)
+UNCOVERED = "The service promises no epsilon for these texts. Protect them as you protect the private text."
+
+NOTES = (
+    "The prompts are not protected: they are the client's text.",
+    "Differential privacy, where it is promised, hides whether a user's text was in the corpus. It does not make the "
+    "texts true, harmless or free of bias, and it does not hide what many users have in common.",
+    "A killed process can lose tokens that the service released and charged: at most the tokens in transit in each "
+    "stream. tokens_delivered does not count them.",
+)
+
+
+_ANSWERED = {
+    "public": "by the public model alone",
+    "base": "by the private base alone, whose training the guarantee covers",
+    "mixed": "in part",
+}
+
+
+def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
+    """Writes both files of the card, each atomically; returns its content.
+
+    Args:
+        statement: the response of `/v1/privacy` after the last text.
+        base_model: the base model of the ensemble, if it is known; a service does not report it. Of a directory, the
+            card has the last name: it is made to be published.
+    """
+    shown = Path(base_model).name if base_model and Path(base_model).is_absolute() else base_model
+    card = _card(job, statement) | {"base_model": shown}
+    write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
+    write_atomically(job.directory / MARKDOWN_FILE, _markdown(card).encode())
+    return card
+
+
+def load_card(directory: Path) -> dict[str, Any]:
+    """Loads the card of a job.
+
+    Raises:
+        InputError: the job has none, or it cannot be read.
+    """
+    try:
+        card: dict[str, Any] = json.loads((directory / JSON_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{directory}: has no {JSON_FILE}; run `privmix generate` on it again") from error
+    return card
+
+
+def _card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
+    described, texts = job.described, job.texts
+    before = described.get("privacy_before", {})
+    whole = [text for text in texts if text.finish_reason is not None]
+    event = statement.get("event") or {}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "made_with": f"privmix {version('privmix')}",
+        "file": OUTPUT,
+        "model": described.get("model"),
+        "guarantee": statement["guarantee"],
+        "epsilon": statement.get("epsilon"),
+        "delta": statement.get("delta"),
+        "adjacency": statement.get("adjacency"),
+        "protocol": event,
+        "budget": {
+            "tokens_delivered": job.tokens,
+            "tokens_free": job.free,
+            "tokens_charged_by_service": statement["tokens_charged"] - before.get("tokens_charged", 0),
+            "epsilon_spent_before": before.get("epsilon_spent"),
+            "epsilon_spent_after": statement.get("epsilon_spent"),
+            "tokens_left": statement["tokens_left"],
+        },
+        "texts": {
+            "asked_for": len(texts),
+            "whole": len(whole),
+            "continued_after_an_interruption": sum(text.asked > 1 for text in whole),
+            "answered_without_the_parts": dict(Counter(text.answered_by for text in whole if text.answered_by)),
+            "finish_reasons": dict(Counter(text.finish_reason for text in whole)),
+        },
+        "template": job.request.template,
+        "fields": {name: dict(counts.most_common(50)) for name, counts in _fields(job).items()},
+        **({} if job.request.schema is None else {"schema": job.request.schema, "records": RECORDS}),
+        "sampling": json.loads(json.dumps(described["sampling"])),
+        "begun": described["begun"],
+        "finished": described.get("finished"),
+        "notes": [UNCOVERED if statement.get("epsilon") is None else COVERED, *NOTES],
+    }
+
+
+def _fields(job: GenerationJob) -> dict[str, Counter[str]]:
+    """Counts the values of each field in the complete texts."""
+    counts: dict[str, Counter[str]] = {}
+    for text in job.texts:
+        if text.finish_reason is not None:
+            for name, value in text.item.fields.items():
+                counts.setdefault(name, Counter())[str(value)] += 1
+    return counts
+
+
+def _markdown(card: Mapping[str, Any]) -> str:
+    budget, texts, sampling = card["budget"], card["texts"], card["sampling"]
+    without_parts, schema = texts["answered_without_the_parts"], card.get("schema")
+    free = {"Of these, free, because the schema left no alternative": f"{budget['tokens_free']:,}"} if schema else {}
+    rows = {
+        "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} requested texts, in `{card['file']}`",
+        "Model": str(card["model"]) + (f", adapters of {card['base_model']}" if card["base_model"] else ""),
+        "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
+        "Guarantee": _guarantee(card),
+        "Tokens delivered": f"{budget['tokens_delivered']:,}",
+        **free,
+        "Tokens charged during the job, including other clients'": f"{budget['tokens_charged_by_service']:,}",
+        "Estimate of epsilon spent": _spent(budget),
+        "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
+        "Sampling": ", ".join(f"{name} {json.dumps(value)}" for name, value in sampling.items() if value != []),
+        "Generated": f"{card['date']} with {card['made_with']}",
+    }
+    if without_parts:
+        rows["Answered without the parts"] = ", ".join(
+            f"{count} {_ANSWERED.get(kind, kind)}" for kind, count in without_parts.items()
+        )
+    lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {name} | {_cell(str(value))} |" for name, value in rows.items()]
+    lines += ["", "## Template", "", *(f"    {line}" for line in card["template"].splitlines())]
+    if schema:
+        lines += ["", "## Schema of the records", "", "```json", *json.dumps(schema, indent=2).splitlines(), "```"]
+    for name, counts in card["fields"].items():
+        values = ", ".join(f"{value} ({count:,})" for value, count in counts.items())
+        lines += ["", f"`{_cell(name)}`: {_cell(values)}"]
+    lines += ["", "## Notes", "", *(f"- {note}" for note in card["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def _guarantee(card: Mapping[str, Any]) -> str:
+    if card["epsilon"] is None:
+        return "no epsilon is promised"
+    return f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}"
+
+
+def _spent(budget: Mapping[str, Any]) -> str:
+    if budget["epsilon_spent_after"] is None:
+        return "no bound is known"
+    return f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,251 @@
+"""Implements the Ray actor that identifies API keys, admits their requests and charges their shares."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Literal
+
+import ray
+from ray.actor import ActorHandle
+
+from privmix.database.clock import now
+from privmix.database.service import ServiceDatabase
+from privmix.foundation.actors import HEAD
+from privmix.foundation.errors import KeysUnavailable
+from privmix.foundation.periodic import periodically
+from privmix.keys.grouping import GroupedTransactions
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
+from privmix.keys.metrics import ShareMetrics
+from privmix.keys.open_requests import OpenRequests
+from privmix.keys.records import Key, KeyAccount, Scope, Share
+from privmix.keys.store import KeyStore
+from privmix.keys.subjects import charged_subjects, group_subject, subjects_of
+from privmix.keys.traffic import Traffic, TrafficReport
+from privmix.keys.transactions import AreRequired, Find, ReadShares
+
+NAME = "keys"
+WATCH_S = 5.0
+HEARTBEAT_TIMEOUT_S = 60.0
+"""A gateway without a heartbeat for this long is considered gone. The tokens that its requests held stay charged."""
+
+IDENTITY_AGE_S = 1.0
+"""How long a key is not read again from the database. A key that another process revokes is refused after this time."""
+MAX_IDENTITIES = 10_000
+
+
+class Keys:
+    """Identifies keys, admits their requests (`OpenRequests`), changes keys, and watches gateways.
+
+    Keys, shares and usage are in the database, so a restarted actor continues from there.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._store = KeyStore(ServiceDatabase(database))
+        self._transactions = GroupedTransactions(self._store)
+        self._identities: dict[str, tuple[float, Key]] = {}
+        self._required = False
+        # The last reading of all accounts with its time, unless a key was changed since.
+        self._accounts: tuple[float, list[KeyAccount]] | None = None
+        self._accounts_lock = asyncio.Lock()
+        self._changes = 0
+        self._traffic = Traffic()
+        self._metrics = ShareMetrics()
+        self._open = OpenRequests(self._transactions, self._store.open_reservations())
+        self._heartbeats: dict[str, float] = {}
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def ready(self) -> None:
+        """Returns when the database is open."""
+
+    async def identify(self, hash_: str | None) -> Identity | InvalidKey:
+        """Returns the identity of the key whose secret has this hash."""
+        key = await self._find(hash_) if hash_ else None
+        if key is None:
+            return InvalidKey("unknown", required=await self._are_required())
+        return _identity(key)
+
+    async def health(self) -> None:
+        """Returns if the database can be written now.
+
+        Raises:
+            KeysUnavailable: it cannot.
+        """
+        await self._transactions.run(ReadShares(()))
+
+    async def identity(self, id_: str) -> Identity | InvalidKey:
+        """Returns the identity of the key with this id, for work that continues after its client has left.
+
+        Raises:
+            UnknownKey: no key has this id.
+        """
+        return _identity(await self._transactions.alone(lambda: self._store.key(id_)))
+
+    async def admit(
+        self,
+        id_: str,
+        subjects: Sequence[str],
+        limits: AdmissionLimits,
+        wanted: int,
+        generations: int,
+        gateway: str,
+        background: bool = False,
+    ) -> Admitted | Refused:
+        """See `OpenRequests.admit`."""
+        self._heartbeats.setdefault(gateway, time.monotonic())
+        return await self._open.admit(id_, subjects, limits, wanted, generations, gateway, background)
+
+    async def enter(self, id_: str, generations: int) -> None:
+        """See `OpenRequests.enter`."""
+        await self._open.enter(id_, generations)
+
+    async def leave(self, id_: str, generations: int) -> None:
+        """See `OpenRequests.leave`."""
+        await self._open.leave(id_, generations)
+
+    async def settle(self, id_: str, used: int | None) -> None:
+        """See `OpenRequests.settle`."""
+        await self._open.settle(id_, used)
+
+    async def heartbeat(self, gateway: str, update: TrafficUpdate) -> None:
+        """Records that a gateway is alive, and its traffic. Gateways send one about every second."""
+        self._heartbeats[gateway] = time.monotonic()
+        self._traffic.add(gateway, update)
+
+    async def traffic(self, ensemble: str | None = None) -> TrafficReport:
+        """Returns the traffic of all gateways, for one ensemble or for all together."""
+        return self._traffic.report(ensemble, waiting=self._open.waiting(ensemble))
+
+    async def accounts(self, age_s: float = 0.0) -> list[KeyAccount]:
+        """See `KeyStore.accounts`. Every change of a key through this actor is in them.
+
+        Args:
+            age_s: how old the usages may be. To read thousands of keys takes long, so callers share a reading.
+        """
+        asked = time.monotonic()
+        async with self._accounts_lock:
+            if self._accounts is None or self._accounts[0] < asked - age_s:
+                changes, read_at = self._changes, time.monotonic()
+                rows = await self._transactions.alone(self._store.read_accounts)
+                accounts = await asyncio.to_thread(rows.built)
+                if changes != self._changes:
+                    return accounts
+                self._accounts = read_at, accounts
+            return self._accounts[1]
+
+    def _keys_changed(self) -> None:
+        self._identities.clear()
+        self._accounts, self._changes = None, self._changes + 1
+
+    async def account(self, id_or_name: str) -> KeyAccount:
+        """See `KeyStore.account`."""
+        return await self._transactions.alone(lambda: self._store.account(id_or_name))
+
+    async def create(
+        self,
+        name: str,
+        owner: str,
+        group: str | None,
+        scopes: Sequence[Scope],
+        expires: datetime | None,
+        share: Share,
+    ) -> tuple[Key, str]:
+        """See `KeyStore.create`. Returns the key and the text of its secret."""
+        key, secret = await self._transactions.alone(
+            lambda: self._store.create(name, owner=owner, group=group, scopes=scopes, expires=expires, share=share)
+        )
+        self._keys_changed()
+        return key, secret.text
+
+    async def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
+        """See `KeyStore.limit`."""
+        account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share, ensemble))
+        self._keys_changed()
+        self._open.wake(charged_subjects(subjects_of(account.key), ensemble))
+        return account
+
+    async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
+        """See `KeyStore.limit_group`."""
+        await self._transactions.alone(lambda: self._store.limit_group(group, share, ensemble))
+        self._keys_changed()
+        self._open.wake(charged_subjects((group_subject(group),), ensemble))
+
+    async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
+        """See `KeyStore.rotate`. Returns the key and the text of its secret."""
+        key, secret = await self._transactions.alone(lambda: self._store.rotate(id_or_name, grace))
+        self._keys_changed()
+        return key, secret.text
+
+    async def revoke(self, id_or_name: str) -> Key:
+        """See `KeyStore.revoke`. Running requests continue to their end."""
+        key = await self._transactions.alone(lambda: self._store.revoke(id_or_name))
+        self._keys_changed()
+        return key
+
+    async def _are_required(self) -> bool:
+        """Returns whether clients need a key. Once they do, they always do, so that answer is never read again."""
+        if not self._required:
+            self._required = await self._transactions.run(AreRequired())
+        return self._required
+
+    async def _find(self, hash_: str) -> Key | None:
+        """Returns the key of a secret. Keys that were found lately are not read again."""
+        read_at, known = self._identities.get(hash_, (0.0, None))
+        if known is not None and time.monotonic() - read_at < IDENTITY_AGE_S:
+            return known
+        key: Key | None = await self._transactions.run(Find(hash_))
+        if key is not None:
+            if len(self._identities) >= MAX_IDENTITIES:
+                self._identities.clear()
+            self._identities[hash_] = time.monotonic(), key
+        return key
+
+    async def _watch(self) -> None:
+        """Settles the requests of gateways that are gone, and updates the metrics of the shares."""
+        await asyncio.sleep(WATCH_S)
+        await periodically(self._tend, WATCH_S, "the requests of lost gateways could not be settled")
+
+    async def _tend(self) -> None:
+        with suppress(KeysUnavailable):
+            self._metrics.update(await self.accounts(WATCH_S))
+        now_s = time.monotonic()
+        # Requests of a gateway that is not known, such as those that a previous actor admitted.
+        self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats
+        gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
+        await self._open.settle_lost(gone)
+        for gateway in gone:
+            del self._heartbeats[gateway]
+
+
+def _identity(key: Key) -> Identity | InvalidKey:
+    if not key.valid(now()):
+        return InvalidKey("revoked" if key.revoked else "expired")
+    return Identity(key.id, key.name, key.scopes, subjects_of(key))
+
+
+KeysActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)
+
+
+def start(
+    database: str,
+    *,
+    namespace: str,
+    name: str = NAME,
+    lifetime: Literal["detached"] | None = None,
+    keep: bool = False,
+) -> ActorHandle:
+    """Starts the keys actor and waits until its database is open.
+
+    Args:
+        keep: reuse a living actor with this name.
+
+    Raises:
+        KeysUnavailable: the database cannot be used. No actor was started.
+    """
+    # Opened here first, because an actor whose constructor fails does not report why.
+    KeyStore(ServiceDatabase(database)).required()
+    options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
+    actor = KeysActor.options(**options).remote(database)
+    ray.get(actor.ready.remote())
+    return actor

@@ -1,0 +1,141 @@
+"""Defines the messages between gateways and the keys actor: plain data that Ray sends."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from privmix.keys.records import Scope
+
+Refusal = Literal[
+    "share_exhausted",
+    "daily_share_exhausted",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "live_streams",
+    "overloaded",
+    "request_too_large",
+    "larger_than_a_minute",
+    "more_than_live_streams",
+]
+"""Waiting does not help after the last three: the share can never admit such a request."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Identifies the key of a request. `subjects` names the shares that pay for its tokens, the key's own first."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    subjects: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class InvalidKey:
+    """Reports that a key is missing, unknown or no longer valid. `required` is False while no key exists."""
+
+    reason: Literal["unknown", "expired", "revoked"]
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """Limits how many generations one ensemble runs and queues.
+
+    Attributes:
+        ensemble: its name.
+        capacity: the number of generations that its coordinators run at the same time.
+        max_waiting: the number of further generations that may wait.
+        shares: the name under which keys have shares of this ensemble alone; None if they cannot.
+    """
+
+    ensemble: str
+    capacity: int
+    max_waiting: int
+    shares: str | None = None
+
+    @property
+    def piece(self) -> int:
+        """The number of generations that a request starts at once. A larger request starts the rest piece by piece."""
+        return max(1, self.capacity // 8)
+
+    @property
+    def max_waiting_of_key(self) -> int:
+        """The number of generations of one key that may wait."""
+        return min(self.max_waiting, max(1, self.max_waiting // 4))
+
+
+@dataclass(frozen=True)
+class RateState:
+    """Holds the values of the `x-ratelimit-*` headers: the limit, the rest, and seconds until the limit is full."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+@dataclass(frozen=True)
+class RateStates:
+    """Holds the state of the rate limits with the least left; None without such a limit."""
+
+    requests: RateState | None = None
+    tokens: RateState | None = None
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards.
+
+    Attributes:
+        generations: how many of its generations may start now. The gateway calls `enter` before it starts more.
+    """
+
+    tokens: int
+    rates: RateStates
+    generations: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Refuses a request. Nothing was charged.
+
+    Attributes:
+        limit: the limit of the share that the request exceeds.
+        retry_after_s: None if waiting does not help or the time is unknown.
+    """
+
+    reason: Refusal
+    limit: int | None = None
+    retry_after_s: float | None = None
+    rates: RateStates = field(default_factory=RateStates)
+
+
+@dataclass
+class EnsembleTraffic:
+    """Counts the traffic of one gateway to one ensemble since the gateway's last update.
+
+    It depends on private text only through the released tokens and their times.
+
+    Attributes:
+        live: the number of generations that run or wait now.
+        tokens: the number of released tokens, including tokens of the public model.
+        first_token_s: the seconds from each request to its first token.
+    """
+
+    live: int = 0
+    tokens: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class TrafficUpdate:
+    """Counts the traffic of one gateway since its last update.
+
+    Attributes:
+        requests: the number of requests to generate, including refused ones.
+        refusals: the number of refused requests by error code.
+        ensembles: the traffic by ensemble.
+    """
+
+    requests: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    ensembles: dict[str, EnsembleTraffic] = field(default_factory=dict)

@@ -1,0 +1,297 @@
+"""Owns the requests that are admitted or wait: within their shares, in the order of the queues of their ensembles."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from privmix.database.clock import now
+from privmix.database.deadline import DATABASE_TIMEOUT_S
+from privmix.foundation.errors import KeysUnavailable
+from privmix.foundation.retrying import pauses, repeated
+from privmix.keys.fair_queue import FairQueue, QueueFull
+from privmix.keys.grouping import GroupedTransactions
+from privmix.keys.messages import AdmissionLimits, Admitted, Refused
+from privmix.keys.rate_limiter import RateLimiter
+from privmix.keys.records import Share
+from privmix.keys.subjects import charged_subjects, ensemble_of
+from privmix.keys.transactions import Exhausted, OpenReservation, ReadShares, Reserve, Reserved, Settle
+
+RETRY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Request:
+    """Holds a request between `admit` and `settle`.
+
+    Attributes:
+        queue: None if a previous actor admitted the request and its ensemble has had no other request since.
+        task: the task in which the request waits; None once it is admitted.
+        entering: the tasks that wait for places of further generations.
+        places: the number of its generations that have places in the queue.
+        counted: whether it counts as live streams of its shares. A background request counts only once it has started.
+    """
+
+    subjects: tuple[str, ...]
+    generations: int
+    gateway: str
+    queue: FairQueue | None = None
+    task: "asyncio.Task[object] | None" = None
+    background: bool = False
+    entering: "set[asyncio.Task[object]]" = field(default_factory=set)
+    places: int = 0
+    counted: bool = False
+
+
+class OpenRequests:
+    """Admits requests fairly within their shares, and returns the tokens that they do not use.
+
+    Reservations are in the database, so a restarted actor continues from there. Rate limits are in memory and start
+    full. Each ensemble has a queue of its own.
+    """
+
+    def __init__(self, transactions: GroupedTransactions, admitted: Iterable[OpenReservation]) -> None:
+        """`admitted`: the requests that a previous actor admitted."""
+        self._transactions = transactions
+        self._settling: set[asyncio.Task[OpenReservation | None]] = set()
+        self._waiting: Counter[str] = Counter()
+        self._queues: dict[AdmissionLimits, FairQueue] = {}
+        self._rate_limiter = RateLimiter()
+        self._requests: dict[str, _Request] = {}
+        self._live_streams: Counter[str] = Counter()
+        self._share_changed: dict[str, asyncio.Event] = {}
+        for open_ in admitted:
+            self._add(open_.id, _Request(open_.subjects, open_.generations, open_.gateway))
+
+    async def admit(
+        self,
+        id_: str,
+        subjects: Sequence[str],
+        limits: AdmissionLimits,
+        wanted: int,
+        generations: int,
+        gateway: str,
+        background: bool = False,
+    ) -> Admitted | Refused:
+        """Charges a request to its shares and returns when it may start.
+
+        A request waits while other requests hold the rest of its share, and while the service is full. It gets fewer
+        tokens than `wanted` only if its share has no more and no other request holds any of it.
+
+        Args:
+            id_: identifies the request in `settle`.
+            subjects: the subjects of the key's shares.
+            limits: the limits of the ensemble that serves the request.
+            background: let all other requests go first, and hold no tokens while the request waits in the queue.
+        """
+        subjects, first = charged_subjects(subjects, limits.shares), min(generations, limits.piece)
+        shares: dict[str, Share] = await self._transactions.run(ReadShares(subjects))
+        queue = self._queue_for(limits)
+        if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
+            before = await self._reserve(id_, wanted)
+            states = self._rate_limiter.states(shares)
+            return before if isinstance(before, Refused) else Admitted(before.tokens, states, first)
+        if refused := self._exceeds_share(shares, wanted, generations):
+            return refused
+        if not background and (refused := self._exceeds_rates(id_, shares, wanted, generations)):
+            return refused
+        request = _Request(subjects, generations, gateway, queue, asyncio.current_task(), background)
+        self._add(id_, request)
+        try:
+            if background:
+                await self._start(request, first)
+                if refused := self._exceeds_rates(id_, shares, wanted, generations):
+                    await self._end(id_, 0)
+                    return refused
+                self._count(request)
+            reserved = await self._reserve(id_, wanted)
+            if isinstance(reserved, Refused):
+                await self._end(id_, 0)
+                return reserved
+            if not background:
+                await self._start(request, first)
+        except QueueFull:
+            await self._end(id_, 0)
+            return Refused("overloaded", retry_after_s=1.0)
+        except BaseException:
+            await asyncio.shield(self._end(id_, 0))
+            raise
+        request.task = None
+        self._rate_limiter.put_back(id_, wanted - reserved.tokens)
+        return Admitted(reserved.tokens, self._rate_limiter.states(shares), first)
+
+    async def enter(self, id_: str, generations: int) -> None:
+        """Returns when further generations of an admitted request may start, or when the request has ended."""
+        request, task = self._requests.get(id_), asyncio.current_task()
+        if request is None or request.queue is None or task is None:
+            return
+        request.entering.add(task)
+        try:
+            await self._start(request, generations, unlimited=True)
+        finally:
+            request.entering.discard(task)
+
+    async def leave(self, id_: str, generations: int) -> None:
+        """Gives up the places of generations that have ended while others of the request continue."""
+        if request := self._requests.get(id_):
+            self._leave(request, generations)
+
+    async def settle(self, id_: str, used: int | None) -> None:
+        """Ends a request that used `used` tokens. If None, all its reserved tokens stay charged.
+
+        A request that still waits for admission is cancelled.
+        """
+        request = self._requests.get(id_)
+        waiting = () if request is None else (*filter(None, (request.task,)), *request.entering)
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
+        await self._end(id_, used)
+
+    def gateways(self) -> set[str]:
+        """Returns the gateways that requests came from."""
+        return {request.gateway for request in self._requests.values()}
+
+    async def settle_lost(self, gateways: Collection[str]) -> None:
+        """Ends the requests of gateways that are gone. Their reserved tokens stay charged."""
+        for id_, request in list(self._requests.items()):
+            if request.gateway in gateways:
+                await self.settle(id_, None)
+
+    def waiting(self, ensemble: str | None) -> int:
+        """Returns how many generations wait in the queue of one ensemble, or in all."""
+        return sum(queue.waiting for limits, queue in self._queues.items() if ensemble in (None, limits.ensemble))
+
+    def wake(self, subjects: Sequence[str]) -> None:
+        """Wakes the requests that wait for tokens of these shares."""
+        for subject in subjects:
+            if event := self._share_changed.pop(subject, None):
+                event.set()
+
+    @staticmethod
+    def _exceeds_share(shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
+        """Refuses a request that one of its shares can never admit."""
+        for share in shares.values():
+            if share.largest_request is not None and wanted > share.largest_request:
+                return Refused("request_too_large", share.largest_request)
+            if share.tokens_per_minute is not None and wanted > share.tokens_per_minute:
+                return Refused("larger_than_a_minute", share.tokens_per_minute)
+            if share.live_streams is not None and generations > share.live_streams:
+                return Refused("more_than_live_streams", share.live_streams)
+        return None
+
+    def _exceeds_rates(self, id_: str, shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
+        """Refuses a request that exceeds a limit now, or charges it to the rate limits."""
+        for subject, share in shares.items():
+            if share.live_streams is not None and self._live_streams[subject] + generations > share.live_streams:
+                return Refused("live_streams", share.live_streams)
+        return self._rate_limiter.take(id_, shares, wanted)
+
+    async def _reserve(self, id_: str, wanted: int) -> Reserved | Refused:
+        request = self._requests[id_]
+        # A request that waits for its share occupies this actor, as one in the queue does.
+        key, limit = request.subjects[0], max(1, request.queue.max_waiting_of_key) if request.queue else 1
+        while True:
+            # The events must exist before the share is read, so that no change in between is missed.
+            changed = {
+                subject: self._share_changed.setdefault(subject, asyncio.Event()) for subject in request.subjects
+            }
+            outcome = await self._transactions.run(
+                Reserve(id_, request.subjects, wanted, request.generations, request.gateway)
+            )
+            match outcome:
+                case Reserved():
+                    return outcome
+                case Exhausted(limit="tokens_per_day"):
+                    return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
+                case Exhausted():
+                    return Refused("share_exhausted")
+                case _ if request.background:
+                    # A background request already has a place in the queue. The request that holds the share may wait
+                    # for that place, so waiting here could deadlock.
+                    return Refused("overloaded", retry_after_s=1.0)
+                case _ if self._waiting[key] >= limit:
+                    return Refused("overloaded", retry_after_s=1.0)
+                case _:
+                    self._waiting[key] += 1
+                    try:
+                        await changed[outcome.subject].wait()
+                    finally:
+                        self._waiting[key] -= 1
+
+    def _queue_for(self, limits: AdmissionLimits) -> FairQueue:
+        """Returns the queue of an ensemble. A new queue contains the requests that a previous actor admitted."""
+        if limits not in self._queues:
+            queue = FairQueue(limits.capacity, limits.max_waiting, limits.max_waiting_of_key)
+            self._queues[limits] = queue
+            for request in self._requests.values():
+                if request.queue is None and ensemble_of(request.subjects) == limits.shares:
+                    request.queue, request.places = queue, min(request.generations, limits.piece)
+                    queue.restore(request.subjects[0], request.places)
+        return self._queues[limits]
+
+    @staticmethod
+    async def _start(request: _Request, generations: int, *, unlimited: bool = False) -> None:
+        """Waits until the queue lets generations of the request start."""
+        assert request.queue is not None
+        await request.queue.acquire(
+            request.subjects[0], generations, background=request.background, unlimited=unlimited
+        )
+        request.places += generations
+
+    @staticmethod
+    def _leave(request: _Request, generations: int) -> None:
+        ended = min(generations, request.places)
+        request.places -= ended
+        if ended and request.queue is not None:
+            request.queue.free(request.subjects[0], ended, background=request.background)
+
+    def _add(self, id_: str, request: _Request) -> None:
+        self._requests[id_] = request
+        if not request.background:
+            self._count(request)
+
+    def _count(self, request: _Request) -> None:
+        request.counted = True
+        for subject in request.subjects:
+            self._live_streams[subject] += request.generations
+
+    async def _end(self, id_: str, used: int | None) -> None:
+        """Releases everything that a request holds, and settles its reservation. Idempotent.
+
+        If the database does not answer in time, it is settled later.
+        """
+        request = self._requests.pop(id_, None)
+        if request is not None:
+            for subject in request.subjects if request.counted else ():
+                self._live_streams[subject] -= request.generations
+            self._leave(request, request.places)
+        settling = asyncio.get_running_loop().create_task(self._settle(id_, used))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+        await asyncio.wait((settling,), timeout=DATABASE_TIMEOUT_S)
+
+    async def _settle(self, id_: str, used: int | None) -> OpenReservation | None:
+        """Settles a reservation, and tries until the database answers."""
+        settled: OpenReservation | None = await repeated(
+            lambda: self._transactions.run(Settle(id_, used)),
+            KeysUnavailable,
+            pauses(RETRY_S),
+            log=lambda error: logger.warning("a request is settled later: %s", error),
+        )
+        self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
+        if settled is not None:
+            self.wake(settled.subjects)
+        return settled
+
+
+def _seconds_until_midnight() -> float:
+    """Returns the seconds until midnight UTC, when daily shares start again."""
+    time_ = now()
+    midnight = (time_ + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    return (midnight - time_).total_seconds()

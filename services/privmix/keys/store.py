@@ -1,0 +1,273 @@
+"""Stores keys, shares and usage. Every method is one transaction; it is on disk when the method returns."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+
+from privmix.database.clock import now
+from privmix.database.service import (
+    ServiceDatabase,
+    keys_table,
+    shares_table,
+    usage_table,
+)
+from privmix.foundation.errors import DatabaseConflict, KeysError, UnknownKey
+from privmix.keys.records import (
+    Key,
+    KeyAccount,
+    Scope,
+    Secret,
+    Share,
+    ShareAccount,
+    ShareUsage,
+    is_id,
+    new_id,
+)
+from privmix.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
+from privmix.keys.transactions import (
+    OpenReservation,
+    Operation,
+    apply,
+    are_required,
+    key_of,
+    reservations,
+    shares,
+    usages,
+)
+
+
+class KeyStore:
+    """Owns the tables of keys. Several processes may open it at the same time: the service and `privmix keys`."""
+
+    def __init__(self, database: ServiceDatabase) -> None:
+        self._database = database
+
+    def required(self) -> bool:
+        """Returns whether a key was ever created (`are_required`)."""
+        with self._database.transaction() as connection:
+            return are_required(connection)
+
+    def create(
+        self,
+        name: str,
+        *,
+        owner: str = "",
+        group: str | None = None,
+        scopes: Sequence[Scope] = ("generate", "privacy"),
+        expires: datetime | None = None,
+        share: Share | None = None,
+    ) -> tuple[Key, Secret]:
+        """Creates a key. Only a hash of its secret is stored, so nothing returns the secret again.
+
+        Raises:
+            KeysError: another key has the name, or the name has the form of an id.
+        """
+        if is_id(name):
+            raise KeysError(
+                f"name: {name!r} has the form of a key's id, which it could be taken for; choose another name"
+            )
+        secret = Secret.new()
+        key = Key(
+            id=new_id(),
+            name=name,
+            owner=owner,
+            group=group,
+            scopes=tuple(scopes),
+            hint=secret.hint,
+            created=now(),
+            expires=expires,
+        )
+        try:
+            with self._database.transaction() as connection:
+                connection.execute(insert(keys_table).values(hash=secret.hash, **_row(key)))
+                _write_share(connection, key_subject(key), share or Share())
+        except DatabaseConflict as error:
+            raise KeysError(f"name: a key named {name!r} exists already; choose another name") from error
+        return key, secret
+
+    def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        """Applies operations in their order, in one transaction, and returns their results."""
+        with self._database.transaction() as connection:
+            return apply(connection, operations)
+
+    def accounts(self) -> list[KeyAccount]:
+        """Returns every key with its share and usage, oldest first."""
+        return self.read_accounts().built()
+
+    def read_accounts(self) -> "AccountRows":
+        """Reads what `accounts` needs. To build the accounts takes several times as long, and no transaction."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
+            return AccountRows(rows, shares(connection), usages(connection))
+
+    def account(self, id_or_name: str) -> KeyAccount:
+        """Returns one key with its share and usage.
+
+        Raises:
+            UnknownKey: no key has this id or name.
+        """
+        with self._database.transaction() as connection:
+            return _account(connection, _named(connection, id_or_name))
+
+    def key(self, id_: str) -> Key:
+        """Returns the key with this id.
+
+        Raises:
+            UnknownKey: no key has this id.
+        """
+        with self._database.transaction() as connection:
+            return _key(connection, keys_table.c.id, id_)
+
+    def usages(self) -> dict[str, ShareUsage]:
+        """Returns the usage by subject: of keys, of groups and of the keys of the configuration."""
+        with self._database.transaction() as connection:
+            return usages(connection)
+
+    def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
+        """Replaces the share of a key, for all ensembles together or for one.
+
+        Raises:
+            UnknownKey: no key has this id or name.
+        """
+        with self._database.transaction() as connection:
+            key = _named(connection, id_or_name)
+            _write_share(connection, _in(ensemble, key_subject(key)), share)
+            return _account(connection, key)
+
+    def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
+        """Replaces the share of a group of keys, for all ensembles together or for one."""
+        with self._database.transaction() as connection:
+            _write_share(connection, _in(ensemble, group_subject(group)), share)
+
+    def rotate(self, id_or_name: str, grace: timedelta = timedelta()) -> tuple[Key, Secret]:
+        """Gives a key a new secret. The old one stays valid for `grace`.
+
+        Raises:
+            UnknownKey: no key has this id or name.
+            KeysError: the key was revoked.
+        """
+        secret = Secret.new()
+        with self._database.transaction() as connection:
+            key = _named(connection, id_or_name)
+            if key.revoked:
+                raise KeysError(f"{key.name} was revoked and cannot be rotated; create another key")
+            hash_ = connection.execute(select(keys_table.c.hash).where(keys_table.c.id == key.id)).scalar_one()
+            changes = {
+                "hash": secret.hash,
+                "hint": secret.hint,
+                "previous_hash": hash_,
+                "previous_until": (now() + grace).isoformat(),
+            }
+            connection.execute(update(keys_table).where(keys_table.c.id == key.id).values(changes))
+        return key.model_copy(update={"hint": secret.hint}), secret
+
+    def revoke(self, id_or_name: str) -> Key:
+        """Revokes a key permanently. Its usage stays recorded.
+
+        Raises:
+            UnknownKey: no key has this id or name.
+        """
+        with self._database.transaction() as connection:
+            key = _named(connection, id_or_name)
+            if key.revoked is None:
+                key = key.model_copy(update={"revoked": now()})
+                connection.execute(
+                    update(keys_table).where(keys_table.c.id == key.id).values(revoked=_text(key.revoked))
+                )
+        return key
+
+    def open_reservations(self) -> list[OpenReservation]:
+        """Returns all reservations that are not settled."""
+        with self._database.transaction() as connection:
+            return reservations(connection)
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _row(key: Key) -> dict[str, Any]:
+    moments = {name: _text(getattr(key, name)) for name in ("created", "expires", "revoked")}
+    return {**key.model_dump(), **moments, "scopes": json.dumps(key.scopes)}
+
+
+def _named(connection: Connection, id_or_name: str) -> Key:
+    """Returns the key with an id, or with a name that cannot be an id: so a name never hides another key's id."""
+    return _key(connection, keys_table.c.id if is_id(id_or_name) else keys_table.c.name, id_or_name)
+
+
+def _key(connection: Connection, column: ColumnElement[str], value: str) -> Key:
+    row = connection.execute(select(keys_table).where(column == value)).mappings().first()
+    if row is None:
+        raise UnknownKey(f"no key has the name or id {value!r}; `privmix keys list` shows all keys")
+    return key_of(row)
+
+
+def _in(ensemble: str | None, subject: str) -> str:
+    return subject if ensemble is None else ensemble_subject(ensemble, subject)
+
+
+@dataclass(frozen=True)
+class AccountRows:
+    """Holds the rows of all keys, and all shares and usages by their subjects."""
+
+    rows: Sequence[RowMapping]
+    shares: Mapping[str, Share]
+    usages: Mapping[str, ShareUsage]
+
+    def built(self) -> list[KeyAccount]:
+        """Returns the accounts of the keys, in the order of their rows."""
+        books = _Books(self.shares, self.usages)
+        return [books.account(key_of(row)) for row in self.rows]
+
+
+class _Books:
+    """Holds shares and usages, and builds the accounts of keys from them."""
+
+    def __init__(self, shares: Mapping[str, Share], usages: Mapping[str, ShareUsage]) -> None:
+        self._shares, self._usages = shares, usages
+        # By subject of a key or group: the ensembles that it has shares of or used on their own.
+        self._ensembles: defaultdict[str, set[str]] = defaultdict(set)
+        for name in (*shares, *usages):
+            ensemble, subject = split(name)
+            if ensemble is not None:
+                self._ensembles[subject].add(ensemble)
+
+    def account(self, key: Key) -> KeyAccount:
+        own = self._of(key_subject(key))
+        account = KeyAccount(key=key, share=own.share, usage=own.usage, ensembles=self._of_ensembles(key_subject(key)))
+        if key.group is None:
+            return account
+        group = self._of(group_subject(key.group))
+        groups = {
+            "group_share": group.share,
+            "group_usage": group.usage,
+            "group_ensembles": self._of_ensembles(group_subject(key.group)),
+        }
+        return account.model_copy(update=groups)
+
+    def _of(self, subject: str) -> ShareAccount:
+        return ShareAccount(share=self._shares.get(subject, Share()), usage=self._usages.get(subject, ShareUsage()))
+
+    def _of_ensembles(self, subject: str) -> dict[str, ShareAccount]:
+        """Returns the shares and usages of a key or group that apply to one ensemble alone, by ensemble."""
+        return {name: self._of(ensemble_subject(name, subject)) for name in sorted(self._ensembles.get(subject, ()))}
+
+
+def _account(connection: Connection, key: Key) -> KeyAccount:
+    subjects = set(subjects_of(key))
+    for column in (shares_table.c.subject, usage_table.c.subject):
+        of_ensembles = select(column).distinct().where(column.startswith(OF_ENSEMBLE, autoescape=True))
+        names = connection.execute(of_ensembles).scalars()
+        subjects |= {name for name in names if split(name)[1] in subjects}
+    return _Books(shares(connection, subjects), usages(connection, subjects)).account(key)
+
+
+def _write_share(connection: Connection, subject: str, share: Share) -> None:
+    connection.execute(delete(shares_table).where(shares_table.c.subject == subject))
+    connection.execute(insert(shares_table).values(subject=subject, share=share.model_dump_json()))

@@ -1,0 +1,129 @@
+"""Sums the traffic of all gateways for the console."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from statistics import median
+
+from pydantic import BaseModel, ConfigDict
+
+from privmix.keys.messages import EnsembleTraffic, TrafficUpdate
+
+WINDOW_S = 10.0
+HISTORY_S = 300
+FIRST_TOKENS = 200
+TIMELINE = 240
+
+
+class TrafficReport(BaseModel):
+    """Summarises the traffic of one ensemble or of the service.
+
+    Attributes:
+        live, waiting: numbers of generations.
+        tokens_per_second: the mean over the last `WINDOW_S` seconds.
+        first_token_s, first_token_worst_s: median and maximum over the last `FIRST_TOKENS` requests.
+        tokens_each_second: the last `HISTORY_S` seconds, oldest first.
+        tokens_per_minute: tokens of the last minute.
+        timeline: pairs of a Unix time and the number of tokens released until then, since the service started.
+        gateways: the number of gateways that sent an update within `WINDOW_S`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    live: int
+    waiting: int
+    requests: int
+    tokens: int
+    tokens_per_second: float
+    first_token_s: float | None
+    first_token_worst_s: float | None
+    refusals: dict[str, int]
+    tokens_each_second: list[int]
+    tokens_per_minute: float
+    timeline: list[tuple[float, int]]
+    gateways: int
+
+
+class Traffic:
+    """Sums the updates of all gateways. Keeps them in memory only. Not thread-safe: belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._total = _Series(clock)
+        self._ensembles: dict[str, _Series] = {}
+        self._refusals: Counter[str] = Counter()
+        self._requests = 0
+
+    def add(self, gateway: str, update: TrafficUpdate) -> None:
+        self._requests += update.requests
+        self._refusals.update(update.refusals)
+        for ensemble, traffic in update.ensembles.items():
+            self._ensembles.setdefault(ensemble, _Series(self._clock)).add(gateway, traffic)
+        total = EnsembleTraffic()
+        for traffic in update.ensembles.values():
+            total.live += traffic.live
+            total.tokens += traffic.tokens
+            total.first_token_s += traffic.first_token_s
+        self._total.add(gateway, total)
+
+    def report(self, ensemble: str | None = None, *, waiting: int) -> TrafficReport:
+        """Returns the traffic of one ensemble or of all together. Requests and refusals always count all ensembles."""
+        series = self._total if ensemble is None else self._ensembles.get(ensemble) or _Series(self._clock)
+        return series.report(waiting, self._requests, dict(self._refusals))
+
+
+class _Series:
+    """Records the traffic of one ensemble, or of all, over time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._live: dict[str, tuple[float, int]] = {}
+        self._seconds: deque[tuple[int, int]] = deque(maxlen=HISTORY_S)
+        self._first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
+        self._tokens = 0
+        self._timeline: list[tuple[float, int]] = [(time.time(), 0)]
+        self._timeline_step_s = 1.0
+
+    def add(self, gateway: str, traffic: EnsembleTraffic) -> None:
+        now = self._clock()
+        self._live[gateway] = (now, traffic.live)
+        self._tokens += traffic.tokens
+        self._first_tokens.extend(traffic.first_token_s)
+        self._extend_timeline()
+        if traffic.tokens:
+            second, before = self._seconds.pop() if self._seconds else (int(now), 0)
+            if second == int(now):
+                self._seconds.append((second, before + traffic.tokens))
+            else:
+                self._seconds.extend([(second, before), (int(now), traffic.tokens)])
+
+    def _extend_timeline(self) -> None:
+        """Adds a point to the timeline. If it is full, drops every second point and doubles the step."""
+        now = time.time()
+        if now - self._timeline[-1][0] < self._timeline_step_s:
+            return
+        self._timeline.append((now, self._tokens))
+        if len(self._timeline) > TIMELINE:
+            self._timeline = self._timeline[::2]
+            self._timeline_step_s *= 2
+
+    def report(self, waiting: int, requests: int, refusals: dict[str, int]) -> TrafficReport:
+        now = self._clock()
+        live = [live for updated, live in self._live.values() if now - updated < WINDOW_S]
+        by_second = dict(self._seconds)
+        series = [by_second.get(second, 0) for second in range(int(now) - HISTORY_S + 1, int(now) + 1)]
+        recent = series[-int(WINDOW_S) - 1 : -1]  # without the current second, which is incomplete
+        return TrafficReport(
+            live=sum(live),
+            waiting=waiting,
+            requests=requests,
+            tokens=self._tokens,
+            tokens_per_second=sum(recent) / len(recent),
+            first_token_s=median(self._first_tokens) if self._first_tokens else None,
+            first_token_worst_s=max(self._first_tokens, default=None),
+            refusals=refusals,
+            tokens_each_second=series,
+            tokens_per_minute=sum(series[-61:-1]),
+            timeline=[*self._timeline, (time.time(), self._tokens)],
+            gateways=len(live),
+        )

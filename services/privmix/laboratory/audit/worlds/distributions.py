@@ -1,0 +1,193 @@
+"""Samples tokens of a world with the serving code, and computes their exact distribution."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from dp_accounting.pld import privacy_loss_distribution
+from numpy.typing import NDArray
+from scipy.optimize import bisect
+from scipy.special import gammaln, xlogy
+from torch import Tensor
+
+from privmix.privacy.arrays import Reals
+from privmix.privacy.events import Event
+from privmix.privacy.mollifiers.shaping import shape
+from privmix.privacy.protocol import Answers, Protocol
+from privmix.privacy.sampling.categorical import sample
+from privmix.privacy.worlds import Pair, World
+
+DrawnParts = tuple[int, ...]
+"""The kinds of the parts that answer a query."""
+
+_BATCH = 4096
+
+# The largest number of tokens for which all counts are enumerated.
+_MAX_COUNTED = 2048
+# Draws with a smaller probability are ignored.
+_LEAST_CHANCE = 1e-16
+# A larger epsilon counts as infinite.
+_MAX_EPSILON = 500.0
+
+
+def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
+    """Returns the models' answers to one query, once for each key."""
+    kinds = [kind for key in keys for kind in key]
+    public = torch.from_numpy(world.public).float().expand(len(keys), -1)
+    rows = torch.from_numpy(world.rows[kinds].reshape(len(kinds), len(world.public))).float()
+    return shape(public, rows, [tuple(range(len(key))) for key in keys])
+
+
+def tokens(protocol: Protocol, world: World, count: int) -> NDArray[np.int64]:
+    """Returns ``count`` tokens from the serving code's draws, releases and sampling.
+
+    Without noise, a release depends only on the kinds of the drawn parts, and is computed once per combination.
+    """
+    keys = [_kinds(world, protocol.draw()) for _ in range(count)]
+    if protocol.noisy:
+        blocks = [keys[start : start + _BATCH] for start in range(0, count, _BATCH)]
+        return np.array([token for block in blocks for token in sample(_weights(protocol, world, block))])
+    distinct = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    released = _weights(protocol, world, list(distinct))
+    return np.array(sample(released[[distinct[key] for key in keys]]))
+
+
+def _kinds(world: World, draw: Sequence[int]) -> DrawnParts:
+    return tuple(kind for part in draw if (kind := world.parts[part]) is not None)
+
+
+def _weights(protocol: Protocol, world: World, keys: Sequence[DrawnParts]) -> Tensor:
+    return protocol.distribution(answers(world, keys)).weights
+
+
+def token_law(protocol: Protocol, world: World) -> Reals:
+    """Returns the probability of each token, from the protocol's own release for each draw, float64 [V].
+
+    Raises:
+        ValueError: the protocol does not compute the distribution of its noise.
+    """
+    keys, chances = draws(protocol, world)
+    laws = protocol.release_law(answers(world, keys)).numpy()
+    return np.asarray(chances @ laws / chances.sum(), dtype=np.float64)
+
+
+def described_law(protocol: Protocol, world: World) -> Reals:
+    """Returns the probability of each token by the protocol's published formula, without its code, float64 [V].
+
+    Releases in integers differ from it by rounding (about 1e-4), less than the tokens of an audit can detect.
+    """
+    public, rows = np.exp(world.public), np.exp(world.rows)
+    keys, chances = draws(protocol, world)
+    laws = [protocol.formula(public, rows[list(key)]) for key in keys]
+    described = [law for law in laws if law is not None]
+    if len(described) < len(keys):
+        return token_law(protocol, world)
+    return np.asarray(chances @ np.array(described) / chances.sum())
+
+
+def draws(protocol: Protocol, world: World) -> tuple[list[DrawnParts], Reals]:
+    """Returns the possible draws of a token, as kinds of parts, and the probability of each."""
+    present = [kind for kind in world.parts if kind is not None]
+    kinds = range(len(world.rows))
+    likely = {
+        tuple(np.repeat(kinds, drawn).tolist()): chance
+        for drawn, chance in protocol.draws([present.count(kind) for kind in kinds]).items()
+        if chance > _LEAST_CHANCE
+    }
+    return list(likely), np.array(list(likely.values()))
+
+
+def pair_laws(protocol: Protocol, pair: Pair) -> tuple[Reals, Reals]:
+    """Returns the distributions of a token before and after the replacement, each float64 [V]."""
+    return token_law(protocol, pair.before), token_law(protocol, pair.after)
+
+
+def log_ratio(p: Reals, q: Reals) -> Reals:
+    """Returns log p / q of each token; 0 where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=np.inf, neginf=-np.inf))
+
+
+def renyi_divergence(p: Reals, q: Reals, order: float) -> float:
+    """Returns the larger of D_a(p||q) and D_a(q||p)."""
+    kept = (p > 0) | (q > 0)
+    with np.errstate(divide="ignore"):
+        log_p, log_q = np.log(p[kept]), np.log(q[kept])
+        moments = [float(np.logaddexp.reduce(a * order + b * (1 - order))) for a, b in ((log_p, log_q), (log_q, log_p))]
+    return max(0.0, *moments) / (order - 1)
+
+
+def tokens_epsilon(p: Reals, q: Reals, tokens: int, delta: float, interval: float = 1e-5) -> float:
+    """Returns the epsilon at ``delta`` of independent tokens with the distributions p and q, never overstated.
+
+    The counts of the tokens are a sufficient statistic. With a vocabulary of two or three tokens, enumerates all
+    counts. With a larger one, composes the privacy loss distribution of p and q, with losses rounded down to multiples
+    of ``interval``.
+    """
+    p, q = _merged(p, q)
+    if len(p) == 1:
+        return 0.0
+    if len(p) <= 3 and tokens <= _MAX_COUNTED:
+        return _counted_epsilon(p, q, tokens, delta)
+    composed = privacy_loss_distribution.from_two_probability_mass_functions(
+        _mass_function(q), _mass_function(p), False, interval, symmetric=False
+    ).self_compose(tokens)
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+def _merged(p: Reals, q: Reals) -> tuple[Reals, Reals]:
+    """Merges tokens of the same likelihood ratio, because the choice among them carries no information."""
+    kept = (p > 0) | (q > 0)
+    _, kinds = np.unique(np.round(log_ratio(p[kept], q[kept]), 12), return_inverse=True)
+    merged = [np.bincount(kinds, law[kept]) for law in (p, q)]
+    return merged[0] / merged[0].sum(), merged[1] / merged[1].sum()
+
+
+def _counted_epsilon(p: Reals, q: Reals, tokens: int, delta: float) -> float:
+    counts = np.indices((tokens + 1,) * (len(p) - 1)).reshape(len(p) - 1, -1)
+    counts = np.vstack([counts, tokens - counts.sum(axis=0)])[:, counts.sum(axis=0) <= tokens]
+    arrangements = gammaln(tokens + 1) - gammaln(counts + 1).sum(axis=0)
+    log_p, log_q = (arrangements + xlogy(counts, law[:, None]).sum(axis=0) for law in (p, q))
+    return max(_epsilon_of_masses(log_p, log_q, delta), _epsilon_of_masses(log_q, log_p, delta))
+
+
+def _epsilon_of_masses(log_p: Reals, log_q: Reals, delta: float) -> float:
+    """Returns the smallest epsilon at which the hockey-stick divergence of P from Q is at most ``delta``."""
+    log_p, log_q = log_p[np.isfinite(log_p)], log_q[np.isfinite(log_p)]
+
+    def excess(epsilon: float) -> float:
+        return float(-(np.exp(log_p) * np.expm1(np.minimum(0.0, epsilon + log_q - log_p))).sum()) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    if excess(_MAX_EPSILON) > 0:
+        return math.inf
+    return float(bisect(excess, 0.0, _MAX_EPSILON, xtol=1e-9)) - 1e-9
+
+
+def _mass_function(law: Reals) -> dict[int, float]:
+    return {token: math.log(chance) for token, chance in enumerate((law / law.sum()).tolist()) if chance > 0}
+
+
+class NoPairError(ValueError):
+    """Raised when no worst case is known for a protocol."""
+
+
+def worst_pair(protocol: Protocol, claimed: Event, order: float) -> Pair:
+    """Returns the worst known replacement of the last part.
+
+    Args:
+        protocol: the protocol that releases the tokens.
+        claimed: the attacked claim, which gives the pairs.
+        order: the Rényi order for the comparison of several pairs.
+
+    Raises:
+        NoPairError: no worst case is known.
+    """
+    pairs = [*claimed.worst_pairs(), *protocol.worst_pairs()]
+    if not pairs:
+        raise NoPairError(f"no worst case is known for {claimed.kind}")
+    if len(pairs) == 1:
+        return pairs[0]
+    return max(pairs, key=lambda pair: renyi_divergence(*pair_laws(protocol, pair), order))

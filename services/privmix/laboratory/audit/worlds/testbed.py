@@ -1,0 +1,159 @@
+"""Trains a testbed: a planted corpus, an ensemble and a single model on it, and their outputs on the secrets."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privmix.foundation.errors import InputError
+from privmix.foundation.files import write_atomically
+from privmix.foundation.progress import Display
+from privmix.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
+from privmix.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from privmix.laboratory.audit.worlds.sampled_secrets import SecretSampler
+from privmix.laboratory.audit.worlds.sizes import PlantedSize
+from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
+from privmix.privacy.protocol import Protocol
+from privmix.training.corpus import Corpus
+from privmix.training.manifest import FILE
+from privmix.training.options import Resources, TrainingOptions
+from privmix.training.partition import part_of, read_salt
+from privmix.training.plan import run_trainings
+from privmix.training.public_model import resolve
+from privmix.training.train import plan
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2e-3)
+"""Enough training for a model to memorize a text that it sees a few dozen times."""
+
+# Records the size of a directory's testbed, so that a later command cannot mix adapters of different sizes.
+SIZE = "size.json"
+ENSEMBLE, SINGLE, SALT = "ensemble", "single", "partition.salt"
+
+
+@dataclass(frozen=True, eq=False)
+class Testbed:
+    """The outputs of the trained models on the canaries.
+
+    Attributes:
+        parts: N, the number of parts. Models 0 … N - 1 are the parts' models, model N is the model of the whole corpus,
+            and the models of half-parts follow if they are trained.
+        outputs: the models' outputs on each canary's candidates, the true secret first.
+        part: the part of each canary's user.
+    """
+
+    parts: int
+    outputs: Mapping[Canary, ModelOutput]
+    part: Mapping[Canary, int]
+
+    @property
+    def canaries(self) -> Sequence[Canary]:
+        """The canaries in the corpus."""
+        return [canary for canary in self.outputs if canary.included]
+
+    def models(self, protocol: Protocol) -> range:
+        """Returns the indices of the models that the protocol calls 0, 1 and so on.
+
+        Raises:
+            InputError: they were not trained.
+        """
+        wanted = range(self.parts + 1, 3 * self.parts + 1) if protocol.halves else range(self.parts)
+        if any(len(outputs.models) < wanted.stop for outputs in self.outputs.values()):
+            raise InputError(
+                f"protocol: {protocol.name} needs models of half-parts, and none are trained; "
+                f"run `privmix audit extraction --protocol {protocol.name}` first"
+            )
+        return wanted
+
+
+def claim_directory(directory: Path, size: "DataclassInstance") -> None:
+    """Records the size in ``directory``, or checks that the recorded size is the same.
+
+    Raises:
+        InputError: the directory has another size, or belongs to another attack.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path, wanted = directory / SIZE, asdict(size)
+    if not path.exists():
+        write_atomically(path, json.dumps(wanted).encode())
+    recorded = json.loads(path.read_text())
+    if recorded.keys() != wanted.keys():
+        raise InputError(f"directory: {directory} belongs to another attack; choose another --directory")
+    for name, value in wanted.items():
+        if recorded[name] != value:
+            raise InputError(
+                f"{name}: {directory} was created with {recorded[name]}, not {value}; use {recorded[name]}, or choose "
+                "another --directory"
+            )
+
+
+def train_testbed(
+    directory: Path,
+    size: PlantedSize,
+    *,
+    halves: bool = False,
+    display: Display | None = None,
+) -> tuple[Canary, ...]:
+    """Plants canaries in a corpus and trains on it in ``directory``. Keeps existing files.
+
+    Args:
+        halves: train models of the halves of every part, too.
+
+    Raises:
+        InputError: the directory has files of another size; and as `train`.
+        WorkError: as `train`.
+    """
+    claim_directory(directory, size)
+    sampler = SecretSampler(resolve()) if size.secrets == "sampled" else None
+    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions, sampler=sampler)
+    plans = [
+        plan(
+            Corpus(directory / CORPUS),
+            directory / name,
+            parts=parts,
+            halves=name == ENSEMBLE and (halves or has_halves(directory / name)),
+            options=TRAINING,
+            salt_file=directory / SALT,
+        )
+        for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
+    ]
+    run_trainings(plans, Resources(), display or Display())
+    return canaries
+
+
+def planted(directory: Path) -> tuple[tuple[Canary, ...], TrainedEnsemble]:
+    """Returns the canaries of a trained testbed, and its model of the whole corpus.
+
+    Raises:
+        InputError: the directory has none.
+    """
+    if not (directory / SINGLE / FILE).exists():
+        raise InputError(f"{directory}: there is no trained testbed; run `privmix audit extraction` first")
+    return read(directory), TrainedEnsemble.load(directory / SINGLE)
+
+
+def load_testbed(directory: Path) -> Testbed:
+    """Loads and evaluates the trained testbed of ``directory``.
+
+    Raises:
+        InputError: the directory has none.
+    """
+    canaries, _ = planted(directory)
+    return evaluate_testbed(directory, canaries, count=2, top_k=64)
+
+
+def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
+    """Evaluates the models of a trained testbed on ``count`` candidates per canary and the ``top_k`` best tokens."""
+    ensemble, single = (TrainedEnsemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
+    adapters = (
+        *map(ensemble.files, ensemble.manifest.parts),
+        *map(single.files, single.manifest.parts),
+        *map(ensemble.files, ensemble.halves),
+    )
+    models = LocalModels(resolve(), adapters)
+    outputs = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
+    parts, salt = ensemble.parts, read_salt(directory / SALT)
+    return Testbed(parts, outputs, {canary: part_of(canary.user, salt, parts) for canary in canaries})

@@ -1,0 +1,114 @@
+"""Runs a public model and its adapters in transformers, as each manifest's `part_kind` says.
+
+    model = AdaptedModel(base, torch.bfloat16, {"part-000": AdapterFiles(path, manifest.part_kind)})
+    cache = model.record(tokens)
+    public, part = (model.logits(name, tokens, tokens.shape[1], cache) for name in (PUBLIC, "part-000"))
+
+Evaluation, audits and tuning use it; serving uses the engines. One pass of the public model serves all readers.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from privmix.engine import PartKind
+from privmix.engine.engine import PUBLIC, AdapterFiles
+from privmix.engine.part_text import read_text
+from privmix.engine.reader_attention import PublicCache, record, record_text
+from privmix.engine.switching import using
+
+
+class AdaptedModel:
+    """Computes logits of the base model and of its adapters, without gradients, on a GPU if one is present."""
+
+    def __init__(self, base: Path, dtype: torch.dtype, adapters: Mapping[str, AdapterFiles] | None = None) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.base: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(self.device).eval()
+        self._model = self.base
+        self._part_kinds: dict[str, PartKind] = {}
+        self._texts: dict[str, PublicCache] = {}
+        for name, files in (adapters or {}).items():
+            self.load(name, files)
+
+    def load(self, name: str, files: AdapterFiles) -> None:
+        self._part_kinds[name] = files.part_kind
+        if files.part_kind == "text":
+            self._texts[name] = record_text(self.base, read_text(files.path).to(self.device))
+            return
+        if isinstance(self._model, PeftModel):
+            self._model.load_adapter(files.path, adapter_name=name)
+        else:
+            self._model = PeftModel.from_pretrained(self._model, files.path, adapter_name=name)
+        self._model.eval()
+
+    def unload(self) -> None:
+        """Removes all adapters."""
+        if isinstance(self._model, PeftModel):
+            self._model.unload()
+        self._model = self.base
+        self._part_kinds.clear()
+        self._texts.clear()
+
+    @torch.inference_mode()
+    def record(self, tokens: Tensor) -> PublicCache:
+        """Returns the public model's keys and values for sequences [B, T]; an empty cache if no adapter uses them."""
+        return record(self._model, tokens) if {"reader", "text"} & set(self._part_kinds.values()) else PublicCache()
+
+    @torch.inference_mode()
+    def logits(self, name: str, tokens: Tensor, positions: int, cache: PublicCache) -> Tensor:
+        """Returns the logits after each of the last `positions` tokens, [B, positions, V].
+
+        Args:
+            name: the name of an adapter, or `PUBLIC`.
+            tokens: whole sequences, [B, T].
+            cache: the result of `record` for the same sequences.
+        """
+        text = self._texts.get(name)
+        with using(self._model, PUBLIC if text is not None else name):
+            if self._part_kinds.get(name) in ("reader", "text"):
+                output = self._model(input_ids=tokens[:, -positions:], past_key_values=cache.reader(positions, text))
+            else:
+                output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=positions)
+        logits: Tensor = output.logits
+        return logits
+
+    @torch.inference_mode()
+    def logits_at(self, name: str, tokens: Tensor, places: Sequence[Tensor], cache: PublicCache) -> list[Tensor]:
+        """Returns the logits after the tokens at some places of each sequence, [places, V] a sequence.
+
+        Few places of a reader or of a text cost as much as so many tokens.
+
+        Args:
+            name, tokens, cache: see `logits`.
+            places: int64, the indices in each sequence.
+        """
+        places = [own.to(self.device) for own in places]
+        count, length = max(map(len, places)), tokens.shape[1]
+        if self._part_kinds.get(name) not in ("reader", "text") or 2 * count > length or self._has_window(length):
+            return [logits[own] for logits, own in zip(self.logits(name, tokens, length, cache), places, strict=True)]
+        text = self._texts.get(name)
+        before = 0 if text is None else text.get_seq_length()
+        padded = torch.zeros(len(places), max(1, count), dtype=torch.long, device=self.device)
+        for row, own in zip(padded, places, strict=True):
+            row[: len(own)] = own
+        # The keys of a text are before all positions.
+        later = torch.arange(-before, length, device=self.device) > padded[:, :, None]
+        mask = torch.zeros(later.shape, dtype=self.base.dtype, device=self.device).masked_fill_(later, -torch.inf)
+        with using(self._model, PUBLIC if text is not None else name):
+            rows = self._model(
+                input_ids=tokens.gather(1, padded),
+                position_ids=padded,
+                attention_mask=mask[:, None],
+                past_key_values=cache.reader(padded.shape[1], text),
+            ).logits
+        return [logits[: len(own)] for logits, own in zip(rows, places, strict=True)]
+
+    def _has_window(self, length: int) -> bool:
+        """Returns whether a layer attends to fewer than `length` positions, which the mask above does not describe."""
+        window = getattr(self.base.config.get_text_config(), "sliding_window", None)
+        return window is not None and window < length

@@ -1,0 +1,322 @@
+"""Holds the results of an evaluation as plain data, for JSON, the tables and the figures."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from privmix.laboratory.evaluation.cases import Case
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.options import Quantity
+from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult
+from privmix.privacy import accounting
+from privmix.privacy.accounting import planning
+from privmix.privacy.protocol import Protocol
+from privmix.privacy.settings import Settings
+from privmix.training.options import TokenBudget
+
+
+@dataclass(frozen=True)
+class EpsilonSpent:
+    """Holds the epsilon of the evaluated tokens.
+
+    Attributes:
+        rdp: from Rényi divergences; None if there is no bound.
+        pld: from the privacy loss distribution; None if no dominating pair is known.
+        measured: from losses measured on the private text, the largest of all runs, if the budget limits them. Only the
+            operator may see it.
+        bound: what a ledger counts, which depends on no text; None if there is no bound.
+    """
+
+    rdp: float | None = None
+    pld: float | None = None
+    measured: float | None = None
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Holds the gain over the public model at the positions with `first` to `last` tokens before them.
+
+    Attributes:
+        positions: the number of them, in all runs.
+        gain: in nats a token; None if the method gives a token of the public model's probability 0.
+    """
+
+    first: int
+    last: int
+    positions: int
+    gain: Estimate | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Holds the result of one method.
+
+    Attributes:
+        ensemble: the name of the ensemble's directory.
+        status, notion, adjacency, sentence: the elements of its guarantee, and the whole guarantee in one sentence.
+        perplexity: over the runs and the true tokens that the public model can release (`SUPPORT_FLOOR`); no protocol
+            releases another one. Infinite if the method gives such a token probability 0.
+        possible: the fraction of true tokens with a positive probability.
+        possible_perplexity: the perplexity of those tokens.
+        change: the ratio of the perplexity to the public model's on the same tokens.
+        hits: the probability that the released token is the true one.
+        answered: the fraction of tokens answered before the budget was used up.
+        asked: the average number of part models queried for a token.
+        problem: why the settings are impossible. Then there are no numbers.
+        base: the epsilon of the private base that the method is on, or is itself; None on the public model.
+        gains: over the public model, for each range of `CONTEXTS` with positions.
+    """
+
+    label: str
+    protocol: str
+    ensemble: str
+    parts: int
+    parameters: dict[str, Any]
+    status: str
+    notion: str
+    adjacency: str
+    sentence: str
+    perplexity: Estimate | None = None
+    possible: float | None = None
+    possible_perplexity: Estimate | None = None
+    change: Estimate | None = None
+    hits: Estimate | None = None
+    answered: float | None = None
+    asked: float | None = None
+    reached: EpsilonSpent = EpsilonSpent()
+    problem: str | None = None
+    base: float | None = None
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The method's label, and the private base that it is on."""
+        if self.base is None:
+            return self.label
+        return f"{self.label}, {'as' if self.protocol == 'dp-sgd' else 'on'} a base of epsilon {self.base:g}"
+
+    @property
+    def protects_users(self) -> bool:
+        """Whether a private method has a certified guarantee for users."""
+        return self.status == "certified" and self.adjacency == "user" and self.protocol != "public"
+
+
+def _perplexity(result: Result) -> float:
+    return math.inf if result.perplexity is None else result.perplexity.mean
+
+
+def result(
+    label: str,
+    case: Case,
+    protocol: Protocol,
+    outcomes: Sequence[TrialResult],
+    public: Sequence[TrialResult],
+    base: float | None = None,
+) -> Result:
+    """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions.
+
+    Args:
+        base: see `Result`.
+    """
+    positions = sum(outcome.positions for outcome in outcomes)
+    possible = sum(outcome.possible for outcome in outcomes) / positions
+    losses = [outcome.loss for outcome in outcomes]
+    pairs = list(zip(outcomes, public, strict=True))
+    everywhere = all(outcome.possible >= reference.possible for outcome, reference in pairs)
+    spent = max(outcome.charged for outcome in outcomes)
+    cost = reached(case.settings, protocol, spent, outcomes)
+    return Result(
+        label=label,
+        protocol=protocol.name,
+        ensemble=case.ensemble.name,
+        parts=protocol.parts,
+        parameters=parameters(case.settings, protocol),
+        status=protocol.guarantee.status,
+        notion=protocol.guarantee.notion,
+        adjacency=protocol.guarantee.adjacency,
+        sentence=_sentence(case.settings, protocol, cost, spent) + _paid_for(case.settings, protocol, base),
+        perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
+        possible=possible,
+        possible_perplexity=Estimate.of_logarithms(losses) if possible > 0 else None,
+        change=(
+            Estimate.of_logarithms([outcome.loss - reference.loss for outcome, reference in pairs])
+            if everywhere
+            else None
+        ),
+        hits=Estimate.of([outcome.hits for outcome in outcomes]),
+        answered=sum(outcome.answered for outcome in outcomes) / positions,
+        asked=sum(outcome.asked for outcome in outcomes) / len(outcomes),
+        reached=cost,
+        base=base,
+        gains=tuple(_gains(outcomes, public)),
+    )
+
+
+def _gains(outcomes: Sequence[TrialResult], public: Sequence[TrialResult]) -> Iterator[Gain]:
+    by_range = zip(*(outcome.contexts for outcome in outcomes), strict=True)
+    of_public = zip(*(outcome.contexts for outcome in public), strict=True)
+    for (first, last), own, reference in zip(CONTEXTS, by_range, of_public, strict=False):
+        counts = [count for count, _ in reference]
+        if not sum(counts):
+            continue
+        everywhere = all(count >= expected for (count, _), expected in zip(own, counts, strict=True))
+        differences = [before - after for (_, after), (_, before) in zip(own, reference, strict=True)]
+        yield Gain(first, last, sum(counts), Estimate.of_ratio(differences, counts) if everywhere else None)
+
+
+def impossible(label: str, case: Case, parts: int, problem: str, base: float | None = None) -> Result:
+    """Returns the result of settings that the budget or the ensemble does not allow. `base`: see `Result`."""
+    return Result(
+        label=label,
+        protocol=case.settings.protocol,
+        ensemble=case.ensemble.name,
+        parts=parts,
+        parameters={},
+        status="none",
+        notion="",
+        adjacency="",
+        sentence="",
+        problem=problem,
+        base=base,
+    )
+
+
+def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[TrialResult]) -> EpsilonSpent:
+    """Computes the cost of a number of tokens with every accountant that supports the protocol."""
+    epsilons = [outcome.epsilon for outcome in outcomes if outcome.epsilon is not None]
+    measured = max(epsilons) if protocol.event.measured and settings.enforced == "measured" and epsilons else None
+    # The cost of published methods is known at only one order.
+    orders = accounting.ORDERS if protocol.order is None or protocol.event.measured else [protocol.order]
+    if not any(map(math.isfinite, protocol.event.rdp(orders))):
+        return EpsilonSpent(measured=measured)
+    cost = planning.cost(protocol.event, tokens, settings.delta, orders, before=settings.spent_before)
+    return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured, cost.epsilon)
+
+
+def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
+    """Returns the chosen parameters and those derived from the budget, without parameters that have no effect."""
+    own = {name for name in type(settings).model_fields if name not in Settings.model_fields}
+    chosen = {name: getattr(settings, name) for name in sorted(own)}
+    derived = {name: getattr(protocol, name) for name in sorted(own) if hasattr(protocol, name)}
+    return {name: value for name, value in (chosen | derived).items() if value is not None}
+
+
+def _sentence(settings: Settings, protocol: Protocol, cost: EpsilonSpent, tokens: int) -> str:
+    if settings.enforced == "bound" and cost.bound is not None:
+        return protocol.guarantee.sentence(accounting.shown(cost.bound), settings.delta, tokens)
+    if settings.enforced == "bound":
+        return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
+    return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)
+
+
+def _paid_for(settings: Settings, protocol: Protocol, base: float | None) -> str:
+    """Returns a sentence on what a private base costs; empty without one, or where it is the whole cost."""
+    if base is None or protocol.name in ("dp-sgd", "ensemble"):
+        return ""
+    if settings.spent_before:
+        return f" The training of the private base, epsilon {accounting.stated(base)} alone, is part of it."
+    return f" A person pays for the private base, epsilon {accounting.stated(base)}, or for the tokens, not for both."
+
+
+def _infinite(runs: int) -> Estimate:
+    return Estimate(math.inf, None, None, (math.inf,) * runs)
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Holds the results of all methods at one budget: references, methods of the main ensemble, other ensembles."""
+
+    budget: TokenBudget
+    results: tuple[Result, ...]
+
+    def of(self, protocol: str, ensemble: str | None = None) -> Result | None:
+        """Returns the possible result of a protocol with the smallest perplexity, of one ensemble if it is given."""
+        return min(
+            (
+                result
+                for result in self.results
+                if result.protocol == protocol and ensemble in (None, result.ensemble) and result.problem is None
+            ),
+            key=_perplexity,
+            default=None,
+        )
+
+    def best_certified(self, protocol: str | None = None, ensemble: str | None = None) -> Result | None:
+        """Returns the best method that is certified for users, of one protocol or ensemble if they are given."""
+        return min(
+            (
+                result
+                for result in self.results
+                if result.protects_users
+                and protocol in (None, result.protocol)
+                and ensemble in (None, result.ensemble)
+                and math.isfinite(_perplexity(result))
+            ),
+            key=_perplexity,
+            default=None,
+        )
+
+    def reference(self) -> Result | None:
+        """Returns the best model without privacy: the fine-tuned model or an ensemble. None if it gains nothing."""
+        best = min(
+            (result for result in self.results if result.protocol in ("finetuned", "ensemble") and result.change),
+            key=_perplexity,
+            default=None,
+        )
+        return best if best is not None and best.change is not None and best.change.mean < 1 else None
+
+    def gap_closed(self, result: Result) -> Estimate | None:
+        """Returns how much of the gap from the public model to `reference` a result closes, in log-perplexity."""
+        reference = self.reference()
+        if reference is None or reference.change is None or result.change is None or result.protocol == "public":
+            return None
+        gap = math.log(reference.change.mean)
+        return Estimate.of([math.log(change) / gap for change in result.change.runs])
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """Holds the result at one value of the varied quantity."""
+
+    value: float
+    result: Result
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Holds results over one quantity. `references` do not depend on it."""
+
+    quantity: Quantity
+    budget: TokenBudget
+    points: tuple[SweepPoint, ...]
+    references: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Holds all results of an evaluation.
+
+    Attributes:
+        positions: the number of tokens in a run.
+        runs: the number of runs.
+        apart: whether the runs share no text.
+        parts: the number of parts of the main ensemble.
+        drawn: the number of its parts that are scored at each position; None means all.
+        sweep_runs: the number of runs in the sweeps.
+    """
+
+    documents: int
+    users: int
+    positions: int
+    runs: int
+    apart: bool
+    context: int
+    parts: int
+    halves: bool
+    drawn: int | None
+    base_model: str
+    tables: tuple[ResultTable, ...]
+    sweep_runs: int
+    sweeps: tuple[SweepResult, ...]

@@ -1,0 +1,228 @@
+"""Attacks heads: measures what a release reveals about one row and compares it with the training's epsilon.
+
+- `neighbours` trains many times on each of two tables that differ in one row, releases one parameter vector each time,
+  and bounds epsilon from below by the best test on the releases (Clopper & Pearson).
+- `one_run` plants many rows, includes each by a fair coin, and trains once (Steinke, Nasr, Jagielski 2023).
+- `membership` runs LiRA (Carlini et al. 2022) with models of random halves of the rows.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
+
+from privmix.laboratory.audit.attacks.likelihood import held_out_epsilons
+from privmix.laboratory.audit.attacks.membership import lira
+from privmix.laboratory.audit.attacks.one_run import correct_guesses
+from privmix.laboratory.audit.report.bounds import one_run_epsilon
+from privmix.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.laboratory.audit.report.roc import Roc, best_test, epsilon_of
+from privmix.laboratory.heads import methods
+from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
+from privmix.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
+from privmix.laboratory.heads.flows import Flow
+from privmix.laboratory.heads.methods import METHODS
+from privmix.laboratory.heads.models import Parametrised
+from privmix.laboratory.heads.names import MethodName
+from privmix.laboratory.heads.table import Table
+from privmix.privacy.arrays import Reals
+from privmix.privacy.sampling.selection import SelectionEvent, select
+
+# Returns `count` independent releases of a table, float64 [count, D].
+Releases = Callable[[Table, int], Reals]
+
+UNPROVEN = "the epsilon of the density, unproven"
+_FLOWS_AT_ONCE = 250
+_CHOSEN_AT = 0.95
+
+CONFIDENCE = 0.95
+"""The confidence of a finding's lower bound."""
+
+
+def lever(rows: int = 40, height: float = 1000.0) -> tuple[Table, Table]:
+    """Returns two tables that differ in the target of one row, the only row with a value in the last feature.
+
+    A model learns that feature from this row alone. An optimiser that rescales gradients, such as RMSProp, follows the
+    row's gradient even if a small epsilon makes it tiny.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(rows, 2)).astype(np.float32)
+    y = (x[:, 0] + 0.5 * rng.normal(size=rows) > 0).astype(np.float32)
+    x[:, -1] = 0.0
+    x[-1] = 0.0
+    x[-1, -1] = height
+    y[-1] = 1.0
+    changed = y.copy()
+    changed[-1] = 0.0
+    table = Table("lever", x, y, np.arange(rows), population=rows)
+    return table, replace(table, y=changed)
+
+
+def published_releases(epsilon: float, settings: ExpMNFSettings) -> Releases:
+    """Returns a function that fits a new flow for each release. It fits many independent flows in one batch."""
+
+    def releases(table: Table, count: int) -> Reals:
+        return np.concatenate(
+            [
+                _fit_side_by_side(table, epsilon, settings, min(_FLOWS_AT_ONCE, count - first))
+                for first in range(0, count, _FLOWS_AT_ONCE)
+            ]
+        )
+
+    return releases
+
+
+def certified_releases(epsilon: float, settings: CertifiedSettings) -> Releases:
+    """Returns a function that runs one round of the certified variant, with all of epsilon and fixed candidates."""
+    event = SelectionEvent(epsilon)
+
+    def releases(table: Table, count: int) -> Reals:
+        model = methods.parametrised(table)
+        generator = torch.Generator().manual_seed(0)
+        thetas = settings.sigma * torch.randn(settings.candidates, model.dimension, generator=generator)
+        losses = total_losses(model, thetas, table)
+        return thetas.double().numpy()[[select(losses, event) for _ in range(count)]]
+
+    return releases
+
+
+def neighbours(
+    name: MethodName,
+    releases: Releases,
+    pair: tuple[Table, Table],
+    epsilon: float,
+    *,
+    trials: int = 500,
+) -> Finding:
+    """Bounds epsilon from below by distinguishing the releases of two neighbouring tables.
+
+    The score of a release is one of its coordinates. Half of the releases determine the coordinate and the threshold;
+    the other half bounds epsilon.
+    """
+    first, second = (releases(table, trials) for table in pair)
+    best = _best_coordinate(first[: trials // 2], second[: trials // 2])
+    # `held_out_epsilons` chooses its test from the same first halves.
+    lower, certain = held_out_epsilons(first[:, best], second[:, best], 0.0, (CONFIDENCE, CERTAIN))
+    return Finding(
+        attack="test on releases of neighbouring tables",
+        subject=f"{METHODS[name].label}, {pair[0].name}",
+        status=METHODS[name].status,
+        claims={("epsilon" if METHODS[name].status == "certified" else UNPROVEN): epsilon},
+        delta=0.0,
+        lower=lower,
+        confidence=CONFIDENCE,
+        certain=certain,
+        details={"adjacency": "one row replaced", "trials": trials, "rows": len(pair[0].x)},
+    )
+
+
+def _best_coordinate(first: Reals, second: Reals) -> int:
+    """Returns the coordinate whose best threshold gives the highest bound of epsilon on these releases."""
+    bounds = [
+        epsilon_of(best_test(a, b, 0.0, _CHOSEN_AT), a, b, 0.0, _CHOSEN_AT)
+        for a, b in zip(first.T, second.T, strict=True)
+    ]
+    return int(np.argmax(bounds))
+
+
+def one_run(name: MethodName, table: Table, epsilon: float, *, planted: int = 200, guesses: int = 50) -> Finding:
+    """Plants rows with random targets, includes each by a fair coin, trains once, and guesses the coins from losses."""
+    planted = min(planted, len(table.x) // 2)
+    rng = np.random.default_rng()
+    chosen = rng.choice(len(table.x), size=planted, replace=False)
+    targets = table.y.copy()
+    targets[chosen] = rng.integers(0, 2, size=planted)
+    whole = replace(table, y=targets)
+    coins = [secrets.choice((True, False)) for _ in range(planted)]
+    kept = np.ones(len(table.x), dtype=np.bool_)
+    kept[chosen[~np.array(coins)]] = False
+    scores = _scores(_train(name, whole.rows(kept), epsilon), whole.rows(chosen))
+    correct = correct_guesses(coins, scores, guesses)
+    delta = METHODS[name].delta
+    lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (CONFIDENCE, CERTAIN))
+    status = METHODS[name].status
+    claims = {("epsilon" if status == "certified" else UNPROVEN): epsilon} if METHODS[name].private else {}
+    return Finding(
+        attack="one-run audit",
+        subject=f"{METHODS[name].label}, {table.name}",
+        status=status,
+        claims=claims,
+        delta=delta,
+        lower=lower,
+        confidence=CONFIDENCE,
+        certain=certain,
+        details={"adjacency": "one row present or absent", "planted": planted, "guesses": guesses, "correct": correct},
+    )
+
+
+def membership(name: MethodName, table: Table, epsilon: float, *, targets: int = 50, shadows: int = 32) -> Roc:
+    """Runs LiRA: trains models on random halves of the rows and attacks each model with the scores of the others."""
+    rng = np.random.default_rng(0)
+    chosen = rng.choice(len(table.x), size=targets, replace=False)
+    included = np.empty((shadows, targets), dtype=np.bool_)
+    scored = np.empty((shadows, targets))
+    for shadow in range(shadows):
+        half = rng.random(len(table.x)) < 0.5
+        included[shadow] = half[chosen]
+        theta = _train(name, table.rows(half), epsilon, seed=shadow)
+        scored[shadow] = _scores(theta, table.rows(chosen))
+    return Roc.of(*lira(scored, included))
+
+
+def summary(roc: Roc) -> Mapping[str, Any]:
+    """Returns the area under the curve and the true-positive rate at 1 % false positives."""
+    return {"area": roc.area, "true_positives_at_1_percent": roc.true_positives_at(0.01), "roc": roc.record()}
+
+
+def _train(name: MethodName, table: Table, epsilon: float, seed: int | None = None) -> Tensor:
+    """Returns one released parameter vector [D], trained with the setting chosen in advance."""
+    method = METHODS[name]
+    chosen = secrets.randbelow(2**31) if seed is None else seed
+    return method.train(methods.build(table), table, epsilon, method.advance, chosen)[0]
+
+
+@torch.no_grad()
+def _scores(theta: Tensor, table: Table) -> Reals:
+    """Returns the logit of the confidence in each row's own target, float64 [n] (Carlini et al. 2022, equation 6)."""
+    outputs = methods.parametrised(table).outputs(theta[None].float(), torch.from_numpy(table.x))[0].double().numpy()
+    confidence = np.clip(np.where(table.y == 1, outputs, 1 - outputs), 1e-9, 1 - 1e-9)
+    return np.asarray(np.log(confidence) - np.log1p(-confidence))
+
+
+def _fit_side_by_side(table: Table, epsilon: float, settings: ExpMNFSettings, count: int) -> Reals:
+    """Fits `count` flows like `expm_nf.fit`, without early stopping; returns a release of each, float64 [count, D].
+
+    The loss is the sum of the flows' losses, so each flow gets the gradient and the RMSProp step of a separate fit.
+    """
+    x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
+    model = Parametrised(methods.build(table)())
+    energy = expm_energy(model, x, y, epsilon, settings.regulariser)
+    flows = [Flow(model.dimension, settings.flow) for _ in range(count)]
+    parameters, buffers = stack_module_state(flows)
+    skeleton, sigma, fit = flows[0], settings.flow.sigma, settings.fit
+
+    def loss(own: dict[str, Tensor], buffer: dict[str, Tensor], z: Tensor) -> Tensor:
+        values, log_determinant = functional_call(skeleton, (own, buffer), (z,))
+        return torch.mean(energy(values) - log_determinant)
+
+    optimizer = torch.optim.RMSprop(parameters.values(), lr=fit.learning_rate)
+    milestones = sorted({max(1, fit.steps * quarter // 4) for quarter in (1, 2, 3)})
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, fit.decay)
+    for _ in range(fit.steps):
+        optimizer.zero_grad()
+        z = sigma * torch.randn(count, fit.samples, model.dimension)
+        total: Tensor = vmap(loss)(parameters, buffers, z).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        z = sigma * torch.randn(count, 1, model.dimension)
+        values, _ = vmap(lambda own, buffer, base: functional_call(skeleton, (own, buffer), (base,)))(
+            parameters, buffers, z
+        )
+    return np.asarray(values[:, 0].double().numpy())

@@ -1,0 +1,286 @@
+"""Admits a request, submits its generations, and turns their deltas into a complete answer or server-sent events.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, in OpenAI's format.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextvars import Context
+from dataclasses import replace
+from itertools import chain
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from privmix.coordinator.messages import Delta, Generation
+from privmix.keys.messages import Identity
+from privmix.requests.answers import Answer, error_event
+from privmix.requests.errors import ApiError
+from privmix.requests.keys import KeyService
+from privmix.requests.models import ServedModel
+from privmix.requests.refusals import rate_headers
+from privmix.requests.response_queue import ResponseQueue
+
+HEARTBEAT = b": waiting\n\n"
+
+T = TypeVar("T")
+
+
+async def kept_alive(
+    chunks: AsyncGenerator[bytes, None], interval_s: float, error_event: Callable[[ApiError], bytes] = error_event
+) -> AsyncGenerator[bytes, None]:
+    """Yields `chunks`, and a comment whenever none arrives for `interval_s`, so that proxies do not close the stream.
+
+    The first comment starts the response, so a refusal after it is an `error_event` instead of a status.
+
+    Raises:
+        ApiError: raised by `chunks` before anything was written.
+    """
+    started = False
+    pending: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            pending = pending or asyncio.ensure_future(anext(chunks))
+            await asyncio.wait((pending,), timeout=interval_s)
+            if pending.done():
+                done, pending = pending, None
+                chunk = done.result()
+            else:
+                chunk = HEARTBEAT
+            started = True
+            yield chunk
+    except StopAsyncIteration:
+        return
+    except ApiError as failure:
+        if not started:
+            raise
+        yield error_event(failure)
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+        await chunks.aclose()
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of `work`. Cancels it when the client disconnects.
+
+    Raises:
+        ClientDisconnect: the client disconnected first.
+    """
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        disconnect.cancel()
+        # Cancelled work must release its resources before the request ends.
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    # If the proxy died, receive() raises, and the client is gone too.
+    with suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+class EventStream(StreamingResponse):
+    """Sends `first` and then the items of `rest`. Always closes `rest`, also when the client disconnects."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        # Keeps proxies from buffering events.
+        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(_chain(first, rest), headers={**headers, **unbuffered})
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest):
+            # Some servers report a disconnect as an error of send.
+            with suppress(ClientDisconnect, OSError):
+                await unless_disconnected(receive, self.stream_response(send))
+
+
+async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+Submit = Callable[[Sequence[Generation]], AbstractAsyncContextManager[ResponseQueue]]
+"""`CoordinatorClient.submit`, or an `Admission`'s."""
+
+
+async def complete_answer(submit: Submit, generations: Sequence[Generation], answer: Answer) -> BaseModel:
+    """Waits until every choice has ended and returns the body of the response.
+
+    Raises:
+        ApiError: the submission was refused, or a generation failed.
+    """
+    try:
+        async with submit(generations) as queue:
+            while not queue.drained:
+                answer.add(await queue.take())
+    except ApiError as failure:
+        raise answer.failed(failure) from None
+    return answer.complete()
+
+
+async def stream_answer(
+    submit: Submit,
+    generations: Sequence[Generation],
+    answer: Answer,
+    write_interval_s: float,
+    include_usage: bool,
+    continuous_usage: bool = False,
+) -> AsyncGenerator[bytes, None]:
+    """Yields server-sent events while the answer grows, and combines the events of `write_interval_s` in one write.
+
+    A failure after the first write becomes an error event; then the stream ends without [DONE].
+
+    Raises:
+        ApiError: as `complete_answer`, while nothing was written.
+    """
+    opening = list(answer.opening())
+    started = ended = False
+    try:
+        async with submit(generations) as queue:
+            while not ended:
+                deltas = await queue.take()
+                answer.add(deltas)
+                written = answer.events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
+                ended = queue.drained
+                if ended:
+                    written += answer.events([answer.closing()] if include_usage else [], ended=True)
+                if written:
+                    started = True
+                    yield written
+                await queue.wait_for_more(write_interval_s)
+    except ApiError as failure:
+        if not started:
+            raise answer.failed(failure) from None
+        yield answer.error_event(failure)
+
+
+RETRY_S = 1.0
+
+
+class Admission:
+    """Admits one request to an ensemble and submits its generations.
+
+    Attributes:
+        headers: the rate limit headers of the response; known once the request is admitted.
+
+    Args:
+        background: let all other requests go first.
+    """
+
+    def __init__(self, served: ServedModel, keys: KeyService, identity: Identity, *, background: bool = False) -> None:
+        self.headers: dict[str, str] = {}
+        self._served = served
+        self._client = served.client
+        self._keys = keys
+        self._identity = identity
+        self._background = background
+        self._arrived = time.monotonic()
+
+    @asynccontextmanager
+    async def submit(self, generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
+        """Submits generations as `CoordinatorClient.submit` does, limited to the tokens that the key's share admits.
+
+        A generation that the share truncates ends with the reason `share`.
+
+        Raises:
+            ApiError: nothing was started or charged.
+        """
+        submit = self._charged if self._identity.subjects else self._uncharged
+        salt = self._keys.cache_salt(self._identity)
+        with self._served.request():
+            async with submit([replace(generation, cache_salt=salt) for generation in generations]) as queue:
+                yield queue
+
+    def _uncharged(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[ResponseQueue]:
+        return self._client.submit(generations, arrived=self._arrived)
+
+    @asynccontextmanager
+    async def _charged(self, generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
+        id_ = uuid4().hex
+        wanted = sum(generation.max_tokens for generation in generations)
+        admitted = await self._keys.admit(
+            id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations), self._background
+        )
+        self.headers |= rate_headers(admitted.rates)
+        limited = divide_tokens(generations, admitted.tokens)
+        truncated = {generation.id for generation in limited if generation.max_charged is not None}
+        started = [generation for generation in limited if generation.max_charged != 0]
+        later = [generation.id for generation in started[admitted.generations :]]
+
+        async def settle(used: int | None) -> None:
+            await self._keys.settle(id_, used)
+
+        async with self._client.submit(
+            started, arrived=self._arrived, truncated=frozenset(truncated), held_back=later, on_end=settle
+        ) as queue:
+            for generation in limited:
+                if generation.max_charged == 0:
+                    queue.put(Delta(generation.id, "", (), "share"))
+            async with self._in_pieces(id_, queue, later, admitted.generations, len(limited) - len(started)):
+                yield queue
+
+    @asynccontextmanager
+    async def _in_pieces(
+        self, id_: str, queue: ResponseQueue, later: Sequence[str], piece: int, never_started: int
+    ) -> AsyncIterator[None]:
+        """Starts the generations that do not fit in the first piece, as the service has places for them."""
+        work = [self._enter(id_, queue, later, piece), self._leave(id_, queue, never_started)] if later else []
+        tasks = [asyncio.create_task(task, context=Context()) for task in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _enter(self, id_: str, queue: ResponseQueue, later: Sequence[str], piece: int) -> None:
+        for number in range(0, len(later), piece):
+            ids = later[number : number + piece]
+            while not await self._keys.enter(id_, len(ids)):
+                await asyncio.sleep(RETRY_S)
+            await self._client.start(queue, ids)
+
+    async def _leave(self, id_: str, queue: ResponseQueue, left: int) -> None:
+        """Gives the places of generations that have ended to other requests."""
+        while not queue.finished:
+            await queue.has_ended.wait()
+            queue.has_ended.clear()
+            ended, left = queue.ended - left, queue.ended
+            await self._keys.leave(id_, ended)
+
+
+def divide_tokens(generations: Sequence[Generation], tokens: int) -> list[Generation]:
+    """Returns the generations with `tokens` divided among them as evenly as their own limits allow.
+
+    One that gets fewer than its limit may charge no more, and goes on with free tokens.
+    """
+    limits = [0] * len(generations)
+    tokens_left = tokens
+    by_limit = sorted(range(len(generations)), key=lambda index: generations[index].max_tokens)
+    for generations_left, index in zip(range(len(generations), 0, -1), by_limit, strict=True):
+        limits[index] = min(generations[index].max_tokens, tokens_left // generations_left)
+        tokens_left -= limits[index]
+    return [
+        generation if limit == generation.max_tokens else replace(generation, max_charged=limit)
+        for generation, limit in zip(generations, limits, strict=True)
+    ]

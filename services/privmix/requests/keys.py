@@ -1,0 +1,316 @@
+"""Authenticates requests, by the keys of the configuration and by the keys that the keys actor stores."""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from hmac import compare_digest
+from typing import Concatenate, ParamSpec, TypeVar
+from uuid import uuid4
+
+from pydantic import SecretStr
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from starlette.requests import HTTPConnection
+
+from privmix.foundation.actors import find_actor, remote
+from privmix.foundation.errors import KeysError
+from privmix.foundation.periodic import periodically
+from privmix.foundation.retrying import pauses, repeated
+from privmix.keys.actor import Keys
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
+from privmix.keys.rate_limiter import TokenBuckets
+from privmix.keys.records import CLIENT_SCOPES, Scope, Secret
+from privmix.requests.access_record import access_record
+from privmix.requests.background import Background
+from privmix.requests.errors import ApiError, limited, unavailable
+from privmix.requests.places import PLACES, Places
+from privmix.requests.refusals import forbidden, refusal, translated, unauthorised
+from privmix.requests.settings import ClientSettings
+from privmix.requests.web_pages import check_sender
+
+ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
+"""The identity of every client while no keys exist: it has no shares and cannot administer."""
+
+CONFIGURED = "configured:"
+"""The prefix of an owner that is a key of the configuration. The key's hash follows, because their order may change."""
+
+ANSWER_S = 15.0
+"""The time for an answer of the keys actor, which itself gives its database less."""
+
+RETRY_S = 1.0
+HEARTBEAT_S = 1.0
+
+INVALID = (400, 413, 415, 422)
+"""The statuses of requests that no later state of the service would accept."""
+
+PLACES_OF_KEY = PLACES // 4
+"""The requests of a key whose bodies one gateway awaits or checks at the same time."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
+
+
+class KeyService:
+    """Identifies the keys of requests, and calls the keys actor to admit and settle them.
+
+    `invalid_per_minute` requests of a key may be invalid; then it waits. If `actor` is None, only the keys with
+    `api_key_hashes` are valid. Without any keys, every client has access. Services with the same `cache_secret` give a
+    key the same `cache_salt`; by default, no other service has it. `hosts` and `origins` are those of clients without a
+    key (`check_sender`).
+    """
+
+    def __init__(
+        self,
+        api_key_hashes: Sequence[str],
+        namespace: str,
+        actor: str | None,
+        cache_secret: SecretStr | None = None,
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
+        invalid_per_minute: int = ClientSettings().invalid_per_minute,
+    ) -> None:
+        self._configured = [bytes.fromhex(hash_) for hash_ in api_key_hashes]
+        self._namespace = namespace
+        self._actor = actor
+        self._hosts, self._origins = hosts, origins
+        self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
+        self._handle: ActorHandle | None = None
+        self._gateway = uuid4().hex
+        self._invalid = TokenBuckets(invalid_per_minute)
+        message = f"a key may have {PLACES_OF_KEY} requests at a gateway that are not complete or not checked yet"
+        self._open = Places(PLACES_OF_KEY, PLACES, (f"{message}; send fewer at a time", "too_many_open_requests"))
+        self._background = Background()
+
+    async def identify(self, connection: HTTPConnection, scope: Scope | None) -> Identity:
+        """Returns the identity of the client, which needs `scope`, and adds it to the access log.
+
+        Raises:
+            ApiError: 401, 403, or 503 if the keys actor does not answer; 429, the key sent too many invalid requests.
+        """
+        identity = await self._identity(_sent_key(connection))
+        access_record(connection).key = identity.id
+        if (wait_s := self._invalid.wait_s(identity.id)) > 0:
+            message = f"this key may send {self._invalid.limit} invalid requests per minute; correct them"
+            raise limited(message, "too_many_invalid_requests", wait_s)
+        if identity is ANONYMOUS:
+            check_sender(connection, self._hosts, self._origins)
+        if scope is not None and scope not in identity.scopes:
+            raise forbidden(scope, anonymous=identity is ANONYMOUS)
+        return identity
+
+    def count_refusal(self, connection: HTTPConnection, status: int) -> None:
+        """Counts an invalid request, whose parsing took time of others. Clients without a key are not told apart."""
+        key = access_record(connection).key
+        if status in INVALID and key is not None and key != ANONYMOUS.id:
+            self._invalid.take(key)
+
+    @contextmanager
+    def opened(self, connection: HTTPConnection) -> Iterator[None]:
+        """Takes one of a gateway's places for a request that is not admitted, of the key that `identify` found.
+
+        Clients without a key are not told apart, so they share all places.
+
+        Raises:
+            ApiError: 429, the key has too many of them.
+        """
+        key = access_record(connection).key
+        with nullcontext() if key is None or key == ANONYMOUS.id else self._open.taken(key):
+            yield
+
+    async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
+        """Returns the name under which data of the client's key is stored. `identity_of` accepts it.
+
+        Raises:
+            ApiError: as in `identify`.
+        """
+        identity = await self.identify(connection, scope)
+        if not self._is_configured(identity):
+            return identity.id
+        return CONFIGURED + _digest(_sent_key(connection) or "").hex()[:32]
+
+    async def identity_of(self, owner: str) -> Identity:
+        """Returns the current identity of an owner. Tokens of `ANONYMOUS` are counted too.
+
+        Raises:
+            ApiError: 401, the key is no longer valid; 503, the keys actor does not answer.
+        """
+        if owner.startswith(CONFIGURED):
+            prefixes = [CONFIGURED + digest.hex()[:32] for digest in self._configured]
+            if owner not in prefixes:
+                raise unauthorised(InvalidKey("revoked"))
+            return self._of_configuration(prefixes.index(owner))
+        if owner == ANONYMOUS.id:
+            refused = await self.ask(Keys.identify, None)
+            if isinstance(refused, InvalidKey) and (refused.required or self._configured):
+                raise unauthorised(refused)
+            return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
+        identity = await self.ask(Keys.identity, owner)
+        if isinstance(identity, InvalidKey):
+            raise unauthorised(identity)
+        return identity
+
+    def cache_salt(self, identity: Identity) -> str:
+        """Returns the salt of a key's cached prefixes (`privmix.engine.engine.Request`).
+
+        It is a keyed hash, so the shards do not learn whose prompts they read.
+        """
+        return hmac.digest(self._cache_secret, identity.id.encode(), "sha256").hex()
+
+    async def admit(
+        self,
+        id_: str,
+        identity: Identity,
+        limits: AdmissionLimits,
+        wanted: int,
+        generations: int,
+        background: bool = False,
+    ) -> Admitted:
+        """Returns when the request may start. It is charged then, so `settle` must follow.
+
+        Waits for other requests for as long as the actor is alive. One that hangs is noticed within twice `ANSWER_S`.
+
+        Raises:
+            ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer. If it admits the request
+                later, the request is ended in the background.
+        """
+        call = asyncio.ensure_future(
+            self._call(Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway, background)
+        )
+        try:
+            while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
+                await self.ask(Keys.ready)
+            outcome = call.result()
+        except BaseException:  # also if the client leaves
+            self._background.start(self._withdraw(id_, call))
+            raise
+        if isinstance(outcome, Refused):
+            raise refusal(outcome, wanted, generations)
+        return outcome
+
+    async def enter(self, id_: str, generations: int) -> bool:
+        """See `Keys.enter`. Returns False if the call has failed for good.
+
+        Waits for an actor that is away, because Ray keeps the call for it: a second call would take the places again.
+        """
+        with suppress(ApiError):
+            await self._call(Keys.enter, id_, generations)
+            return True
+        return False
+
+    async def leave(self, id_: str, generations: int) -> None:
+        """See `Keys.leave`. `settle` gives up the places too."""
+        with suppress(ApiError):
+            await self.ask(Keys.leave, id_, generations)
+
+    async def trouble(self) -> str | None:
+        """Returns why keys cannot be checked and charged now; None if they can."""
+        if self._actor is not None:
+            try:
+                await self.ask(Keys.health)
+            except ApiError as error:
+                return error.message
+        return None
+
+    async def settle(self, id_: str, used: int | None) -> None:
+        """See `Keys.settle`. Repeats the call until the actor answers.
+
+        Nothing else settles a request of a gateway that is alive, so its tokens and its places would be held for ever.
+        """
+
+        async def settle() -> None:
+            try:
+                await self.ask(Keys.settle, id_, used)
+            except ApiError as error:
+                if error.status >= 500:
+                    raise
+
+        await repeated(settle, ApiError, pauses(RETRY_S))
+
+    async def _withdraw(self, id_: str, call: asyncio.Future[Admitted | Refused]) -> None:
+        """Ends a request for whose admission nobody waits any more.
+
+        Ray keeps the call for an actor that is away and repeats it after a restart, so the request may be admitted at
+        any time until the call has ended, or wait for admission until it is ended again.
+        """
+        while not call.done():
+            await self.settle(id_, 0)
+            await asyncio.wait((call,), timeout=RETRY_S)
+        await self.settle(id_, 0)
+        await asyncio.gather(call, return_exceptions=True)
+
+    async def send_heartbeats(self, take_update: Callable[[], TrafficUpdate]) -> None:
+        """Reports this gateway's traffic periodically, which also shows that it is alive (`Keys.heartbeat`)."""
+
+        async def send() -> None:
+            update = take_update()
+            if self._actor is not None:
+                with suppress(ApiError):
+                    await self.ask(Keys.heartbeat, self._gateway, update)
+
+        await periodically(send, HEARTBEAT_S, "no heartbeat was sent")
+
+    async def _identity(self, key: str | None) -> Identity:
+        # Compares digests of equal length with all keys, so that the duration reveals nothing about them.
+        matches = [compare_digest(_digest(key or ""), digest) for digest in self._configured]
+        if any(matches):
+            return self._of_configuration(matches.index(True))
+        identity: Identity | InvalidKey = InvalidKey("unknown", required=False)
+        if self._actor is not None:
+            identity = await self.ask(Keys.identify, key and Secret(key).hash)
+        if isinstance(identity, Identity):
+            return identity
+        if identity.required or self._configured:
+            raise unauthorised(identity)
+        return ANONYMOUS
+
+    def _of_configuration(self, number: int) -> Identity:
+        name = f"api-key-{number + 1}"
+        return Identity(
+            name, f"http.api_keys[{number}]", CLIENT_SCOPES, (f"key:{name}",) if self._actor is not None else ()
+        )
+
+    def _is_configured(self, identity: Identity) -> bool:
+        return any(identity == self._of_configuration(number) for number in range(len(self._configured)))
+
+    async def ask(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Calls a method of the keys actor that does not wait for other requests.
+
+        Raises:
+            ApiError: the actor refused the call, or 503 if it does not answer within `ANSWER_S`.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._call(method, *arguments, **named)
+        except TimeoutError:
+            raise unavailable(f"the actor {self._actor!r} does not answer within {ANSWER_S:g} s") from None
+
+    async def _call(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        if self._actor is None:
+            raise ApiError(404, "this service stores no keys", code="keys_not_kept")
+        try:
+            return await remote(method)(await self._find(self._actor), *arguments, **named)
+        except RayTaskError as error:
+            if isinstance(error.cause, KeysError):
+                raise translated(error.cause) from None
+            raise
+        except (RayError, ValueError, RuntimeError):
+            self._handle = None
+            raise unavailable(f"the actor {self._actor!r} does not answer") from None
+
+    async def _find(self, name: str) -> ActorHandle:
+        if self._handle is None:
+            self._handle = await find_actor(name, self._namespace)
+        return self._handle
+
+
+def _sent_key(connection: HTTPConnection) -> str | None:
+    scheme, _, key = connection.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _digest(key: str) -> bytes:
+    return bytes.fromhex(Secret(key).hash)

@@ -1,0 +1,436 @@
+"""Holds the ensembles that a service serves, by model name, and tokenises prompts with their tokenizers."""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+from jinja2 import TemplateError
+from ray.exceptions import RayError
+
+from privmix.coordinator.text import Detokenizer, partial_length
+from privmix.ensembles.actor import Ensembles
+from privmix.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
+from privmix.foundation.actors import find_actor, remote
+from privmix.foundation.periodic import periodically
+from privmix.foundation.turns import Turns
+from privmix.keys.messages import TrafficUpdate
+from privmix.requests.conversation import ChatWriter, TemplateMessage
+from privmix.requests.coordinator_client import CoordinatorClient
+from privmix.requests.counters import RequestCounters
+from privmix.requests.errors import ApiError, draining, invalid, model_not_found
+from privmix.requests.schema import Function, Message, PromptText
+from privmix.requests.settings import RequestSettings
+from privmix.requests.status import Status
+from privmix.structure.trials import Trials
+from privmix.tokenization.people_text import PeopleText, TypedMarks
+from privmix.tokenization.tokenizer import load_tokenizer
+
+T = TypeVar("T")
+
+
+INLINE_CHARACTERS = 2048
+"""Longer text is tokenised in a thread. A thousand characters take about half a millisecond."""
+LIKELY_CHARACTERS = 8
+"""The characters for each token that a prompt has at most. Of a longer one, the beginning is tokenised first."""
+SLACK_TOKENS = 64
+"""How many more tokens the beginning of a text may have than the whole text has there."""
+THREADS = 2
+"""The number of texts that are tokenised at once."""
+
+# A template's expressions can fail on a message that is valid, such as one without content.
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, RecursionError)
+
+CALL_INSTRUCTIONS = """Answer with a call of one of these functions, as JSON on one line:
+{"name": NAME, "arguments": ARGUMENTS}
+The functions, with a JSON Schema of their arguments:
+"""
+
+
+def with_instructions(messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]]) -> list[TemplateMessage]:
+    """Returns the messages of a chat with the description of its tools in the system message."""
+    described = CALL_INSTRUCTIONS + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": described}, *messages]
+    first = {"role": "system", "content": f"{messages[0]['content']}\n\n{described}"}
+    return [first, *messages[1:]]
+
+
+class PromptTokenizer:
+    """Tokenises prompts and chats. Long ones in threads of its own, in which the Rust tokenizer blocks nobody.
+
+    A client waits for its own long texts. `limit` is the maximum number of tokens of each prompt: much longer texts
+    are refused by their size or by their beginning.
+
+    Attributes:
+        trials: tries the grammars of answers.
+    """
+
+    def __init__(self, tokenizer: Any, trials: Trials) -> None:
+        self.trials = trials
+        self._tokenizer = tokenizer
+        self._rust = tokenizer.backend_tokenizer
+        self._people = PeopleText(tokenizer).prepare()
+        self._vocabulary = len(tokenizer)
+        self._longest = max(len(piece.encode()) for piece in self._rust.get_vocab())
+        self._turns = Turns(THREADS)
+        self._threads = ThreadPoolExecutor(THREADS, "tokenise")
+
+    @classmethod
+    def load(cls, model: Path) -> Self:
+        """Loads the tokenizer of a Hugging Face model directory.
+
+        Raises:
+            ValueError: the `tokenizers` library cannot run the tokenizer.
+        """
+        tokenizer = load_tokenizer(model)
+        if not tokenizer.is_fast:
+            raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
+        return cls(tokenizer, Trials(lambda: Detokenizer.load(model).described()))
+
+    async def tokens(self, prompts: Sequence[PromptText], limit: int, client: str = "") -> list[tuple[int, ...]]:
+        """Returns the token ids of each prompt of a completion request.
+
+        Raises:
+            ApiError: a prompt has no token, an unknown token id, or more than `limit` tokens.
+        """
+        tokenised = [await self._prompt_tokens(prompt, limit, client) for prompt in prompts]
+        if not all(tokenised):
+            raise invalid("prompt", "a prompt has no tokens; give some text to continue")
+        return tokenised
+
+    async def chat_tokens(
+        self, messages: Sequence[Message], limit: int, client: str = "", tools: Sequence[Function] = ()
+    ) -> list[tuple[int, ...]]:
+        """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
+
+        A special token in a message is text: nobody but the template ends a turn or begins one.
+
+        Args:
+            tools: functions that the answer can call. A template that does not know tools gets them as instructions.
+
+        Raises:
+            ApiError: the model has no chat template, or the template refuses these messages, or there are more than
+                `limit` tokens.
+        """
+        if not self._tokenizer.chat_template:
+            raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
+        written = self._conversation.messages(messages)
+        size = sum(map(_size, written))
+        self._check_size(size, limit, "messages")
+        # Each message and each tool has text that is not written there.
+        size += INLINE_CHARACTERS // 32 * len(written) + INLINE_CHARACTERS * len(tools)
+        try:
+            text, marks = await self._run(size, client, lambda: self._apply_template(written, tools))
+        except TEMPLATE_ERRORS:
+            # The template's error message is not shown, because it could quote a message of the chat.
+            raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
+        shown = marks.show(text)
+        return [await self._limited(shown, limit, "messages", client, lambda: self._people.rendered(text, marks))]
+
+    @cached_property
+    def _conversation(self) -> ChatWriter:
+        return ChatWriter(lambda messages: self._apply_template(messages, ())[0])
+
+    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function]) -> tuple[str, TypedMarks]:
+        described: list[dict[str, Any]] | None = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+            }
+            for tool in tools
+        ]
+        if tools and "tools" not in self._tokenizer.chat_template:
+            messages, described = with_instructions(messages, described or []), None
+        return self._people.render(messages, described, add_generation_prompt=True)
+
+    async def pieces(self, tokens: Sequence[int], client: str = "") -> list[str]:
+        """Returns the vocabulary entry of each token id."""
+        return await self._run(len(tokens), client, lambda: [str(self._rust.id_to_token(token)) for token in tokens])
+
+    def check(self, tokens: Sequence[int], limit: int, field: str) -> None:
+        """Checks token ids.
+
+        Raises:
+            ApiError: there are more than `limit`, or the model does not have one of the tokens.
+        """
+        if len(tokens) > limit:
+            raise _too_long(field, limit)
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary):
+            raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
+
+    async def text(self, prompt: PromptText, client: str = "") -> str:
+        """Returns the text of a prompt, for `echo`. A character that it begins only belongs to the answer."""
+        if isinstance(prompt, str):
+            return prompt
+
+        def decode() -> str:
+            (text,) = self._rust.decode_batch([prompt], skip_special_tokens=False)
+            return str(text[: len(text) - partial_length(self._rust, prompt)])
+
+        return await self._run(len(prompt), client, decode)
+
+    async def _prompt_tokens(self, prompt: PromptText, limit: int, client: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return await self.encode(prompt, limit, "prompt", client, add_special_tokens=True)
+        self.check(prompt, limit, "prompt")
+        return tuple(prompt)
+
+    async def encode(
+        self, text: str, limit: int, field: str, client: str = "", *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Returns the token ids of a text, which may be empty. A special token that a client types is text.
+
+        Raises:
+            ApiError: there are more than `limit`.
+        """
+        return await self._limited(
+            text, limit, field, client, lambda: self._people.tokens(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def _limited(
+        self, text: str, limit: int, field: str, client: str, encode: Callable[[], list[int]]
+    ) -> tuple[int, ...]:
+        """Returns the tokens that `encode` makes of a text. Of a long text, the beginning is tokenised first."""
+        self._check_size(len(text), limit, field)
+
+        def encoded() -> list[int] | None:
+            likely = LIKELY_CHARACTERS * limit
+            return None if len(text) > likely and self._least(text[:likely]) > limit + SLACK_TOKENS else encode()
+
+        tokens = await self._run(len(text), client, encoded)
+        if tokens is None or len(tokens) > limit:
+            raise _too_long(field, limit)
+        return tuple(tokens)
+
+    def _least(self, text: str) -> int:
+        """Returns the number of tokens if each special token in the text were one."""
+        (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=False)
+        return len(encoding.ids)
+
+    def _check_size(self, characters: int, limit: int, field: str) -> None:
+        if characters > self._longest * limit:  # a character has at least one byte
+            raise _too_long(field, limit)
+
+    async def _run(self, size: int, client: str, work: Callable[[], T]) -> T:
+        """Calls a function, in a thread if it takes long."""
+        if size <= INLINE_CHARACTERS:
+            return work()
+        async with self._turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _size(message: TemplateMessage) -> int:
+    """Returns the number of characters of a message and of its calls."""
+    return len(str(message.get("content") or "")) + len(str(message.get("tool_calls") or ""))
+
+
+def _too_long(field: str, limit: int) -> ApiError:
+    return invalid(field, f"it has more than {limit} tokens; make it shorter", "context_length_exceeded")
+
+
+LOOK_S = 1.0
+ASK_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class ServedModel:
+    """Holds what a gateway needs to serve one ensemble: its tokenizer, its coordinators and its status.
+
+    Attributes:
+        exhausted: whether its budget was used up when it was last asked. It is asked only if it is in a cohort.
+    """
+
+    def __init__(
+        self, ensemble: ServedEnsemble, prompts: PromptTokenizer, client: CoordinatorClient, status: Status
+    ) -> None:
+        self.ensemble = ensemble
+        self.prompts = prompts
+        self.client = client
+        self.status = status
+        self.state: State = "serving"
+        self.exhausted = False
+        self._requests = 0
+
+    @classmethod
+    def of(cls, ensemble: ServedEnsemble) -> "ServedModel":
+        """Loads an ensemble. This takes seconds, because it reads the tokenizer.
+
+        Raises:
+            OSError, ValueError: the model directory has no usable tokenizer.
+        """
+        client = CoordinatorClient(
+            ensemble.namespace, ensemble.coordinators, ensemble.stall_timeout_s, ensemble.recovery_s
+        )
+        status = Status(ensemble.namespace, ensemble.coordinators, ensemble.budget, ensemble.fleet)
+        return cls(ensemble, prompts_of(ensemble.model), client, status)
+
+    @property
+    def live(self) -> int:
+        """The number of open requests, or of running generations if it is larger because clients have left."""
+        return max(self._requests, self.client.live)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts a request until the context exits.
+
+        Raises:
+            ApiError: 503, the ensemble drains.
+        """
+        if self.state == "draining":
+            raise draining(self.ensemble.name)
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+
+
+class Models:
+    """Serves the ensembles in the list of the ensembles actor. Follows changes of the list without a restart.
+
+    Attributes:
+        counters: counts the requests to all ensembles.
+    """
+
+    def __init__(self, settings: RequestSettings) -> None:
+        self.counters = RequestCounters()
+        self._settings = settings
+        self._gateway = uuid4().hex
+        self._version = 0
+        self._served: dict[ServedEnsemble, ServedModel] = {}
+        self._open: dict[ServedEnsemble, AsyncExitStack] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serves the current ensembles and follows changes of the list until the context exits."""
+        current = await self._heartbeat()
+        if current is None:
+            await self.serve([EnsembleEntry(ensemble=ensemble) for ensemble in self._settings.ensembles])
+        elif await self.serve(current.entries):
+            self._version = current.version
+        following = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+            await self.serve(())
+
+    @property
+    def all(self) -> list[ServedModel]:
+        """All served models in the order of the list."""
+        return list(self._served.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All model names, including the aliases of an ensemble, then those of cohorts."""
+        own = [name for served in self.all for name in served.ensemble.names]
+        cohorts = dict.fromkeys(served.ensemble.cohort for served in self.all)
+        return (*own, *(cohort for cohort in cohorts if cohort is not None))
+
+    def members(self, name: str | None) -> list[ServedModel]:
+        """Returns the ensembles behind a model name: all of a cohort, otherwise one; the first one if `name` is None.
+
+        Raises:
+            ApiError: 404, no model has this name.
+        """
+        for served in self.all:
+            if name is None or name in served.ensemble.names:
+                return [served]
+        members = [served for served in self.all if served.ensemble.cohort == name]
+        if not members:
+            raise model_not_found(self.names)
+        return members
+
+    def named(self, name: str | None) -> ServedModel:
+        """Returns the ensemble for a request. From a cohort, it is the least loaded of those with budget left.
+
+        Raises:
+            ApiError: 404, no model has this name.
+        """
+        return min(
+            self.members(name),
+            key=lambda served: (
+                served.state == "draining",
+                served.exhausted,
+                served.live / served.ensemble.capacity,
+                random.random(),
+            ),
+        )
+
+    def take_update(self) -> TrafficUpdate:
+        """Returns the counts of traffic since the last call."""
+        return self.counters.take(
+            {served.ensemble.name: served.client.counters.take(served.client.live) for served in self.all}
+        )
+
+    async def _follow(self) -> None:
+        await asyncio.sleep(LOOK_S)
+        await periodically(self._look, LOOK_S, "the list of ensembles could not be followed")
+
+    async def _look(self) -> None:
+        current, *_ = await asyncio.gather(self._heartbeat(), *map(_look_at_budget, self._cohort_members()))
+        if current is not None and current.version != self._version and await self.serve(current.entries):
+            self._version = current.version
+
+    def _cohort_members(self) -> list[ServedModel]:
+        return [served for served in self.all if served.ensemble.cohort is not None]
+
+    async def _heartbeat(self) -> EnsembleList | None:
+        """Reports the live requests and returns the list of ensembles; None if the actor does not answer."""
+        name = self._settings.ensembles_actor
+        if name is None:
+            return None
+        live = {served.ensemble.name: served.live for served in self.all}
+        with suppress(RayError, ValueError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                actor = await find_actor(name, self._settings.namespace)
+                return await remote(Ensembles.heartbeat)(actor, self._gateway, self._version, live)
+        return None
+
+    async def serve(self, entries: Sequence[EnsembleEntry]) -> bool:
+        """Serves exactly these ensembles. Returns False if one of them could not be opened."""
+        states = {entry.ensemble: entry.state for entry in entries}
+        for ensemble in [ensemble for ensemble in self._open if ensemble not in states]:
+            del self._served[ensemble]
+            await self._open.pop(ensemble).aclose()
+        opened = [ensemble in self._open or await self._try_to_open(ensemble, states[ensemble]) for ensemble in states]
+        self._served = {ensemble: self._served[ensemble] for ensemble in states if ensemble in self._served}
+        for ensemble, served in self._served.items():
+            served.state = states[ensemble]
+        return all(opened)
+
+    async def _try_to_open(self, ensemble: ServedEnsemble, state: State) -> bool:
+        try:
+            served = await asyncio.to_thread(ServedModel.of, ensemble)
+        except Exception as error:  # An invalid ensemble must not affect the others.
+            logger.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
+            return False
+        served.state = state
+        stack = AsyncExitStack()
+        await stack.enter_async_context(served.client.running())
+        self._served[ensemble], self._open[ensemble] = served, stack
+        return True
+
+
+async def _look_at_budget(served: ServedModel) -> None:
+    """Updates whether an ensemble's budget is used up. A budget actor that does not answer changes nothing."""
+    with suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(ASK_S):
+            served.exhausted = (await served.status.statement()).exhausted
+
+
+@cache
+def prompts_of(model: Path) -> PromptTokenizer:
+    """Returns the tokenizer of a model directory. Ensembles with the same base model share it."""
+    return PromptTokenizer.load(model)

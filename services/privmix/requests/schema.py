@@ -1,0 +1,715 @@
+"""Defines the request bodies that the service accepts, and the types of their fields.
+
+An unsupported field is accepted with values that have no effect, and refused by name with any other value.
+
+Sources: the OpenAI API reference (completions, chat completions); vLLM's extensions (`top_k`, `ignore_eos`,
+`/tokenize`, `/detokenize`, and the fields that are accepted with neutral values).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.requests.errors import CUSTOM, from_validation
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 128
+# At lower temperatures, distributions collapse to one token and scaled logits overflow in float32.
+LEAST_TEMPERATURE = 0.01
+
+GREEDY = (
+    "greedy decoding would take every token from the public model alone and still be charged to the privacy budget; "
+    "{fix}, or use the public model directly"
+)
+NEVER_LEAVE = "probabilities of the private models never leave the service; remove it"
+OWN_RANDOMNESS = (
+    "the privacy guarantee needs randomness that the client does not choose; remove it (answers cannot be reproduced)"
+)
+
+
+@dataclass(frozen=True)
+class Fallbacks:
+    """Says what replaces requests that cannot be private. By default they are refused.
+
+    The models of `schema` get it as pydantic's validation context.
+
+    Attributes:
+        greedy_temperature: the temperature for greedy requests (`temperature: 0`, `top_p: 0`, `top_k: 1`).
+        ignore_seed: accept a `seed` without effect.
+    """
+
+    greedy_temperature: float | None = None
+    ignore_seed: bool = False
+
+
+REFUSE = Fallbacks()
+
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list in a body, whose validation ends at its first error. Only that is answered, and to describe the errors of all
+items of a large body takes pydantic seconds and a lot of memory."""
+
+
+def fallbacks(info: ValidationInfo) -> Fallbacks:
+    """Returns the context of this validation."""
+    return info.context if isinstance(info.context, Fallbacks) else REFUSE
+
+
+def refused(code: str, message: str) -> PydanticCustomError:
+    """Returns a validation error with a code of OpenAI's API."""
+    # Not the message itself, because pydantic treats it as a template.
+    return PydanticCustomError(CUSTOM + code, "{message}", {"message": message})
+
+
+class Neutral:
+    """Accepts only `values` (and null) for an unsupported field. `why` is the message for other values."""
+
+    def __init__(self, why: str, *values: object) -> None:
+        self._why = why
+        self._values = values
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": [None, *self._values], "description": self._why}
+
+    def _check(self, value: object) -> object:
+        if not any(_same(value, neutral) for neutral in self._values):
+            raise refused("unsupported_parameter", self._why)
+        return value
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Compares JSON values: an integer equals its float, but a boolean equals no number."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def has_effect(value: object) -> bool:
+    """Tells whether the value of an unknown field requests something: it is not null, false or empty."""
+    return not (value is None or value is False or value in ("", [], {}))
+
+
+def _of_type(kind: type) -> BeforeValidator:
+    def check(value: object) -> object:
+        if not isinstance(value, kind):
+            raise refused("invalid_type", f"give a value of type {kind.__name__}")
+        return value
+
+    return BeforeValidator(check)
+
+
+IgnoredText = Annotated[str | None, _of_type(str), Field(description="Accepted, but neither used nor stored.")]
+IgnoredFlag = Annotated[bool | None, _of_type(bool), Field(description="Accepted, but not used.")]
+
+
+def _not_greedy(fix: str, greedy: Callable[[float], bool]) -> AfterValidator:
+    def check(value: float, info: ValidationInfo) -> float:
+        if greedy(value) and fallbacks(info).greedy_temperature is None:
+            raise refused("unsupported_value", GREEDY.format(fix=fix))
+        return value
+
+    return AfterValidator(check)
+
+
+Temperature = Annotated[
+    float, Field(ge=0, le=2), _not_greedy(f"use at least {LEAST_TEMPERATURE}", lambda t: t < LEAST_TEMPERATURE)
+]
+TopP = Annotated[float, Field(ge=0, le=1), _not_greedy("use a top_p above 0", lambda p: p == 0)]
+TopK = Annotated[int, Field(ge=-1), _not_greedy("use a top_k above 1, or 0 for all tokens", lambda k: k == 1)]
+
+
+def _seed(value: object, info: ValidationInfo) -> object:
+    if value is not None and not fallbacks(info).ignore_seed:
+        raise refused("unsupported_parameter", OWN_RANDOMNESS)
+    return value
+
+
+Seed = Annotated[int | None, BeforeValidator(_seed), Field(description=OWN_RANDOMNESS)]
+
+
+def _stops(value: object) -> object:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise refused("invalid_type", "give a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise refused("invalid_value", f"give at most {MAX_STOPS} strings")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise refused("invalid_value", f"each string must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+Stops = Annotated[
+    Items[str], BeforeValidator(_stops, json_schema_input_type=str | Annotated[list[str], Field(max_length=MAX_STOPS)])
+]
+
+PromptText = str | Items[int]
+
+
+def _prompts(value: object) -> list[PromptText]:
+    """Returns a list of prompts for one or several prompts, each as text or as token ids."""
+    if isinstance(value, str) or _is_token_ids(value):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(_is_token_ids(item) for item in value):
+            return value
+    raise refused(
+        "invalid_type",
+        "give a non-empty string, list of strings, list of token ids or list of lists of token ids",
+    )
+
+
+def _is_token_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) > 0 and all(type(item) is int for item in value)
+
+
+PromptTexts = Annotated[
+    Items[PromptText], BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
+]
+
+
+def _content(value: object) -> object:
+    """Returns the text of a message, which is a string or a list of text parts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
+        raise refused("invalid_type", "give a string or a list of text parts")
+    parts = [{key: field for key, field in part.items() if key == "text" or has_effect(field)} for part in value]
+    if any(part.keys() != {"type", "text"} or part["type"] not in TEXT_PARTS for part in parts):
+        raise refused("unsupported_value", 'give only parts of the form {"type": "text", "text": "..."}')
+    if not all(isinstance(part["text"], str) for part in parts):
+        raise refused("invalid_type", "the text of a part must be a string")
+    return "\n".join(part["text"] for part in parts)
+
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""The types of a text part: that of chat completions, and those of responses."""
+
+Content = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])]
+
+
+PENALTIES = "penalties for repeated tokens are not supported; remove it"
+FILTERS = "sampling supports only temperature, top_p and top_k; remove it"
+SEARCH = "answers are sampled; search is not supported; remove it"
+ENDS = "an answer ends at the model's end token, a stop string or max_tokens; remove it"
+MAX_TOOLS = 64
+OLD_CALLS = "OpenAI replaced this field; use tools, tool_choice and tool_calls"
+NOTHING_STORED = "requests and answers are not stored; remove it"
+TEXT_ONLY = "answers are plain text only; remove it"
+OWN_TEMPLATE = "the model's own chat template is used; remove it"
+WHOLE_PROMPT = "prompts are not truncated or changed; remove it"
+SPECIAL_TOKENS = "special tokens have no text; use true"
+
+GUIDED = "vLLM replaced this field; use structured_outputs with json, regex, choice, grammar or json_object"
+
+Guided = Annotated[Any, Neutral(GUIDED, False, "")]
+Unlimited = Annotated[Any, Neutral(FILTERS)]
+OneFloat = Annotated[Any, Neutral(PENALTIES, 1.0)]
+Zero = Annotated[Any, Neutral(PENALTIES, 0.0)]
+
+
+class Body(BaseModel):
+    """A request body with strict types.
+
+    Null means the default of the field, as in OpenAI's API. An unknown field is ignored if it is null, false or empty,
+    because then it requests nothing. Of the other unknown fields, only the first is an error (`Items`).
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_fields_without_effect(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((key for key, value in data.items() if key not in known and has_effect(value)), None)
+        return {key: value for key, value in data.items() if value is not None and (key in known or key == unknown)}
+
+    @classmethod
+    def parse(cls, body: bytes, fallbacks: Fallbacks = REFUSE) -> Self:
+        """Parses a request body.
+
+        Raises:
+            ApiError: 400, which names the first invalid field.
+        """
+        try:
+            return cls.model_validate_json(body, context=fallbacks)
+        except ValidationError as error:
+            raise from_validation(error) from None
+
+
+class StreamOptions(Body):
+    """Options of a stream. vLLM's `continuous_usage_stats` adds the usage so far to every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Annotated[Any, Neutral("chunks are not padded; use false", False)] = None
+
+
+class JsonSchemaFormat(Body):
+    """The schema of `response_format`. A name and a description are accepted; every schema is followed strictly."""
+
+    name: IgnoredText = None
+    description: IgnoredText = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: IgnoredFlag = None
+
+
+class StructuralTagStructure(Body):
+    """A tag of the older form of structural tags."""
+
+    begin: str
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    end: str
+
+
+class ResponseFormat(Body):
+    """OpenAI's `response_format`, and vLLM's structural tags, in xgrammar's form or with structures and triggers."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None
+    structures: Items[StructuralTagStructure] | None = None
+    triggers: Items[str] | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise refused("invalid_value", "give json_schema with the type json_schema, and only with it")
+        older = self.structures is not None
+        wrong = older != (self.triggers is not None) or (self.type == "structural_tag") != (
+            older or self.format is not None
+        )
+        if wrong or (older and self.format is not None):
+            raise refused(
+                "invalid_value",
+                "give format, or structures and triggers, with the type structural_tag, and only with it",
+            )
+        return self
+
+    @property
+    def structural_tag(self) -> dict[str, Any] | None:
+        """The structural tag, as `structured_outputs` takes it; None if this is no structural tag."""
+        if self.type != "structural_tag":
+            return None
+        return self.model_dump(by_alias=True, include={"format", "structures", "triggers"}, exclude_none=True)
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`: exactly one of the ways to describe the answer."""
+
+    json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = Field(None, description="In the Lark format or in GBNF.")
+    structural_tag: dict[str, Any] | str | None = Field(None, description="As xgrammar describes it, or its JSON text.")
+    json_object: bool | None = None
+    disable_any_whitespace: IgnoredFlag = None
+    disable_fallback: IgnoredFlag = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        wishes = [self.json_, self.regex, self.choice, self.grammar, self.structural_tag, self.json_object or None]
+        if sum(wish is not None for wish in wishes) != 1:
+            names = "json, regex, choice, grammar, structural_tag and json_object"
+            raise refused("invalid_value", f"give exactly one of {names}")
+        return self
+
+
+TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+
+
+class Function(Body):
+    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
+
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    strict: IgnoredFlag = None
+
+
+class GenerationRequest(Body):
+    """The fields that both generation routes share."""
+
+    prompt_field: ClassVar[str]
+    """The name of the prompt's field, for errors."""
+
+    model: str
+    n: int = Field(
+        1, ge=1, description="The number of choices for each prompt. Every token of every choice is charged."
+    )
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Stops = []
+    stream: bool = False
+    stream_options: StreamOptions | None = Field(None, description="Used only with stream: true.")
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = Field(0, description="0 or -1 allows all tokens.")
+    ignore_eos: bool = Field(False, description="Continue after the model's end token, up to max_tokens.")
+    seed: Seed = None
+    user: IgnoredText = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM's: the answer matches a JSON Schema, a regular expression, a choice or a grammar."
+    )
+
+    guided_json: Guided = None
+    guided_regex: Guided = None
+    guided_choice: Guided = None
+    guided_grammar: Guided = None
+    guided_json_object: Guided = None
+    guided_whitespace_pattern: Guided = None
+    guided_decoding_backend: Guided = None
+    guided_decoding_disable_any_whitespace: Guided = None
+    guided_decoding_disable_fallback: Guided = None
+    guided_decoding_disable_additional_properties: Guided = None
+
+    frequency_penalty: Zero = None
+    presence_penalty: Zero = None
+    repetition_penalty: OneFloat = None
+    length_penalty: OneFloat = None
+    no_repeat_ngram_size: Annotated[Any, Neutral(PENALTIES, 0)] = None
+    logit_bias: Annotated[Any, Neutral("biases of single tokens are not supported; remove it", {})] = None
+    min_p: Annotated[Any, Neutral(FILTERS, 0.0)] = None
+    typical_p: Annotated[Any, Neutral(FILTERS, 1.0)] = None
+    allowed_token_ids: Unlimited = None
+    bad_words: Annotated[Any, Neutral(FILTERS, [])] = None
+    use_beam_search: Annotated[Any, Neutral(SEARCH, False)] = None
+    early_stopping: Annotated[Any, Neutral(SEARCH, False)] = None
+    min_tokens: Annotated[Any, Neutral(ENDS, 0)] = None
+    stop_token_ids: Annotated[Any, Neutral(ENDS, [])] = None
+    include_stop_str_in_output: Annotated[Any, Neutral(ENDS, False)] = None
+    skip_special_tokens: Annotated[Any, Neutral(SPECIAL_TOKENS, True)] = None
+    spaces_between_special_tokens: Annotated[Any, Neutral(SPECIAL_TOKENS, True)] = None
+    return_tokens_as_token_ids: Annotated[Any, Neutral(TEXT_ONLY, False)] = None
+    return_token_ids: Annotated[Any, Neutral(TEXT_ONLY, False)] = None
+    prompt_logprobs: Annotated[Any, Neutral(NEVER_LEAVE, 0)] = None
+    truncate_prompt_tokens: Annotated[Any, Neutral(WHOLE_PROMPT, -1)] = None
+    priority: Annotated[Any, Neutral("the requests of a key start in order; remove it", 0)] = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the client requests greedy decoding."""
+        return self.temperature < LEAST_TEMPERATURE or self.top_p == 0 or self.top_k == 1
+
+    def options(self, fallbacks: Fallbacks = REFUSE) -> SamplingOptions:
+        """Returns the sampling options. An accepted greedy request is sampled at `fallbacks.greedy_temperature`."""
+        if self.greedy and fallbacks.greedy_temperature is not None:
+            return SamplingOptions(fallbacks.greedy_temperature)
+        return SamplingOptions(self.temperature, self.top_p, self.top_k if self.top_k > 0 else None)
+
+    @property
+    def callable_tools(self) -> Sequence[Function]:
+        """The functions one of which the answer can call; empty if the answer is text."""
+        return []
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer with tools cannot be a text instead."""
+        return False
+
+    @property
+    def json_answer(self) -> tuple[str, dict[str, Any] | bool] | None:
+        """The field that asks for JSON, and the schema of the answer; None without such a field."""
+        wanted = self.response_format
+        if wanted is None or wanted.type in ("text", "structural_tag"):
+            return None
+        if wanted.json_schema is None:
+            return "response_format", {"type": "object"}
+        return "response_format.json_schema.schema", wanted.json_schema.schema_
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits the answer, and its value."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `POST /v1/completions`."""
+
+    prompt_field = "prompt"
+
+    prompt: PromptTexts
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, description="Must equal n.")
+    add_special_tokens: Annotated[Any, Neutral("the model's special tokens are always added; use true", True)] = None
+    logprobs: Annotated[Any, Neutral(NEVER_LEAVE, False)] = None
+    suffix: Annotated[Any, Neutral("insertion before a suffix is not supported; remove it", "")] = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_equals_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != info.data.get("n", value):
+            raise refused(
+                "unsupported_value",
+                "must equal n, because candidates cannot be ranked: their probabilities never leave the service",
+            )
+        return value
+
+
+MAX_CALL_ID = 256
+
+
+def _arguments(text: str) -> str:
+    if not isinstance(read_json(text or "{}"), dict):
+        raise refused("invalid_value", "give the arguments as the text of a JSON object")
+    return text or "{}"
+
+
+def read_json(text: str) -> object:
+    """Returns the value of a JSON text; None if it is not JSON that can be written again."""
+    try:
+        value: object = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+CallArguments = Annotated[str, AfterValidator(_arguments)]
+
+
+class CalledFunction(Body):
+    """The function of an earlier call. `arguments` is the text of a JSON object."""
+
+    name: str = Field(pattern=TOOL_NAME)
+    arguments: CallArguments
+
+
+class EarlierCall(Body):
+    """A call of a tool in an earlier answer. Chunks of streams have an `index`, which is accepted."""
+
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Body):
+    """One message of a chat. Fields that only answers have are accepted if they are empty; reasoning is ignored.
+
+    An assistant's message has content, calls of tools, or both. A message of the role `tool` has the result of one.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Items[EarlierCall] = Field([], max_length=MAX_TOOLS)
+    tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_CALL_ID, validate_default=True)
+    content: Content | None = Field(None, validate_default=True)
+    name: Annotated[Any, Neutral("names of participants are not supported; remove it")] = None
+    reasoning: IgnoredText = None
+    reasoning_content: IgnoredText = None
+    annotations: Annotated[Any, Neutral(TEXT_ONLY, [])] = None
+    audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
+    function_call: Annotated[Any, Neutral(OLD_CALLS)] = None
+    refusal: Annotated[Any, Neutral(TEXT_ONLY, "")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_result_may_name_its_function(cls, data: object) -> object:
+        """Drops the `name` of a result: the call that it answers has it."""
+        if isinstance(data, dict) and data.get("role") == "tool" and isinstance(data.get("name"), str):
+            return {key: value for key, value in data.items() if key != "name"}
+        return data
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _only_assistants_call(cls, calls: object, info: ValidationInfo) -> object:
+        if calls and info.data.get("role", "assistant") != "assistant":
+            raise refused("unsupported_parameter", "only messages of the role assistant have calls")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _results_name_their_call(cls, id_: str | None, info: ValidationInfo) -> str | None:
+        is_result = info.data.get("role") == "tool"
+        if is_result and id_ is None:
+            raise refused("missing_required_parameter", "a message of the role tool names its call")
+        if not is_result and id_ is not None:
+            raise refused("unsupported_parameter", "only messages of the role tool name a call")
+        return id_
+
+    @field_validator("content", mode="wrap")
+    @classmethod
+    def _only_calls_have_no_content(
+        cls, content: object, validate: Callable[[object], str | None], info: ValidationInfo
+    ) -> str | None:
+        if content is None and not info.data.get("tool_calls", True):
+            raise refused("missing_required_parameter", "only a message with calls needs no content")
+        # An empty list is all that some clients write beside calls.
+        return None if content is None or (content == [] and info.data.get("tool_calls")) else validate(content)
+
+
+def check_calls(messages: list[Message]) -> list[Message]:
+    """Checks, as OpenAI does, that the results of all calls follow their message, and nothing else before them."""
+    open_calls: set[str] = set()
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                raise refused("invalid_value", f"message {number} is the result of no call just before it")
+            open_calls.remove(message.tool_call_id)
+            continue
+        if open_calls:
+            break
+        open_calls = {call.id for call in message.tool_calls}
+        if len(open_calls) < len(message.tool_calls):
+            raise refused("invalid_value", f"two calls of message {number} have the same id")
+    if open_calls:
+        raise refused("invalid_value", "a call has no result; add a message of the role tool for each tool_call_id")
+    return messages
+
+
+Messages = Annotated[Items[Message], Field(min_length=1), AfterValidator(check_calls)]
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """A `tool_choice` that names a function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def check_tools(names: Sequence[str], chosen: str | None, must_call: bool) -> None:
+    """Checks the names of the tools of a request.
+
+    Args:
+        chosen: the name that `tool_choice` has, if it has one.
+        must_call: whether `tool_choice` demands a call.
+    """
+    if must_call and not names:
+        raise refused("invalid_value", "tool_choice requires a call; give the functions")
+    if chosen is not None and chosen not in names:
+        raise refused("invalid_value", "tool_choice names a function that is not here")
+    if len(set(names)) < len(names):
+        raise refused("invalid_value", "two functions have the same name")
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `POST /v1/chat/completions`."""
+
+    prompt_field = "messages"
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: Annotated[Any, Neutral(NEVER_LEAVE, False)] = None
+    top_logprobs: Annotated[Any, Neutral(NEVER_LEAVE, 0)] = None
+
+    add_generation_prompt: Annotated[Any, Neutral(OWN_TEMPLATE, True)] = None
+    audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
+    chat_template: Annotated[Any, Neutral(OWN_TEMPLATE)] = None
+    chat_template_kwargs: Annotated[Any, Neutral(OWN_TEMPLATE, {})] = None
+    function_call: Annotated[Any, Neutral(OLD_CALLS, "none")] = None
+    functions: Annotated[Any, Neutral(OLD_CALLS, [])] = None
+    metadata: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
+    modalities: Annotated[Any, Neutral(TEXT_ONLY, ["text"])] = None
+    moderation: Annotated[Any, Neutral("moderation is not supported; remove it")] = None
+    parallel_tool_calls: IgnoredFlag = None
+    prediction: Annotated[Any, Neutral("predicted outputs are not supported; remove it")] = None
+    prompt_cache_key: IgnoredText = None
+    prompt_cache_options: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
+    prompt_cache_retention: Annotated[Any, Neutral(NOTHING_STORED)] = None
+    reasoning_effort: Annotated[Any, Neutral("separate reasoning is not supported; remove it", "none")] = None
+    safety_identifier: IgnoredText = None
+    service_tier: Annotated[Any, Neutral("there is only one service tier; remove it", "auto", "default")] = None
+    store: Annotated[Any, Neutral(NOTHING_STORED, False)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None,
+        description="With `auto`, the default, the answer is a text or one call of a tool: its first token, sampled as "
+        "any other, decides. An answer never has several calls.",
+    )
+    tools: Items[Tool] = Field([], max_length=MAX_TOOLS, validate_default=True)
+    verbosity: Annotated[Any, Neutral("max_tokens sets the length of answers; remove it", "medium")] = None
+    web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
+
+    @property
+    def callable_tools(self) -> Sequence[Function]:
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool.function for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return [tool.function for tool in self.tools]
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice not in (None, "auto")
+
+    @field_validator("tools")
+    @classmethod
+    def _tools_can_be_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
+        choice = info.data.get("tool_choice")
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        check_tools([tool.function.name for tool in tools], name, choice == "required")
+        return tools
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _limits_agree(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("max_tokens") not in (None, value):
+            raise refused("invalid_value", "conflicts with max_tokens; give only one of them")
+        return value
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().token_limit
+
+
+class TokenizeRequest(Body):
+    """The body of `POST /tokenize`: a prompt or a chat, not both."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise refused("invalid_value", "give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: Items[int]

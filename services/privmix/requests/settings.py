@@ -1,0 +1,68 @@
+"""Defines the settings with which requests are checked and answered. They are validated on construction."""
+
+import secrets
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from privmix.ensembles.records import ServedEnsemble
+from privmix.requests.schema import LEAST_TEMPERATURE, Fallbacks
+
+
+class ClientSettings(BaseModel):
+    """Holds the operator's settings for clients. The section `http` of the configuration has the same fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    cors_origins: tuple[str, ...] = Field(
+        (), description='origins of web pages that may call the service; ["*"] allows all'
+    )
+    administration_port: int | None = Field(
+        None,
+        gt=0,
+        lt=65536,
+        description="serve all routes on this port too, and those that need the scope administer there alone",
+    )
+    administration_host: str = Field("127.0.0.1", description="the address of the administration port")
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="names of the service, besides localhost and addresses, to which it answers while it has no keys; "
+        '["*"] allows all',
+    )
+    greedy_temperature: float | None = Field(
+        None, ge=LEAST_TEMPERATURE, le=2, description="the temperature for greedy requests; if None, they are refused"
+    )
+    ignore_seed: bool = Field(False, description="accept a seed without effect")
+    invalid_per_minute: int = Field(
+        600, gt=0, description="invalid requests of one key at one gateway, after which the key waits"
+    )
+    max_body_bytes: int = Field(1 << 20, gt=0)
+    max_n: int = Field(8, gt=0)
+    max_prompts: int = Field(16, gt=0)
+    max_tokens: int = Field(1024, gt=0)
+
+    @property
+    def fallbacks(self) -> Fallbacks:
+        """What replaces requests that cannot be private."""
+        return Fallbacks(self.greedy_temperature, self.ignore_seed)
+
+
+class RequestSettings(ClientSettings):
+    """Holds the settings of one gateway replica, or of the batches actor, which answers lines of files as requests.
+
+    Attributes:
+        namespace: the Ray namespace of the actors that all ensembles share (keys, batches, ensembles).
+        ensembles: the ensembles that are served while the ensembles actor does not answer.
+        ensembles_actor: if None, exactly `ensembles` are served.
+        api_key_hashes: the hashes (`Secret.hash`) of the keys in the configuration. A gateway does not get the keys.
+        keys_actor: if None, only the keys in the configuration are valid and no shares are charged.
+        batches_actor: if None, no files are stored and no batches are run.
+        cache_secret: the key of the hash that separates the prefix caches of API keys.
+    """
+
+    namespace: str
+    ensembles: tuple[ServedEnsemble, ...]
+    ensembles_actor: str | None = None
+    api_key_hashes: tuple[str, ...] = ()
+    keys_actor: str | None = None
+    batches_actor: str | None = None
+    cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))

@@ -1,0 +1,101 @@
+"""Translates what a request says about the form of its answer to a grammar, and checks it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from privmix.requests.errors import invalid, unavailable
+from privmix.requests.schema import GenerationRequest, StructuredOutputs
+from privmix.structure.errors import StructureError
+from privmix.structure.grammar import ANY_OBJECT, StructureKind
+from privmix.structure.matcher import Position
+from privmix.structure.trials import TrialError, Trials
+
+Wish = tuple[str, StructureKind, Any]
+"""The field that asks for a structure, its kind, and what it says (`of_kind`)."""
+
+_CUT_BY_STOP = ("structured_outputs.regex", "structured_outputs.grammar")
+"""Structures whose texts a stop string may end, as vLLM's examples do. It would break JSON, or the text of a choice."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Describes the form of the answers to a request.
+
+    Attributes:
+        field: the field of the request that asks for it.
+        start: the position at the beginning of an answer (`Tried`).
+    """
+
+    field: str
+    grammar: str
+    start: Position
+
+    @property
+    def shortest(self) -> int:
+        """The number of tokens that an answer needs."""
+        return self.start.shortest or 0
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop string ends an answer."""
+        return self.field in _CUT_BY_STOP
+
+
+async def structure_of(request: GenerationRequest, answers: int, trials: Trials, cache_salt: str) -> Structure | None:
+    """Returns the structure of the answers to a request; None if they are plain text.
+
+    Args:
+        answers: the number of answers, each of which compiles the grammar.
+        cache_salt: see `Trials.grammar`.
+
+    Raises:
+        ApiError: 400, the structure is invalid, too large or admits no answer, it costs too much for this number of
+            answers, or the request asks for several structures; 503, it cannot be tried.
+    """
+    wishes = list(_wishes(request))
+    if not wishes:
+        return None
+    if len(wishes) > 1:
+        raise invalid(wishes[1][0], f"conflicts with {wishes[0][0]}; give only one of them")
+    field, kind, described = wishes[0]
+    try:
+        tried = await trials.grammar(kind, described, cache_salt)
+    except StructureError as error:
+        raise invalid(field, str(error)) from None
+    except TrialError:
+        raise unavailable("structured answers are not available now") from None
+    if answers > (most := trials.most_answers(tried)):
+        raise invalid(
+            "n", f"{field} takes long to compile for each answer; request at most {most} answers, or simplify it"
+        )
+    return Structure(field, tried.grammar, tried.start)
+
+
+def _wishes(request: GenerationRequest) -> Iterator[Wish]:
+    if request.callable_tools:
+        tools = {function.name: function.parameters for function in request.callable_tools}
+        yield "tools", "tools" if request.must_call else "text_or_tools", tools
+    if (wanted := request.json_answer) is not None:
+        field, schema = wanted
+        yield field, "json", schema
+    if request.response_format is not None and (tag := request.response_format.structural_tag) is not None:
+        yield "response_format", "structural_tag", tag
+    if request.structured_outputs is not None:
+        yield from _structured_outputs(request.structured_outputs)
+
+
+def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
+    described: dict[StructureKind, Any] = {
+        "regex": wish.regex,
+        "choice": wish.choice,
+        "grammar": wish.grammar,
+        "structural_tag": wish.structural_tag,
+    }
+    if wish.json_ is not None:
+        yield "structured_outputs.json", "json", wish.json_
+    for kind, value in described.items():
+        if value is not None:
+            yield f"structured_outputs.{kind}", kind, value
+    if wish.json_object:
+        yield "structured_outputs.json_object", "json", ANY_OBJECT

@@ -1,0 +1,256 @@
+"""Reads the private corpus as a stream of documents, each with its user.
+
+    for document in Corpus("train.jsonl"):
+        document.user, document.text
+
+Error messages name the file, the row and the field, but never quote the content, because it is private.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+
+from privmix.foundation.errors import CorpusError, InputError
+from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
+from privmix.tokenization.people_text import PeopleText, TypedMarks
+from privmix.training.conversations import Conversation, conversation, instruction
+from privmix.training.rows import RowFields
+from privmix.training.sources import check, sources
+
+TOOLS = "tools"
+"""The field of a conversation's row that declares tools, as in OpenAI's fine-tuning form."""
+
+
+USER_LIMIT = 2**15
+"""The bytes of a line that are kept for its user, of which a character can take up to 6."""
+
+
+class Document(NamedTuple):
+    """Holds one text of one user; of a conversation, also its messages, and `text` is a transcript."""
+
+    user: str
+    text: str
+    conversation: Conversation | None = None
+
+    def row(self) -> dict[str, str]:
+        """Returns a row of a corpus that has this text."""
+        return {"user": self.user, "text": self.text}
+
+
+class RefusedConversation(CorpusError):  # noqa: N818
+    """The model's chat template refuses a conversation."""
+
+
+class Corpus:
+    """Iterates over the documents of files: JSON Lines, CSV or Parquet, as they are or compressed.
+
+    User ids are strings or whole numbers. White space around them is ignored. A field that holds a list of messages is
+    a conversation (`privmix.training.conversations`).
+
+    Args:
+        paths: files, globs, directories of Hugging Face datasets, and names of datasets; one of them or several.
+        user_field: the field with the user's id.
+        text_field: the field with the text or the conversation, or several with commas between them, of which the last
+            one is the answer to the others.
+        skip_bad: skip bad rows and count them in `skipped`, instead of raising.
+        split: the split of datasets.
+
+    Attributes:
+        skipped: how many rows were skipped so far, by the kind of their problem. It depends on private text.
+        report: takes the finished fraction of the reading.
+        people: the model that the text is for. With it, conversations that its template refuses are bad rows.
+
+    Raises:
+        CorpusError: a file does not exist; or, during iteration, a row is bad or a file is of another kind.
+    """
+
+    def __init__(
+        self,
+        paths: Path | str | Sequence[Path | str],
+        user_field: str = "user",
+        text_field: str = "text",
+        skip_bad: bool = False,
+        split: str | None = None,
+    ) -> None:
+        self._given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+        self._split = split
+        check(self._given, split)
+        self.user_field = user_field
+        self.text_field = text_field
+        self._text_fields = tuple(field.strip() for field in text_field.split(","))
+        self.skip_bad = skip_bad
+        self.skipped: Counter[str] = Counter()
+        self.report: Callable[[float], None] = _unreported
+        self.people: PeopleText | None = None
+
+    def beside(self, paths: Path | str | Sequence[Path | str]) -> "Corpus":
+        """Returns the corpus of other files that are read in the same way."""
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self._split)
+
+    @property
+    def name(self) -> str:
+        """What was given, for messages."""
+        return ", ".join(self._given)
+
+    @property
+    def form(self) -> str:
+        """What the text of a user is, in a sentence that depends on no text."""
+        fields = " and ".join(f"`{field}`" for field in self._text_fields)
+        return (
+            f"all rows whose `{self.user_field}` is the user's, in the order of the files: "
+            + (
+                f"{fields} as a turn of the user and the answer, rendered with the model's chat template"
+                if len(self._text_fields) > 1
+                else f"{fields}, which the model's chat template renders where it is a list of messages"
+            )
+            + "; each row is a document, which ends with the end-of-sequence token"
+        )
+
+    def __iter__(self) -> Iterator[Document]:
+        self.skipped = Counter()
+        found = sources(self._given, self._split)
+        sizes = [source.size for source in found]
+        total, before = max(1, sum(sizes)), 0
+        fields = RowFields((self.user_field, *self._text_fields), (TOOLS,))
+        for source, size in zip(found, sizes, strict=True):
+
+            def progress(done: int, before: int = before) -> None:
+                self.report(min(1.0, (before + done) / total))
+
+            for place, row in source.rows(fields, progress):
+                try:
+                    if isinstance(row, BadRow):
+                        raise row
+                    document = self._document(row)
+                except BadRow as bad:
+                    if not self.skip_bad:
+                        raise _error(bad, f"{source.name}, {place}") from None
+                    self.skipped[bad.kind] += 1
+                else:
+                    yield document
+            before += size
+        self.report(1.0)
+
+    def empty(self, whose: str = "") -> CorpusError:
+        """Returns the error for a corpus without documents, after reading it."""
+        if not self.skipped:
+            return CorpusError(f"corpus {self.name}: has no documents{whose}")
+        return CorpusError(
+            f"corpus {self.name}: has no documents{whose}: {self.skipped.total()} rows are bad and were skipped: "
+            f"{kinds(self.skipped)}; name the fields that hold the user and the text (--user-field, "
+            "--text-field), or mend the rows"
+        )
+
+    def _document(self, row: Mapping[str, Any]) -> Document:
+        user = self._user(row)
+        if len(self._text_fields) > 1:
+            return self._conversation(user, self._turn(row))
+        field = self.text_field
+        text = row.get(field)
+        if isinstance(text, str):
+            return Document(user, _text(text, field))
+        if text is None:
+            raise BadRow("is missing", "add it, or name the field that holds the text", field)
+        if not isinstance(text, list):
+            raise BadRow("is not text", "make it a string, or a list of messages", field)
+        return self._conversation(user, conversation(text, row.get(TOOLS), field))
+
+    def _turn(self, row: Mapping[str, Any]) -> Conversation:
+        values = [row.get(field) for field in self._text_fields]
+        if all(isinstance(value, list) for value in values):
+            messages = [message for value in values for message in value or ()]
+            return conversation(messages, row.get(TOOLS), self._text_fields[0])
+        return instruction(values, self._text_fields)
+
+    def _conversation(self, user: str, told: Conversation) -> Document:
+        field = self._text_fields[0]
+        _text(json.dumps(told.row(), ensure_ascii=False), field)
+        text = told.text
+        if self.people is not None:
+            try:
+                rendered(told, self.people)
+            except RefusedConversation:
+                raise BadRow("is no sequence of roles that the chat template allows", "mend the roles", field) from None
+        return Document(user, text, told)
+
+    def _user(self, row: Mapping[str, Any]) -> str:
+        field = self.user_field
+        user = row.get(field)
+        if isinstance(user, float) and user.is_integer():
+            user = int(user)  # a column of numbers with gaps holds floats
+        if isinstance(user, int) and not isinstance(user, bool):
+            user = str(user)
+        if user is None or user == "" or user != user:
+            raise BadRow("names no user", "give it the id of the user who wrote the text", field)
+        if not isinstance(user, str):
+            raise BadRow("is neither text nor a whole number", "give it the user's id", field)
+        if not (stripped := user.strip()):
+            raise BadRow("is blank", "give it the id of the user who wrote the text", field)
+        if len(stripped) > USER_LIMIT // 16:
+            raise BadRow("is too long", f"give an id of at most {USER_LIMIT // 16} characters", field)
+        return _encodable(stripped, field)
+
+
+def _unreported(fraction: float) -> None:
+    """Takes the finished fraction of a reading that nobody follows."""
+
+
+def rendered(told: Conversation, people: PeopleText) -> tuple[str, TypedMarks]:
+    """Returns what `PeopleText.rendered` makes the tokens of a conversation of.
+
+    Raises:
+        InputError: the model has no chat template.
+        RefusedConversation: the template refuses the conversation.
+    """
+    if not people.template:
+        raise InputError(
+            "text-field: holds conversations, and the public model has no chat template to render them; choose a model "
+            "with one (an instruct model), or give the text itself"
+        )
+    try:
+        return people.render(*told.for_template(people.template))
+    except (TemplateError, TypeError, ValueError):  # expressions of a template fail on messages that they do not expect
+        raise RefusedConversation(
+            "text-field: a conversation is no sequence of roles that the model's chat template allows; remove it"
+        ) from None
+
+
+def kinds(skipped: Mapping[str, int]) -> str:
+    """Returns the numbers of skipped rows by kind, the most frequent first. For the operator only: they are private."""
+    ordered = sorted(skipped.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} {kind}" for kind, count in ordered)
+
+
+def _line_size(text: str) -> int:
+    """Returns the bytes of a text in JSON Lines: what is read can be written with its user and read again."""
+    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
+
+
+def _text(text: str, field: str) -> str:
+    if len(text) > LINE_LIMIT // 8 and _line_size(text) > LINE_LIMIT - USER_LIMIT:
+        raise too_long(field)
+    if not text or text.isspace():
+        raise BadRow("is empty", "remove the row", field)
+    return _encodable(text, field)
+
+
+def _encodable(value: str, field: str) -> str:
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # `privmix.training.rows` decodes bytes that are not UTF-8 to these.
+        if 0xDC80 <= ord(value[error.start]) <= 0xDCFF:
+            raise BadRow("is not UTF-8", "convert the file to UTF-8", field) from None
+        raise BadRow("has half of a surrogate pair", "write the character whole", field) from None
+    return value
+
+
+def _error(bad: BadRow, place: str) -> CorpusError:
+    field = f", field {bad.field!r}" if bad.field else ""
+    return CorpusError(f"{place}{field}: {bad.problem}; {bad.fix}, or leave bad rows out (--skip-bad)")

@@ -1,0 +1,84 @@
+"""Manages an ensemble's directory during training: it has one writer, and adapters appear atomically.
+
+The directory holds `manifest.json`, the adapters that the manifest names below `parts/`, and the secret salt of the
+partition. The name of an adapter's directory contains a fingerprint of all its inputs. So a killed training can
+continue, and the old manifest stays valid until the new one replaces it.
+"""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from privmix.foundation.errors import InputError, WorkError
+from privmix.foundation.files import building, write_files
+from privmix.training import manifest as manifests
+from privmix.training.manifest import Manifest, hash_adapter
+
+PARTS = "parts"
+SALT = "partition.salt"
+RECEIPT = "receipt.json"
+
+
+@contextmanager
+def only_writer(output: Path) -> Iterator[None]:
+    """Creates the directory and locks it against other trainings.
+
+    Raises:
+        InputError: the directory cannot be created.
+        WorkError: another training is writing to it.
+    """
+    try:
+        (output / PARTS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
+    try:
+        with FileLock(output / ".training.lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise WorkError(f"output {output}: another training is writing to it; wait for it or stop it") from error
+
+
+def adapter_path(name: str, fingerprint: str) -> str:
+    """Returns the path of an adapter's directory, relative to the ensemble's directory."""
+    return f"{PARTS}/{name}-{fingerprint[:12]}"
+
+
+def finished(directory: Path, fingerprint: str) -> str | None:
+    """Returns the hash of the adapter in `directory`; None if it is missing, damaged or has another fingerprint."""
+    try:
+        receipt = json.loads((directory / RECEIPT).read_bytes())
+        intact = receipt == {"fingerprint": fingerprint, "sha256": hash_adapter(directory)}
+        return receipt["sha256"] if intact else None
+    except (OSError, ValueError):
+        return None
+
+
+def store(directory: Path, fingerprint: str, files: Mapping[str, bytes]) -> None:
+    """Writes an adapter's files atomically."""
+    with building(directory) as unfinished:
+        write_files(unfinished, files)
+        receipt = {"fingerprint": fingerprint, "sha256": hash_adapter(unfinished)}
+        (unfinished / RECEIPT).write_text(json.dumps(receipt))
+
+
+def ensemble_id(output: Path) -> str:
+    """Returns the ensemble's id from its manifest, or a new id.
+
+    An ensemble keeps its id when it is trained again: it contains the same users, so their privacy cost accumulates.
+    """
+    if (output / manifests.FILE).exists():
+        return Manifest.load(output).ensemble
+    return uuid.uuid4().hex
+
+
+def remove_others(output: Path, manifest: Manifest) -> None:
+    """Removes the adapters that the manifest does not name, because they contain private text without need."""
+    named = {Path(adapter.path).name for adapter in manifest.adapters}
+    for directory in (output / PARTS).iterdir():
+        if directory.name not in named:
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,229 @@
+"""Trains one adapter with DP-SGD from a private corpus and a public model.
+
+    run_training(plan(Corpus(Path("train.jsonl")), Path("ensemble"), private=DpSgdOptions(unit="user", epsilon=8)))
+
+The output is an ensemble of one part, whose manifest records the guarantee and the privacy event.
+"""
+
+import hashlib
+import hmac
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from privmix.foundation.errors import InputError
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise_multiplier
+from privmix.tokenization.people_text import PeopleText
+from privmix.training.base import Base, find_base
+from privmix.training.corpus import Corpus, Document
+from privmix.training.directory import SALT, adapter_path, ensemble_id, only_writer
+from privmix.training.manifest import Manifest, Part, PrivateTraining
+from privmix.training.marks import Marks
+from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from privmix.training.packing import Tokens, contributions, size_bucket
+from privmix.training.partition import PartShare, read_salt, salt_id
+from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from privmix.training.reading import read
+
+RECORD = "dp_sgd.json"
+"""The file beside an adapter that records its training, which is charged once for all later serving."""
+
+UNUSED = {"part_kind", "text", "layers", "batch", "epochs"}
+"""The options of a training that do not change what DP-SGD trains."""
+
+# Increase this number when the training's result for the same input changes, so that old adapters are not reused.
+_TRAINING = 5
+_NAME = PartShare(0).name
+_UNFINISHED = ".unfinished"
+_SEED = 0
+
+
+@contextmanager
+def plan(
+    corpus: Corpus,
+    output: Path,
+    *,
+    private: DpSgdOptions | None = None,
+    model: str | None = None,
+    options: TrainingOptions | None = None,
+    salt_file: Path | None = None,
+    warm_start: Corpus | None = None,
+) -> Iterator[TrainingPlan]:
+    """Plans one adapter in `output`. Keeps an existing adapter of the same input. Locks `output` meanwhile.
+
+    The privacy event depends on the options alone. `options.batch` and `options.epochs` are not used: a step takes all
+    units, or a batch of `private.expected_batch` of them.
+
+    A training that is killed goes on after its last whole step if the same one is planned again. Until an adapter is
+    finished, `output` has the state after that step, which the guarantee covers but no ledger: delete the directory
+    instead of giving it away. A second training on the same text costs as much as the first.
+
+    Args:
+        warm_start: public text of the same kind, on which the adapter is trained first, at no cost.
+
+    Raises:
+        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
+        WorkError: another training is writing to `output`.
+    """
+    private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
+    if options.part_kind != "lora":
+        raise InputError("part_kind: DP-SGD trains plain LoRA, with keys and values of its own; choose lora")
+    if options.dropout:
+        raise InputError("dropout: must be 0 with DP-SGD, because a unit would change the dropout of the others")
+    with only_writer(output):
+        ensemble = ensemble_id(output)  # an unreadable manifest is refused before the training
+        base = find_base(model, options.block)
+        if base.private is not None:
+            raise InputError(
+                f"model {base.name}: was trained on private text itself; train with DP-SGD on a public model, with all "
+                "of epsilon"
+            )
+        salt = read_salt(salt_file or output / SALT)
+        before, tokenizer = Marks.of_ensemble(output, salt), base.load_tokenizer()
+        corpus.people = PeopleText(tokenizer)
+        text = read(corpus, salt, partial(_units, tokenizer=tokenizer, private=private, options=options))
+        units, marks = text.content, before | text.marks
+        public = () if warm_start is None else _public(warm_start, marks, tokenizer, private, options)
+        fingerprint = _fingerprint(units, base, salt, private, options, public)
+        kept = output.absolute() / f"{adapter_path(_NAME, fingerprint)}{_UNFINISHED}"
+        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options, public, kept))
+        yield TrainingPlan(
+            output,
+            base,
+            [adapter],
+            options.part_kind,
+            manifest=lambda: _manifest(
+                ensemble, output, adapter, base, salt, options, sum(map(len, units)), corpus.form
+            ),
+            marks=marks,
+            skipped=text.skipped,
+        )
+
+
+def planned(private: DpSgdOptions, *, roughly: bool = False) -> DpSgdEvent:
+    """Returns the privacy event of a training, with the smallest noise that meets epsilon and delta.
+
+    Args:
+        roughly: up to some 1e-4 less noise, for a comparison of many: asking dp-accounting takes part of a second.
+
+    Raises:
+        InputError: no noise meets epsilon and delta.
+    """
+    rate, steps = private.sampling_rate, private.steps
+    try:
+        if roughly and rate == 1:
+            noise = full_batch_noise(private.epsilon, private.delta, steps)
+        else:
+            noise = noise_multiplier(private.epsilon, private.delta, rate, steps)
+    except ValueError as error:
+        raise InputError(f"epsilon: {error}") from error
+    return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
+
+
+def _public(
+    warm_start: Corpus, private_text: Marks, tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
+) -> list[Tokens]:
+    """Returns the texts of a warm start.
+
+    Raises:
+        InputError: there are none, or a user or a text is also in the private corpus.
+    """
+    warm_start.people = PeopleText(tokenizer)
+    documents = list(warm_start)
+    if shared := private_text.overlap(documents):
+        raise InputError(
+            f"warm-start {warm_start.name}: {shared.users} of its users and {shared.texts} of its {len(documents)} "
+            "texts are in the private corpus, now or in an earlier training here; give public text of others"
+        )
+    if not documents:
+        raise InputError(f"warm-start: {warm_start.empty()}")
+    return _units(documents, tokenizer, private, options)
+
+
+def _units(
+    documents: Iterable[Document], tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
+) -> list[Tokens]:
+    return contributions(documents, tokenizer, private.unit, private.blocks * options.block)
+
+
+def _fingerprint(
+    units: Sequence[Tokens],
+    base: Base,
+    salt: bytes,
+    private: DpSgdOptions,
+    options: TrainingOptions,
+    public: Sequence[Tokens],
+) -> str:
+    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
+    key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
+    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
+    recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
+    if public:
+        recipe.append(_digest(public))
+    digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
+    for unit in units:
+        digest.update(unit.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _digest(public: Sequence[Tokens]) -> str:
+    """Returns the digest of the texts of a warm start."""
+    digest = hashlib.sha256(json.dumps([len(text) for text in public]).encode())
+    for text in public:
+        digest.update(text.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _recipe(
+    units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, public: Sequence[Tokens], kept: Path
+) -> Recipe:
+    from privmix.training import per_unit
+
+    event = planned(private)
+    work = partial(
+        per_unit.train_adapter,
+        units=units,
+        options=options,
+        seed=_SEED,
+        noise_multiplier=event.noise_multiplier,
+        sampling_rate=event.sampling_rate,
+        steps=event.steps,
+        clip=private.clip,
+        matrices=private.matrices,
+        public=public,
+        kept=kept,
+    )
+    chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
+    record = PrivateTraining(**chosen, clipping="exact", event=event, warm_start=_digest(public) if public else None)
+    batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
+    note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
+    return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
+
+
+def _manifest(
+    ensemble: str,
+    output: Path,
+    adapter: PlannedAdapter,
+    base: Base,
+    salt: bytes,
+    options: TrainingOptions,
+    tokens: int,
+    form: str,
+) -> Manifest:
+    digest = adapter.digest(output)
+    return Manifest(
+        ensemble=ensemble,
+        base_model=base.name,
+        base_revision=base.revision,
+        tokenizer=base.tokenizer,
+        salt_id=salt_id(salt),
+        rank=options.rank,
+        part_kind=options.part_kind,
+        parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest, size_bucket=size_bucket(tokens)),),
+        text=form,
+        dp_sgd=PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes()),
+    )

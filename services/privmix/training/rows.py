@@ -1,0 +1,335 @@
+"""Reads rows from JSON Lines, CSV and Parquet, as they are or compressed, in bounded memory.
+
+    for number, row in rows(file, "notes.csv.gz", Fields(("ID", "dialogue")), progress):
+        row["dialogue"]
+
+The content of a file says what it is. Its name decides only between JSON Lines and CSV, where the first line does not.
+"""
+
+import csv
+import io
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, BinaryIO
+
+from privmix.foundation.errors import CorpusError
+from privmix.foundation.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered, lines, parse
+
+
+@dataclass(frozen=True)
+class RowFields:
+    """Names the fields that rows are read for. Tables need the first ones, and are not read for others."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+CorpusRow = Mapping[str, Any] | BadRow
+ReadingProgress = Callable[[int], None]
+"""Takes the number of bytes of the file that are read."""
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+_PARQUET = b"PAR1"
+_OTHERS = {
+    b"PK\x03\x04": ("a ZIP archive, as Excel's workbooks are", "unpack it, or save the sheet as CSV"),
+    b"\xd0\xcf\x11\xe0": ("a document of Microsoft Office", "save it as CSV"),
+    b"%PDF": ("a PDF document", "give its text as JSON Lines"),
+    b"SQLite format 3": ("a SQLite database", "export the table as CSV"),
+    b"ARROW1": ("an Arrow file", "write it as Parquet, or give the directory that `save_to_disk` wrote"),
+    b"\xff\xff\xff\xff": ("an Arrow stream", "write it as Parquet, or give the directory that `save_to_disk` wrote"),
+    b"ORC": ("an ORC file", "write it as Parquet"),
+    b"Obj\x01": ("an Avro file", "write it as Parquet"),
+    b"\x89HDF": ("an HDF5 file", "write it as Parquet"),
+    b"\x80\x04": ("a Python pickle", "write it as Parquet"),
+    b"\x80\x05": ("a Python pickle", "write it as Parquet"),
+    b"\xfd7zXZ": ("compressed with xz", "decompress it, or compress it with gzip or zstd"),
+    b"7z\xbc\xaf": ("a 7z archive", "unpack it"),
+    b"\x04\x22\x4d\x18": ("compressed with lz4", "decompress it, or compress it with gzip or zstd"),
+    b"\xff\xfe\x00\x00": ("text in UTF-32", "convert it to UTF-8"),
+    b"\x00\x00\xfe\xff": ("text in UTF-32", "convert it to UTF-8"),
+    b"version https://git-lfs": ("a pointer of Git LFS and not the file", "run `git lfs pull`"),
+}
+_TAR = (257, b"ustar")
+_FIELD_LIMIT = 16 * LINE_LIMIT
+"""The most characters of a field of CSV. It is read before it is refused, so that the next row is found."""
+_BATCH_BYTES, _BATCH_ROWS = 2**22, 4096
+"""The size of a batch of Parquet's rows: about so many bytes, and at most so many rows."""
+_SUFFIXES = (".json", ".jsonl", ".ndjson")
+
+
+def rows(file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress) -> Iterator[tuple[str, CorpusRow]]:
+    """Yields each row with its place, such as `line 3`. Blank lines are no rows.
+
+    Args:
+        file: a binary file that can seek.
+        name: the file's name, for errors and for its suffix.
+        fields: the wanted fields. Rows of JSON Lines and CSV have all others, too.
+
+    Raises:
+        CorpusError: the file is of another kind, or damaged: what follows the damage cannot be read.
+    """
+    stream = io.BufferedReader(file, 2**18) if isinstance(file, io.RawIOBase) else file
+    head = _peek(stream)
+    compression = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
+    try:
+        if head.startswith(_PARQUET):
+            yield from _parquet(stream, name, fields, progress)
+        elif compression is None:
+            yield from _text(buffered(stream.read), name, fields, lambda: progress(stream.tell()))
+        else:
+            yield from _decompressed(stream, compression, name, fields, progress)
+    except OSError as error:
+        # Arrow's errors can quote values.
+        raise CorpusError(f"{name}: is damaged or cannot be read ({type(error).__name__}); copy it again") from None
+
+
+def _peek(file: BinaryIO) -> bytes:
+    head = file.read(512)
+    file.seek(0)
+    return head
+
+
+def _decompressed(
+    file: BinaryIO, compression: str, name: str, fields: RowFields, progress: ReadingProgress
+) -> Iterator[tuple[str, CorpusRow]]:
+    import pyarrow as pa  # slow to import
+
+    content = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
+    stream = buffered(content.read)
+    head = stream.peek(4)
+    if head.startswith(tuple(_COMPRESSED)):
+        raise CorpusError(f"{name}: is compressed twice; decompress it once")
+    if head.startswith(_PARQUET):
+        with tempfile.TemporaryFile() as unpacked:
+            _copy(stream, unpacked, name)
+            # The rows are as many of the file's bytes, in proportion.
+            scale = file.seek(0, io.SEEK_END) / max(1, unpacked.tell())
+            unpacked.seek(0)
+            yield from _parquet(unpacked, name, fields, lambda done: progress(int(done * scale)))
+    else:
+        yield from _text(stream, name, fields, lambda: progress(file.tell()))
+
+
+def _copy(source: BinaryIO, target: BinaryIO, name: str) -> None:
+    """Copies a file, but not more than half of the space that is left: its size is unknown before."""
+    limit = shutil.disk_usage(tempfile.gettempdir()).free // 2
+    while content := source.read(2**20):
+        if target.tell() + len(content) > limit:
+            raise CorpusError(f"{name}: needs more than half of the free space for temporary files; decompress it")
+        target.write(content)
+
+
+def _text(stream: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]) -> Iterator[Any]:
+    _refuse_others(stream.peek(512), name)
+    try:
+        text = as_utf8(stream)
+        yield from _text_rows(text, name, fields, progress)
+    except UnicodeDecodeError:
+        raise CorpusError(f"{name}: begins as UTF-16 and is damaged; convert it to UTF-8") from None
+
+
+def _text_rows(
+    text: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]
+) -> Iterator[tuple[str, CorpusRow]]:
+    head = text.peek(512).removeprefix(b"\xef\xbb\xbf")
+    start = head.lstrip()
+    if re.match(rb"<(!doctype|html|\?xml)", start, re.I):
+        raise CorpusError(f"{name}: is a page of HTML or XML; download the file itself")
+    if re.match(rb"\[\s*[{\]]", start):
+        raise CorpusError(f"{name}: is one JSON array; write one object on each line, as `jq -c '.[]'` does")
+    if b"\0" in start.partition(b"\n")[0]:
+        raise CorpusError(
+            f"{name}: is neither JSON Lines, CSV nor Parquet; it is binary, or UTF-16 without a byte order mark"
+        )
+    delimiter = None if start.startswith(b"{") else _delimiter(head, fields)
+    suffixes = PurePath(name).suffixes
+    if not start or start.startswith(b"{") or (delimiter is None and any(suffix in _SUFFIXES for suffix in suffixes)):
+        yield from _json_rows(text, progress)
+    elif delimiter is not None:
+        yield from _csv_rows(text, delimiter, name, progress)
+    elif any(mark in head.partition(b"\n")[0] for mark in (b",", b";", b"\t")):
+        raise CorpusError(
+            f"{name}: its first line names no columns {_listed(fields.needed)}; name those that hold the user and the "
+            "text (--user-field, --text-field), or write their names into the first line"
+        )
+    else:
+        raise CorpusError(f"{name}: is text, but neither JSON Lines nor CSV; write one JSON object on each line")
+
+
+def _refuse_others(head: bytes, name: str) -> None:
+    offset, tar = _TAR
+    if head[offset:].startswith(tar):
+        raise CorpusError(f"{name}: is a tar archive; unpack it and give its files")
+    for magic, (kind, fix) in _OTHERS.items():
+        if head.startswith(magic):
+            raise CorpusError(f"{name}: is {kind}, not JSON Lines, CSV or Parquet; {fix}")
+
+
+def _json_rows(text: io.BufferedReader, progress: Callable[[], None]) -> Iterator[tuple[str, CorpusRow]]:
+    for number, line in lines(text):
+        if not number % 256:
+            progress()
+        try:
+            yield f"line {number}", parse(line)
+        except BadRow as bad:
+            yield f"line {number}", bad
+
+
+def _delimiter(head: bytes, fields: RowFields) -> str | None:
+    """Returns the delimiter with which the first line names the wanted columns; None if there is none."""
+    first = head.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
+    for delimiter in (",", ";", "\t", "|"):
+        if set(fields.needed) <= {*next(csv.reader([first], delimiter=delimiter), [])}:
+            return delimiter
+    return None
+
+
+def _csv_rows(
+    text: io.BufferedReader, delimiter: str, name: str, progress: Callable[[], None]
+) -> Iterator[tuple[str, CorpusRow]]:
+    """Yields the rows of CSV.
+
+    A quote that is not closed takes the rows of other users. So it is never skipped: whether one user's row is there
+    would change the text of others.
+    """
+    csv.field_size_limit(_FIELD_LIMIT)
+    reader = csv.reader(_decoded(text, name), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader)
+        if len(set(header)) < len(header):
+            raise CorpusError(f"{name}: two columns have the same name; rename one")
+        for number, row in enumerate(_numbered(reader)):
+            if not number % 256:
+                progress()
+            yield _csv_row(row, header, name)
+    except csv.Error:
+        raise CorpusError(
+            f"{name}, line {reader.line_num}: has a quote that is not closed, or a text of more than "
+            f"{_FIELD_LIMIT // 2**20} MiB. The rows after it cannot be told apart, so --skip-bad does not skip it; put "
+            "each text in quotes and double the quotes in it"
+        ) from None
+
+
+def _numbered(reader: Any) -> Iterator[tuple[int, int, list[str]]]:
+    """Yields the first and the last line of each row that is not blank, and its cells."""
+    before = reader.line_num
+    for cells in reader:
+        if any(cell.strip() for cell in cells):
+            yield before + 1, reader.line_num, cells
+        before = reader.line_num
+
+
+def _csv_row(row: tuple[int, int, list[str]], header: list[str], name: str) -> tuple[str, CorpusRow]:
+    first, last, cells = row
+    if len(cells) == len(header):
+        return f"line {first}", dict(zip(header, cells, strict=True))
+    if last > first:
+        raise CorpusError(
+            f"{name}, line {first}: has {len(cells)} cells on {last - first + 1} lines, not {len(header)}. A quote in "
+            "it may have taken rows of others, so --skip-bad does not skip it; double the quotes in texts"
+        )
+    return f"line {first}", BadRow("has more or fewer cells than the first line", "put texts with commas in quotes")
+
+
+def _decoded(text: io.BufferedReader, name: str) -> Iterator[str]:
+    """Yields the lines of a text. What is not UTF-8 becomes surrogates, which `Corpus` refuses."""
+    number = 0
+    while line := text.readline(_FIELD_LIMIT + 1):
+        number += 1
+        if len(line) > _FIELD_LIMIT:
+            raise CorpusError(f"{name}, line {number}: is longer than {_FIELD_LIMIT // 2**20} MiB; split the text")
+        yield line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+
+
+def _parquet(
+    file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress
+) -> Iterator[tuple[str, CorpusRow]]:
+    import pyarrow as pa  # slow to import
+    from pyarrow import parquet
+
+    try:
+        size, source = file.seek(0, io.SEEK_END), _arrow_file(file)
+        table = parquet.ParquetFile(source, buffer_size=2**20)
+        columns = wanted(table.schema_arrow.names, fields, name)
+        texts = [column for column in columns if not pa.types.is_nested(table.schema_arrow.field(column).type)]
+        coded = parquet.ParquetFile(_arrow_file(file), buffer_size=2**20, read_dictionary=texts)
+        done, total = 0, max(1, table.metadata.num_rows)
+        for group in range(table.num_row_groups):
+            at_once = _rows_at_once(coded, group, columns)
+            for batch in table.iter_batches(at_once, row_groups=[group], columns=columns):
+                yield from table_rows(batch, done)
+                done += len(batch)
+                progress(done * size // total)
+    except (pa.ArrowException, OSError):
+        # Arrow's errors can quote values.
+        raise CorpusError(f"{name}: is damaged or incomplete Parquet; copy it again") from None
+
+
+def table_rows(batch: Any, before: int) -> Iterator[tuple[str, CorpusRow]]:
+    """Yields the rows of a batch of Arrow's, of which `before` rows precede."""
+    columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
+    names = batch.schema.names
+    for number, values in enumerate(zip(*columns, strict=True), start=before + 1):
+        yield f"row {number}", dict(zip(names, values, strict=True))
+
+
+def wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
+    """Returns the columns to read.
+
+    Raises:
+        CorpusError: a needed field is no column.
+    """
+    for field in fields.needed:
+        if field not in names:
+            raise CorpusError(
+                f"{name}: has no column {field!r}, only {_listed(names)}; name the columns that hold the user and the "
+                "text (--user-field, --text-field)"
+            )
+    return [field for field in (*fields.needed, *fields.optional) if field in names]
+
+
+def _arrow_file(file: BinaryIO) -> Any:
+    """Returns the file for Arrow, which reads one on the disk without Python."""
+    import pyarrow as pa
+
+    return pa.OSFile(file.name) if isinstance(getattr(file, "name", None), str) else pa.PythonFile(file, "r")
+
+
+def _rows_at_once(table: Any, group: int, columns: Sequence[str]) -> int:
+    """Returns how many rows of a row group are read together, so that they need about `_BATCH_BYTES`.
+
+    A small file can hold large texts, because a dictionary has each text once that many rows share. So the longest text
+    of each dictionary counts.
+
+    Args:
+        table: the file, read with dictionaries.
+    """
+    described = table.metadata.row_group(group)
+    largest = 1
+    for index in range(described.num_columns):
+        chunk = described.column(index)
+        name = chunk.path_in_schema
+        if name.partition(".")[0] in columns:
+            largest = max(largest, chunk.total_uncompressed_size // max(1, described.num_rows))
+        if name in columns and chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY":
+            largest = max(largest, _longest(table, group, name))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
+
+
+def _longest(table: Any, group: int, column: str) -> int:
+    """Returns the bytes of the longest text in the dictionary of a column."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    first = next(table.iter_batches(1, row_groups=[group], columns=[column]), None)
+    if first is None or not pa.types.is_dictionary(first.column(0).type):
+        return 1
+    return int(compute.max(compute.binary_length(first.column(0).dictionary)).as_py() or 1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names))

@@ -1,0 +1,212 @@
+"""Divides epsilon between a private base and the tokens of an ensemble on it, before any training.
+
+    divide(requirements, propose(requirements))
+    base_share(StatedSize(users=2_000), 64, TokenBudget(epsilon=8, delta=1e-5, tokens=16_384))
+
+The tokens of a base that DP-SGD trained cost nothing, and an ensemble on it adds less than it gains alone.
+`base_gain.json`, which `tests.benchmarks.private_base` measures on public text, has the gain of DP-SGD by its signal,
+and the fraction of an ensemble's gain that is left on a base, by the base's. `LEAVES_OUT` lists what it does not cover.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from privmix.foundation.errors import InputError
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.training.dp_sgd import planned
+from privmix.training.expectation import (
+    MIN_USERS_PER_PART_OF_UNKNOWN_SIZE,
+    Population,
+    Proposal,
+    Range,
+    Requirements,
+    interpolated,
+    propose,
+)
+from privmix.training.manifest import StatedSize
+from privmix.training.options import DpSgdOptions, TokenBudget
+
+BASE_TABLE = Path(__file__).with_name("base_gain.json")
+SHARES = (*(tenths / 10 for tenths in range(10)), 0.95, 1.0)
+"""The shares of epsilon that are considered for the base."""
+TOKENS_PER_USER = 512
+"""The assumed length of a user's text if nobody stated it: one block of DP-SGD's recipe."""
+
+LEAVES_OUT = (
+    "other text and other models, and users with more text than was measured: a base learns more from them",
+    "larger corpora than were measured: their bases count as the largest measured one",
+    "few users stand for all in the measurements, which takes from the base more than from the parts",
+    "contexts: what a base gains is mostly at the beginning of a text",
+)
+
+
+def signal(event: DpSgdEvent, users: int) -> float:
+    """Returns the sum of all users' clipped gradients over all steps, at most, in deviations of the noise on it.
+
+    With a recipe, and batches of all users, epsilon and the number of users change what is learnt through it alone.
+    """
+    return users * event.sampling_rate * math.sqrt(event.steps) / event.noise_multiplier
+
+
+@dataclass(frozen=True)
+class MeasuredBases:
+    """Holds `base_gain.json`."""
+
+    table: Mapping[str, Any]
+
+    @classmethod
+    @cache
+    def load(cls) -> Self:
+        return cls(json.loads(BASE_TABLE.read_bytes()))
+
+    def gain(self, strength: float) -> dict[str, float]:
+        """Returns the gain of DP-SGD at a signal on each measured corpus, in nats per token."""
+        return {
+            name: interpolated(strength, {key: float(np.mean(runs)) for key, runs in corpus["gain_by_signal"].items()})
+            for name, corpus in self.table["corpora"].items()
+        }
+
+    def added(self, base: Mapping[str, float], alone: Mapping[str, float]) -> dict[str, float]:
+        """Returns what ensembles add to bases on each corpus, from what both gain alone."""
+        return {
+            name: alone[name] * interpolated(base[name], corpus["kept_by_gain"], at_0=1.0)
+            for name, corpus in self.table["corpora"].items()
+        }
+
+    @property
+    def source(self) -> str:
+        table = self.table
+        corpora = [
+            f"{name} ({corpus['size']['users']} users and {corpus['size']['standing']} parts stand for all)"
+            for name, corpus in table["corpora"].items()
+        ]
+        return (
+            f"measured {table['measured']} on {', '.join(corpora)}, with {table['model']}: "
+            "services/privmix/training/base_gain.json; python -m tests.benchmarks.private_base repeats it"
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """Holds a share of epsilon for a private base, and what both sides are expected to gain.
+
+    Attributes:
+        share: 0 for an ensemble on the public model, 1 for DP-SGD without parts.
+        base: the gain of the base over the public model on each measured corpus, in nats per token, for any number of
+            tokens.
+        parts: the ensemble on the base; None at a share of 1.
+        added: what the ensemble adds on each corpus, for the tokens of the budget.
+    """
+
+    epsilon: float
+    share: float
+    base: Mapping[str, float]
+    parts: Proposal | None
+    added: Mapping[str, float]
+
+    @property
+    def gain(self) -> Range:
+        """The gain over the public model while the budget lasts, in nats per token."""
+        return Range.of([gain + self.added[name] for name, gain in self.base.items()])
+
+    def expectation(self) -> dict[str, Any]:
+        """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
+        return {
+            "nats_a_token": asdict(self.gain),
+            "of_the_base": asdict(Range.of([*self.base.values()])),
+            "of_the_parts": asdict(Range.of([*self.added.values()])),
+            "source": MeasuredBases.load().source,
+            "leaves_out": list(LEAVES_OUT),
+        }
+
+
+def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHARES) -> Division | None:
+    """Returns the division with the largest expected gain, with the number of parts and the protocol of `alone`.
+
+    Returns None if the size of the corpus, or so the gain in nats, is unknown, or if no share is possible.
+    """
+    if alone.gain is None:
+        return None
+    fixed = replace(wanted, protocol=alone.settings.protocol, parts=alone.protocol.parts, part_kind=alone.part_kind)
+    roughly = propose(fixed, roughly=True)
+    divisions = [_division(share, fixed, roughly, roughly=True) for share in shares]
+    possible = [division for division in divisions if division is not None]
+    possible.sort(key=lambda division: division.gain.mean, reverse=True)
+    exact = (_division(division.share, fixed, alone) for division in possible)
+    return next((division for division in exact if division is not None), None)
+
+
+def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> float:
+    """Returns the share of epsilon for a private base below an ensemble, from public numbers alone.
+
+    It is the best share of `divide`: the more tokens, the larger. If no size was stated, each part is assumed to have
+    `MIN_USERS_PER_PART_OF_UNKNOWN_SIZE` users, and each user `TOKENS_PER_USER` tokens.
+
+    Args:
+        size: the size of the corpus as the operator states it; None if it is unknown.
+        parts: N, the number of parts; None to choose it from the size.
+        budget: what the base and the tokens cost together, and the tokens that it must last for.
+
+    Raises:
+        InputError: neither the size nor the number of parts is known; the budget does not last for the tokens; or, by
+            a size that was stated in full, the base or the parts on it are worth nothing.
+    """
+    users, division = _users(size, parts), divide_by_size(size, parts, budget)
+    if division is None:
+        raise InputError("epsilon: is too small for a private base; leave --base out")
+    if division.share == 1:
+        raise InputError(
+            f"base: with {users:,} users and {budget.tokens:,} tokens, parts add nothing to a base of all epsilon; "
+            "use `privmix train-base` alone, or set --base-share"
+        )
+    if not division.share:
+        raise InputError(
+            f"base: with {users:,} users and {budget.tokens:,} tokens, a base adds nothing to the parts; leave --base "
+            "out, or set --base-share"
+        )
+    return division.share
+
+
+def divide_by_size(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> Division | None:
+    """Returns the division that `base_share` takes, also where all of epsilon belongs to one side.
+
+    Raises:
+        InputError: neither the size nor the number of parts is known, or the budget does not last for the tokens.
+    """
+    users, per_user = _users(size, parts), None if size is None else size.tokens_per_user
+    wanted = Requirements(Population(users, users * (per_user or TOKENS_PER_USER)), budget, parts=parts)
+    # An assumed size is not exact enough to refuse a base that the operator asks for.
+    return divide(wanted, propose(wanted), SHARES[1:-1] if per_user is None else SHARES)
+
+
+def _users(size: StatedSize | None, parts: int | None) -> int:
+    if size is not None:
+        return size.users
+    if parts is not None:
+        return MIN_USERS_PER_PART_OF_UNKNOWN_SIZE * parts
+    raise InputError("base-share: follows from --users, or from --parts; state one of them, or set the share")
+
+
+def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: bool = False) -> Division | None:
+    """Returns the expectation at a share; None if what is left of the budget is too small."""
+    epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
+    nothing = dict.fromkeys(measured.table["corpora"], 0.0)
+    if not share:
+        return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing})
+    try:
+        # Without the name of a run, plans on this base are the same each time, and are made once (`_planned`).
+        options = DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta)
+        event = replace(planned(options, roughly=roughly), run=None)
+        parts = propose(replace(wanted, base=event), roughly=roughly) if share < 1 else None
+    except InputError:
+        return None
+    base = measured.gain(signal(event, wanted.population.users))
+    added = nothing if parts is None else measured.added(base, parts.by_corpus)
+    return Division(epsilon, share, base, parts, added)

@@ -1,0 +1,181 @@
+"""Trains an ensemble of adapters from a private corpus and a public model.
+
+    run_training(plan(Corpus(Path("train.jsonl")), Path("ensemble"), parts=8))
+
+It trains one adapter for each part and, with `halves`, one for each half of a part. See `directory` for the layout.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from privmix.foundation.errors import InputError
+from privmix.tokenization.people_text import PeopleText
+from privmix.training.base import Base, find_base
+from privmix.training.cohorts import EarlierEnsembles
+from privmix.training.corpus import Corpus
+from privmix.training.directory import SALT, ensemble_id, only_writer
+from privmix.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
+from privmix.training.marks import Marks
+from privmix.training.options import TrainingOptions
+from privmix.training.packing import Tokens, size_bucket, tokenize
+from privmix.training.partition import Partition, PartShare, read_salt, salt_id
+from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from privmix.training.reading import read
+
+# Increase this number when the training's result for the same input changes, so that old adapters are not reused.
+_TRAINING = 4
+
+
+@contextmanager
+def plan(
+    corpus: Corpus,
+    output: Path,
+    *,
+    parts: int,
+    halves: bool = False,
+    model: str | None = None,
+    options: TrainingOptions | None = None,
+    salt_file: Path | None = None,
+    earlier: Sequence[Path] = (),
+    stated: StatedSize | None = None,
+) -> Iterator[TrainingPlan]:
+    """Plans an ensemble in `output`, new or to complete. Locks `output` meanwhile.
+
+    Adapters whose text has not changed are kept.
+
+    Args:
+        parts: the number of parts. A keyed hash of a user's id determines the user's part.
+        halves: also train an adapter for each of the two halves into which the hash divides a part's users. Without
+            it, existing adapters of halves are removed.
+        model: see `public_model.resolve`.
+        salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
+        earlier: ensembles whose users' documents are left out, so that no user is in both (`cohorts`).
+        stated: the public size of the corpus from which `parts` was chosen, for the manifest.
+
+    Raises:
+        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
+        WorkError: another training is writing to `output`.
+    """
+    options = options or TrainingOptions()
+    if parts < 1:
+        raise InputError(f"parts: must be at least 1, not {parts}")
+    with only_writer(output):
+        base = find_base(model, options.block)
+        options = options.for_depth(base.layers)
+        salt = read_salt(salt_file or output / SALT)
+        tokenizer = base.load_tokenizer()
+        corpus.people = PeopleText(tokenizer)
+        before, others = Marks.of_ensemble(output, salt), EarlierEnsembles(earlier)
+        partition = Partition(salt, parts, halves)
+        text = read(corpus, salt, partial(tokenize, tokenizer=tokenizer, partition=partition), others)
+        entries = _entries(text.content, base, salt, options)
+        apart = others.apart_from(output, before, text.marks)
+        yield TrainingPlan(
+            output,
+            base,
+            [entry.planned for entry in entries],
+            options.part_kind,
+            manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated, corpus.form),
+            marks=before | text.marks,
+            skipped=text.skipped,
+            left_out=text.left_out,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """Holds a planned adapter with the fields that the manifest records."""
+
+    share: PartShare
+    planned: PlannedAdapter
+    size_bucket: int
+
+
+def _entries(streams: Mapping[PartShare, Tokens], base: Base, salt: bytes, options: TrainingOptions) -> list[_Entry]:
+    return [
+        _Entry(
+            share,
+            PlannedAdapter(
+                share.name,
+                _fingerprint(tokens, base, salt, options),
+                partial(_recipe, share, tokens, options),
+            ),
+            size_bucket(len(tokens)),
+        )
+        for share, tokens in streams.items()
+    ]
+
+
+def _recipe(share: PartShare, tokens: Tokens, options: TrainingOptions) -> Recipe:
+    if options.part_kind == "text":
+        return Recipe(partial(_text, tokens, options.text))
+    from privmix.training.adapter import train_adapter
+
+    return Recipe(partial(train_adapter, tokens=tokens, options=options, seed=_seed(share)))
+
+
+def _text(
+    tokens: Tokens, size: int, base: Path, base_name: str, *, report: Callable[[float], None]
+) -> dict[str, bytes]:
+    from privmix.engine.part_text import text_files
+
+    return text_files(tokens, size)
+
+
+def _seed(share: PartShare) -> int:
+    # The halves of a part start from the same weights, so that only their texts make them differ.
+    return int.from_bytes(hashlib.sha256(f"privmix part {share.part}".encode()).digest()[:7], "big")
+
+
+def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptions) -> str:
+    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
+    key = hashlib.sha256(b"privmix part fingerprint\0" + salt).digest()
+    recipe = [_TRAINING, base.revision, base.tokenizer, options.recipe]
+    digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
+    digest.update(tokens.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _manifest(
+    entries: list[_Entry],
+    output: Path,
+    base: Base,
+    salt: bytes,
+    options: TrainingOptions,
+    disjoint_from: tuple[Apart, ...],
+    stated: StatedSize | None,
+    form: str,
+) -> Manifest:
+    adapters = {entry.share: _adapter(entry, output) for entry in entries}
+    return Manifest(
+        ensemble=ensemble_id(output),
+        base_model=base.name,
+        base_revision=base.revision,
+        tokenizer=base.tokenizer,
+        salt_id=salt_id(salt),
+        rank=options.rank,
+        part_kind=options.part_kind,
+        layers=options.layers,
+        private_base=base.private,
+        parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
+        disjoint_from=disjoint_from,
+        stated=stated,
+        text=form,
+    )
+
+
+def _adapter(entry: _Entry, output: Path) -> Adapter:
+    planned = entry.planned
+    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output), size_bucket=entry.size_bucket)
+
+
+def _part(index: int, adapters: Mapping[PartShare, Adapter]) -> Part:
+    first, second = PartShare(index, 0), PartShare(index, 1)
+    halves = (adapters[first], adapters[second]) if first in adapters else None
+    return Part(index=index, halves=halves, **dict(adapters[PartShare(index)]))
