@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from privmix.foundation.errors import CorpusError, InputError
+from privmix.foundation.identifiers import LONGEST, encodable, identifier
 from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
 from privmix.tokenization.people_text import PeopleText, TypedMarks
 from privmix.training.conversations import Conversation, conversation, instruction
@@ -25,7 +26,7 @@ TOOLS = "tools"
 """The field of a conversation's row that declares tools, as in OpenAI's fine-tuning form."""
 
 
-USER_LIMIT = 2**15
+USER_LIMIT = 16 * LONGEST
 """The bytes of a line that are kept for its user, of which a character can take up to 6."""
 
 
@@ -48,8 +49,8 @@ class RefusedConversation(CorpusError):  # noqa: N818
 class Corpus:
     """Iterates over the documents of files: JSON Lines, CSV or Parquet, as they are or compressed.
 
-    User ids are strings or whole numbers. White space around them is ignored. A field that holds a list of messages is
-    a conversation (`privmix.training.conversations`).
+    `privmix.foundation.identifiers` reads the ids of users. A field that holds a list of messages is a conversation
+    (`privmix.training.conversations`).
 
     Args:
         paths: files, globs, directories of Hugging Face datasets, and names of datasets; one of them or several.
@@ -146,7 +147,7 @@ class Corpus:
         )
 
     def _document(self, row: Mapping[str, Any]) -> Document:
-        user = self._user(row)
+        user = identifier(row.get(self.user_field), self.user_field)
         if len(self._text_fields) > 1:
             return self._conversation(user, self._turn(row))
         field = self.text_field
@@ -176,23 +177,6 @@ class Corpus:
             except RefusedConversation:
                 raise BadRow("is no sequence of roles that the chat template allows", "mend the roles", field) from None
         return Document(user, text, told)
-
-    def _user(self, row: Mapping[str, Any]) -> str:
-        field = self.user_field
-        user = row.get(field)
-        if isinstance(user, float) and user.is_integer():
-            user = int(user)  # a column of numbers with gaps holds floats
-        if isinstance(user, int) and not isinstance(user, bool):
-            user = str(user)
-        if user is None or user == "" or user != user:
-            raise BadRow("names no user", "give it the id of the user who wrote the text", field)
-        if not isinstance(user, str):
-            raise BadRow("is neither text nor a whole number", "give it the user's id", field)
-        if not (stripped := user.strip()):
-            raise BadRow("is blank", "give it the id of the user who wrote the text", field)
-        if len(stripped) > USER_LIMIT // 16:
-            raise BadRow("is too long", f"give an id of at most {USER_LIMIT // 16} characters", field)
-        return _encodable(stripped, field)
 
 
 def _unreported(fraction: float) -> None:
@@ -235,20 +219,7 @@ def _text(text: str, field: str) -> str:
         raise too_long(field)
     if not text or text.isspace():
         raise BadRow("is empty", "remove the row", field)
-    return _encodable(text, field)
-
-
-def _encodable(value: str, field: str) -> str:
-    if value.isascii():
-        return value
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        # `privmix.training.rows` decodes bytes that are not UTF-8 to these.
-        if 0xDC80 <= ord(value[error.start]) <= 0xDCFF:
-            raise BadRow("is not UTF-8", "convert the file to UTF-8", field) from None
-        raise BadRow("has half of a surrogate pair", "write the character whole", field) from None
-    return value
+    return encodable(text, field)
 
 
 def _error(bad: BadRow, place: str) -> CorpusError:

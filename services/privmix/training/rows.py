@@ -271,10 +271,18 @@ def _parquet(
 
 def table_rows(batch: Any, before: int) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of a batch of Arrow's, of which `before` rows precede."""
-    columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
+    columns = [_values(column) for column in batch.columns]
     names = batch.schema.names
     for number, values in enumerate(zip(*columns, strict=True), start=before + 1):
         yield f"row {number}", dict(zip(names, values, strict=True))
+
+
+def _values(column: Any) -> list[Any]:
+    """Returns the values of a column. Narrow floats keep their type, which says from where on they are rounded."""
+    import pyarrow as pa
+
+    narrow = pa.types.is_float16(column.type) or pa.types.is_float32(column.type)
+    return list(column.to_numpy(zero_copy_only=False)) if narrow else column.to_pylist()
 
 
 def wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:

@@ -289,11 +289,34 @@ def test_the_name_of_a_dataset_needs_a_split() -> None:
         Corpus("someone/dialogues")
 
 
-def test_numbers_with_gaps_are_users(tmp_path: Path) -> None:
-    path = write(tmp_path / "notes.parquet", parquet_of([{"user": 7.0, "text": "a"}, {"user": None, "text": "b"}]))
-    corpus = Corpus(path, skip_bad=True)
-    assert list(corpus) == [Document("7", "a")]
-    assert dict(corpus.skipped) == {"field 'user': names no user": 1}
+def test_an_id_is_one_user_in_every_format_and_beside_any_other(tmp_path: Path) -> None:
+    """A reader that guesses the type of a column lets one user's id change the ids of all others."""
+    types = (
+        pa.int64(),
+        pa.float64(),
+        pa.float32(),
+        pa.decimal128(38, 0),
+        pa.string(),
+        pa.dictionary(pa.int8(), pa.string()),
+    )
+    for number, kind in enumerate(types):
+        ids = pa.array([7, None], pa.int64()).cast(pa.string()) if pa.types.is_dictionary(kind) else pa.array([7, None])
+        ids = ids.dictionary_encode() if pa.types.is_dictionary(kind) else ids.cast(kind)
+        parquet.write_table(pa.table({"user": ids, "text": ["a", "b"]}), tmp_path / f"{number}.parquet")
+    write(tmp_path / "gaps.csv", b"user,text\n7.0,a\n,b\n")
+    write(tmp_path / "other.csv", b"user,text\n7,a\n,b\nA007,c\n007,d\n")
+    write(tmp_path / "lines.jsonl", b'{"user": 7.0, "text": "a"}\n{"user": null, "text": "b"}\n')
+    Dataset.from_dict({"user": [7, None], "text": ["a", "b"]}).save_to_disk(tmp_path / "saved")
+    corpus = Corpus([tmp_path / "saved", f"{tmp_path}/*.*"], skip_bad=True)
+    assert sorted(corpus) == sorted([Document("7", "a")] * 10 + [Document("A007", "c"), Document("007", "d")])
+    assert dict(corpus.skipped) == {"field 'user': names no user": 10}
+
+
+def test_a_narrow_float_is_refused_where_it_skips_whole_numbers(tmp_path: Path) -> None:
+    table = pa.table({"user": pa.array([2.0**24 - 1, 2.0**24], pa.float32()), "text": ["a", "b"]})
+    parquet.write_table(table, tmp_path / "notes.parquet")
+    with pytest.raises(CorpusError, match="row 2, field 'user': is a number that was rounded"):
+        list(Corpus(tmp_path / "notes.parquet"))
 
 
 def test_a_text_that_many_rows_share_is_not_in_memory_many_times(tmp_path: Path) -> None:
