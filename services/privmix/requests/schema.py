@@ -220,7 +220,7 @@ OWN_TEMPLATE = "the model's own chat template is used; remove it"
 WHOLE_PROMPT = "prompts are not truncated or changed; remove it"
 SPECIAL_TOKENS = "special tokens have no text; use true"
 
-GUIDED = "vLLM replaced this field; use structured_outputs with json, regex, choice, grammar or json_object"
+GUIDED = "vLLM replaced this field; use structured_outputs with json, regex, choice or json_object"
 
 Guided = Annotated[Any, Neutral(GUIDED, False, "")]
 Unlimited = Annotated[Any, Neutral(FILTERS)]
@@ -276,44 +276,17 @@ class JsonSchemaFormat(Body):
     strict: IgnoredFlag = None
 
 
-class StructuralTagStructure(Body):
-    """A tag of the older form of structural tags."""
-
-    begin: str
-    schema_: dict[str, Any] | bool = Field(alias="schema")
-    end: str
-
-
 class ResponseFormat(Body):
-    """OpenAI's `response_format`, and vLLM's structural tags, in xgrammar's form or with structures and triggers."""
+    """OpenAI's `response_format`."""
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
-    format: dict[str, Any] | None = None
-    structures: Items[StructuralTagStructure] | None = None
-    triggers: Items[str] | None = None
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise refused("invalid_value", "give json_schema with the type json_schema, and only with it")
-        older = self.structures is not None
-        wrong = older != (self.triggers is not None) or (self.type == "structural_tag") != (
-            older or self.format is not None
-        )
-        if wrong or (older and self.format is not None):
-            raise refused(
-                "invalid_value",
-                "give format, or structures and triggers, with the type structural_tag, and only with it",
-            )
         return self
-
-    @property
-    def structural_tag(self) -> dict[str, Any] | None:
-        """The structural tag, as `structured_outputs` takes it; None if this is no structural tag."""
-        if self.type != "structural_tag":
-            return None
-        return self.model_dump(by_alias=True, include={"format", "structures", "triggers"}, exclude_none=True)
 
 
 class StructuredOutputs(Body):
@@ -322,17 +295,15 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Items[str] | None = None
-    grammar: str | None = Field(None, description="In the Lark format or in GBNF.")
-    structural_tag: dict[str, Any] | str | None = Field(None, description="As xgrammar describes it, or its JSON text.")
     json_object: bool | None = None
     disable_any_whitespace: IgnoredFlag = None
     disable_fallback: IgnoredFlag = None
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
-        wishes = [self.json_, self.regex, self.choice, self.grammar, self.structural_tag, self.json_object or None]
+        wishes = [self.json_, self.regex, self.choice, self.json_object or None]
         if sum(wish is not None for wish in wishes) != 1:
-            names = "json, regex, choice, grammar, structural_tag and json_object"
+            names = "json, regex, choice and json_object"
             raise refused("invalid_value", f"give exactly one of {names}")
         return self
 
@@ -371,7 +342,7 @@ class GenerationRequest(Body):
     user: IgnoredText = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="vLLM's: the answer matches a JSON Schema, a regular expression, a choice or a grammar."
+        None, description="vLLM's: the answer matches a JSON Schema, a regular expression or a choice."
     )
 
     guided_json: Guided = None
@@ -433,7 +404,7 @@ class GenerationRequest(Body):
     def json_answer(self) -> tuple[str, dict[str, Any] | bool] | None:
         """The field that asks for JSON, and the schema of the answer; None without such a field."""
         wanted = self.response_format
-        if wanted is None or wanted.type in ("text", "structural_tag"):
+        if wanted is None or wanted.type == "text":
             return None
         if wanted.json_schema is None:
             return "response_format", {"type": "object"}

@@ -14,7 +14,7 @@ from privmix.structure.trials import TrialError, Trials
 Wish = tuple[str, StructureKind, Any]
 """The field that asks for a structure, its kind, and what it says (`of_kind`)."""
 
-_CUT_BY_STOP = ("structured_outputs.regex", "structured_outputs.grammar")
+_CUT_BY_STOP = ("structured_outputs.regex",)
 """Structures whose texts a stop string may end, as vLLM's examples do. It would break JSON, or the text of a choice."""
 
 
@@ -79,8 +79,6 @@ def _wishes(request: GenerationRequest) -> Iterator[Wish]:
     if (wanted := request.json_answer) is not None:
         field, schema = wanted
         yield field, "json", schema
-    if request.response_format is not None and (tag := request.response_format.structural_tag) is not None:
-        yield "response_format", "structural_tag", tag
     if request.structured_outputs is not None:
         yield from _structured_outputs(request.structured_outputs)
 
@@ -89,8 +87,6 @@ def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
     described: dict[StructureKind, Any] = {
         "regex": wish.regex,
         "choice": wish.choice,
-        "grammar": wish.grammar,
-        "structural_tag": wish.structural_tag,
     }
     if wish.json_ is not None:
         yield "structured_outputs.json", "json", wish.json_

@@ -1,4 +1,4 @@
-"""Translates JSON Schemas, regular expressions, choices and grammars to grammars of llguidance.
+"""Translates JSON Schemas, regular expressions and choices to grammars of llguidance.
 
 A grammar is a string: it travels with a generation, and two equal strings admit the same texts. JSON is written on one
 line with one space after `:` and `,`, so that most of its punctuation is forced.
@@ -7,26 +7,21 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from llguidance import LLMatcher
 
 from privmix.structure.errors import StructureError
-from privmix.structure.gbnf import to_lark
 from privmix.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
 from privmix.structure.schema_grammar import rules_of
-from privmix.structure.structural_tags import grammars_of
 
 _CHOICE = "choice"
-
-_EMBEDDED_SCHEMA = re.compile(r"%json\s*(?=\{)")
 
 Schema = Mapping[str, Any] | bool
 ANY_OBJECT: Schema = {"type": "object"}
 
-StructureKind = Literal["json", "regex", "choice", "grammar", "structural_tag", "tools", "text_or_tools"]
+StructureKind = Literal["json", "regex", "choice", "tools", "text_or_tools"]
 """The ways in which a client describes an answer."""
 
 
@@ -40,8 +35,6 @@ def of_kind(kind: StructureKind, described: Any) -> str:
         "json": lambda schema: of_json_schema(_parsed(schema)),
         "regex": of_regex,
         "choice": of_choice,
-        "grammar": of_grammar,
-        "structural_tag": of_structural_tag,
         "tools": of_tool_call,
         "text_or_tools": of_text_or_tool_call,
     }
@@ -89,37 +82,6 @@ def is_choice(grammar: str) -> bool:
     return any(part.get("name") == _CHOICE for part in json.loads(grammar)["grammars"])
 
 
-def of_grammar(text: str) -> str:
-    """Returns a context-free grammar, which is in the Lark format or in GBNF.
-
-    Raises:
-        StructureError: the grammar or a JSON Schema in it is too large, or its GBNF is invalid.
-    """
-    return _of_lark(_lark(text))
-
-
-def _lark(text: str) -> str:
-    """Returns a grammar that passed the checks, in the Lark format."""
-    check_size(text)
-    for begin in _EMBEDDED_SCHEMA.finditer(text):
-        try:
-            schema, _ = json.JSONDecoder().raw_decode(text, begin.end())
-        except (ValueError, RecursionError):
-            continue  # it is text in a string or a comment, or the engine refuses it
-        check_schema(schema)
-    return to_lark(text)
-
-
-def of_structural_tag(tag: Mapping[str, Any] | str) -> str:
-    """Returns the grammar of a structural tag (see `structural_tags`), which vLLM also accepts as JSON text.
-
-    Raises:
-        StructureError: see `structural_tags.grammars_of` and `of_json_schema`.
-    """
-    grammars = grammars_of(_parsed(tag, "a structural tag"), _rules, _lark)
-    return json.dumps({"grammars": grammars}, ensure_ascii=False)
-
-
 def of_tool_call(tools: Mapping[str, Schema]) -> str:
     """Returns the grammar of one call, `{"name": NAME, "arguments": OBJECT}`, of one of several tools.
 
@@ -153,7 +115,7 @@ def call_prefix(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
-def _parsed(schema: Schema | str, what: str = "a JSON Schema") -> Schema:
+def _parsed(schema: Schema | str) -> Schema:
     """Returns a schema, which vLLM also accepts as JSON text."""
     if not isinstance(schema, str):
         return schema
@@ -163,7 +125,7 @@ def _parsed(schema: Schema | str, what: str = "a JSON Schema") -> Schema:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict | bool):
-        raise StructureError(f"give {what} as an object or as its JSON text")
+        raise StructureError("give a JSON Schema as an object or as its JSON text")
     return parsed
 
 

@@ -92,7 +92,7 @@ def _try_one(connection: socket.socket, vocabulary: Vocabulary, limits: dict[str
         text = request.read()
     kind, described = json.loads(text)
     # Only clients' own expressions and rules can lead to more states than an engine may have.
-    probed = kind in ("regex", "grammar", "structural_tag") or b"pattern" in text
+    probed = kind in ("regex",) or b"pattern" in text
     connection.sendall(json.dumps(_answer(partial(of_kind, kind, described), vocabulary, probed=probed)).encode())
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)

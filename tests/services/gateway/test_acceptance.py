@@ -47,7 +47,6 @@ SHARED: list[dict[str, Any]] = [
     {"structured_outputs": {"json": '{"type": "integer"}'}},
     {"structured_outputs": {"regex": "[0-9]+"}, "stop": "5", "ignore_eos": True},
     {"structured_outputs": {"choice": ["yes", "no"]}, "n": 2, "stream": True},
-    {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
     {"structured_outputs": {"json_object": True}},
     {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
     {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},

@@ -61,10 +61,10 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "invalid_value"),
     ({"structured_outputs": {"regex": f"{SECRET}["}}, "structured_outputs.regex", "invalid_value"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value"),
-    ({"structured_outputs": {"grammar": SECRET}}, "structured_outputs.grammar", "invalid_value"),
+    ({"structured_outputs": {"grammar": SECRET}}, "structured_outputs.grammar", "unknown_parameter"),
     ({"structured_outputs": {"json": SECRET}}, "structured_outputs.json", "invalid_value"),
     ({"structured_outputs": {"json": {"$ref": SECRET}}}, "structured_outputs.json", "invalid_value"),
-    ({"structured_outputs": {"structural_tag": SECRET}}, "structured_outputs.structural_tag", "invalid_value"),
+    ({"structured_outputs": {"structural_tag": SECRET}}, "structured_outputs.structural_tag", "unknown_parameter"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs.regex",

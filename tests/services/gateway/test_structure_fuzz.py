@@ -83,7 +83,6 @@ WISHES = st.one_of(
             SCHEMAS,
         ),
         st.builds(lambda text: {"structured_outputs": {"regex": text}}, TEXTS),
-        st.builds(lambda text: {"structured_outputs": {"grammar": text}}, TEXTS),
         st.builds(lambda texts: {"structured_outputs": {"choice": texts}}, st.lists(TEXTS, max_size=3)),
     )
 )

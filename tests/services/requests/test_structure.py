@@ -7,7 +7,7 @@ import pytest
 from privmix.requests.errors import ApiError
 from privmix.requests.schema import ChatRequest
 from privmix.requests.structure import structure_of
-from privmix.structure.grammar import of_json_schema, of_structural_tag
+from privmix.structure.grammar import of_json_schema
 from privmix.structure.trials import TrialLimits, Trials
 from tests.support.structure import described, running
 
@@ -47,9 +47,6 @@ async def test_each_way_to_ask_for_a_structure_is_tried() -> None:
             "structured_outputs.json": {"structured_outputs": {"json": '{"type": "array", "minItems": 1000000000}'}},
             "structured_outputs.regex": {"structured_outputs": {"regex": "["}},
             "structured_outputs.choice": {"structured_outputs": {"choice": ["a", ""]}},
-            "structured_outputs.structural_tag": {"structured_outputs": {"structural_tag": '{"format": 1}'}},
-            "response_format": {"response_format": {"type": "structural_tag", "format": {"type": "tune"}}},
-            "structured_outputs.grammar": {"structured_outputs": {"grammar": 'start: %json {"minItems": 1e9}'}},
             "response_format.json_schema.schema": {
                 "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"maxItems": 9e8}}}
             },
@@ -65,9 +62,6 @@ async def test_each_way_to_ask_for_a_structure_is_tried() -> None:
         ]
         for wish in objects:
             assert await grammar_of(chat(**wish), 1, trials, "salt") == of_json_schema({"type": "object"})
-        older = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a"]}
-        tagged = {"type": "structural_tag", **older}
-        assert await grammar_of(chat(response_format=tagged), 1, trials, "salt") == of_structural_tag(older)
         assert await grammar_of(chat(response_format={"type": "text"}), 1, trials, "salt") is None
 
 

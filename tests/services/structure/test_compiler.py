@@ -6,7 +6,6 @@ import random
 import string
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -66,16 +65,11 @@ REFUSED: dict[str, Callable[[], str]] = {
     "look-around": lambda: grammar.of_regex(f"(?={SECRET})a"),
     "backreference": lambda: grammar.of_regex(rf"({SECRET})\1"),
     "long regex": lambda: grammar.of_regex("a" * (MAX_BYTES + 1)),
-    "lark": lambda: grammar.of_grammar(f"start: {SECRET}"),
-    "not a grammar": lambda: grammar.of_grammar(SECRET),
-    "endless grammar": lambda: grammar.of_grammar('start: "a" start'),
-    "unproductive grammar": lambda: grammar.of_grammar("start: x\nx: x"),
     "no choice": lambda: grammar.of_choice([]),
     "empty choice": lambda: grammar.of_choice([SECRET, ""]),
     "items": lambda: grammar.of_json_schema({"type": "array", "maxItems": MAX_COUNT + 1}),
     "items together": lambda: grammar.of_json_schema({"anyOf": [{"type": "array", "minItems": MAX_COUNT // 2}] * 3}),
     "items of a tool": lambda: grammar.of_tool_call({SECRET: {"properties": {"a": {"minItems": 10**30}}}}),
-    "items in a grammar": lambda: grammar.of_grammar(f'start: %json {{"type": "array", "maxItems": {MAX_COUNT + 1}}}'),
     "properties": lambda: grammar.of_json_schema({"type": "object", "minProperties": float(MAX_COUNT + 1)}),
     "length": lambda: grammar.of_json_schema({"type": "string", "minLength": MAX_LENGTH + 1}),
     "not a number": lambda: grammar.of_json_schema({"type": "array", "maxItems": float("nan")}),
@@ -196,9 +190,8 @@ SPECIAL = "run <filename>, then <|im_end|>!"
         ),
         (lambda: grammar.of_choice([SPECIAL, "walk"]), SPECIAL),
         (lambda: grammar.of_regex("(run|walk) <filename>, then <.im_end.>!"), SPECIAL),
-        (lambda: grammar.of_grammar(f'start: "{SPECIAL}" | "walk"'), SPECIAL),
     ],
-    ids=["const", "enum", "key", "choice", "regex", "lark"],
+    ids=["const", "enum", "key", "choice", "regex"],
 )
 def test_the_text_of_a_special_token_is_text(make: Callable[[], str], text: str) -> None:
     """The engine took a forced text for the token, which its own grammar does not admit."""
@@ -214,11 +207,6 @@ def test_the_text_of_a_special_token_is_text(make: Callable[[], str], text: str)
     assert min(tokens) > 16, "no special token"
 
 
-def test_a_grammar_cannot_name_a_special_token() -> None:
-    with pytest.raises(StructureError):
-        compiled(lambda: grammar.of_grammar("start: <|im_start|>"))
-
-
 def test_an_object_may_have_many_optional_properties() -> None:
     names = [f"p{number}" for number in range(400)]
     schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
@@ -232,10 +220,9 @@ def test_an_object_may_have_many_optional_properties() -> None:
     "make",
     [
         lambda text: grammar.of_json_schema({"anyOf": [{"const": f"A{text}"}, {"const": "B"}]}),
-        lambda text: grammar.of_grammar(f'start: "A{text}" | "B"'),
         lambda text: grammar.of_regex(f"A{text}|B"),
     ],
-    ids=["const", "lark", "regex"],
+    ids=["const", "regex"],
 )
 def test_a_long_literal_can_be_finished_after_a_free_token(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], str]
@@ -253,10 +240,6 @@ def test_a_long_literal_can_be_finished_after_a_free_token(
 def test_a_client_cannot_name_its_grammar_a_choice() -> None:
     """A choice has wider limits, because its strings bound what it can need."""
     assert is_choice(grammar.of_choice(["a", "b"]))
-    disguised = json.dumps({"grammars": [{"name": "choice", "lark_grammar": 'start: "a" ::= '}]})
-    for make in (lambda: grammar.of_grammar(disguised), lambda: grammar.of_grammar(disguised.replace("::=", ""))):
-        with suppress(StructureError):
-            assert not is_choice(make())
     for text in GRAMMARS.values():
         assert is_choice(text) == (text == GRAMMARS["choice"])
 

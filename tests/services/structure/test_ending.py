@@ -34,7 +34,6 @@ VALUES: dict[str, tuple[Any, str]] = {
 }
 OTHERS = {
     "mail": grammar.of_regex(r"\w+@\w+\.com\n"),
-    "a closing byte that closes nothing": grammar.of_grammar('start: "}" start | "x"'),
 }
 
 
@@ -89,7 +88,6 @@ def test_each_text_of_a_grammar_has_an_end(kind: str) -> None:
         (grammar.of_regex(r"(.|\n)*Answer: [CD]"), "Answer: C"),
         (grammar.of_regex(r"(?s:.)*(?:Yes|No)\.\n\d{2}"), "No.\n00"),
         (grammar.of_regex(r"(?:.*, so:){2}.*done [^a]"), ", so:, so:done A"),
-        (grammar.of_grammar('start: T\nT: /(.|\\n)*/ "</end>"'), "</end>"),
         (grammar.of_json_schema({"type": "string", "pattern": "^[a-z ]*Answer: [AB]$"}), '"Answer: A"'),
     ],
 )
