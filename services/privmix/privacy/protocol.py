@@ -274,11 +274,11 @@ class Protocol(ABC):
         """
         return 3e-5
 
-    def chance_bounds(self, answers: Answers, tokens: Tensor) -> Reals | None:
-        """Returns upper bounds of the probabilities of int64 ``tokens`` [S], float64 [S]. Evaluation uses the bounds.
+    def chance_bounds(self, answers: Answers, tokens: Tensor) -> tuple[Reals, Reals] | None:
+        """Returns upper bounds of the probabilities of int64 ``tokens`` [S], and their losses as a release has them.
 
-        Protocols that release one noisy choice need it, because their weights contain only that choice. None means
-        that the weights of `distribution` give the probabilities.
+        Protocols that release one noisy choice need it, because their weights contain only that choice. Evaluation
+        then draws no noise. None means that the weights of `distribution` give the probabilities.
         """
         return None
 

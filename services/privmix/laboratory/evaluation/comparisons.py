@@ -15,6 +15,7 @@ from privmix.privacy.accounting import published
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
 from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.gnmax import GNMaxSettings
 from privmix.privacy.protocols.pmixed import PMixedSettings
 from privmix.privacy.protocols.submix import SubMixSettings
 from privmix.privacy.settings import Settings
@@ -27,6 +28,9 @@ PUBLISHED_DRAWN = 2.4
 
 SAMPLES = (16, 4)
 """The numbers of parts that the exponential mechanism draws for a token, besides all."""
+
+WHOLE_VOCABULARY = 2**31
+"""A number of candidates that no vocabulary exceeds."""
 
 TUNED_BETAS = (0.05, 0.1, 0.2, 0.4)
 
@@ -176,6 +180,11 @@ def _vary_submix(settings: SubMixSettings, quantity: Quantity, value: float, par
     return settings.model_copy(update={"order": value}) if quantity == "order" else None
 
 
+def _gnmax(parts: int, limits: Limits) -> Iterator[GNMaxSettings]:
+    """Yields GNMax over the whole vocabulary, as SubMix compares with it: a token that is no candidate costs all."""
+    yield GNMaxSettings.model_validate({"candidates": WHOLE_VOCABULARY, **limits})
+
+
 _EXPONENTIAL = "Exponential mechanism"
 
 
@@ -235,7 +244,7 @@ COMPARISONS: Mapping[str, ProtocolComparison] = {
     ),
     "individual": ProtocolComparison(lambda _: "Individual budgets", _default(PROTOCOLS["individual"])),
     # A bound of the token probabilities is no basis for a choice.
-    "gnmax": ProtocolComparison(lambda _: "GNMax", _default(PROTOCOLS["gnmax"]), lambda parts, limits, fractions: ()),
+    "gnmax": ProtocolComparison(lambda _: "GNMax", _gnmax, lambda parts, limits, fractions: ()),
     "subsample-aggregate": ProtocolComparison(
         lambda _: "Subsample and aggregate", _default(PROTOCOLS["subsample-aggregate"])
     ),

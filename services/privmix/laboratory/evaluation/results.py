@@ -67,6 +67,7 @@ class Result:
         problem: why the settings are impossible. Then there are no numbers.
         base: the epsilon of the private base that the method is on, or is itself; None on the public model.
         gains: over the public model, for each range of `CONTEXTS` with positions.
+        bounded: whether the probabilities are upper bounds, so that the perplexity is a lower bound.
     """
 
     label: str
@@ -89,6 +90,7 @@ class Result:
     problem: str | None = None
     base: float | None = None
     gains: tuple[Gain, ...] = ()
+    bounded: bool = False
 
     @property
     def name(self) -> str:
@@ -151,6 +153,7 @@ def result(
         reached=cost,
         base=base,
         gains=tuple(_gains(outcomes, public)),
+        bounded=type(protocol).chance_bounds is not Protocol.chance_bounds,
     )
 
 
@@ -244,12 +247,16 @@ class ResultTable:
         )
 
     def best_certified(self, protocol: str | None = None, ensemble: str | None = None) -> Result | None:
-        """Returns the best method that is certified for users, of one protocol or ensemble if they are given."""
+        """Returns the best method that is certified for users, of one protocol or ensemble if they are given.
+
+        A bound of a perplexity is never the best.
+        """
         return min(
             (
                 result
                 for result in self.results
                 if result.protects_users
+                and not result.bounded
                 and protocol in (None, result.protocol)
                 and ensemble in (None, result.ensemble)
                 and math.isfinite(_perplexity(result))

@@ -106,22 +106,17 @@ class Trial:
         reserved = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
         draws = [self._draw(models) for models in answers.models[:reserved]]
         drawn = _select(answers, draws)
-        weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
-        losses = None
-        if draws and self._protocol.event.accounts:
-            weights = self._released_from_accounts(drawn)
-        elif draws:
-            weights, losses = self._released(answers, drawn)
+        private, losses = np.empty(0), None
+        if draws:
+            private, losses = self._private_chances(answers, drawn, tokens[: len(draws)])
         answered = reserved
         if losses is not None:
             answered = self._budget.charge(losses.repeat(self._repeats, axis=0).tolist()) // self._repeats
         self._answered += answered
         self._asked += sum(map(len, draws))
-        private = _chances(weights[:answered], tokens[:answered])
-        public = self._public_chances(answers, tokens, answered)
-        logs = self._known_logs(drawn, tokens, private)[:answered]
+        private, public = private[:answered], self._public_chances(answers, tokens, answered)
         with np.errstate(divide="ignore"):
-            self._logs += [logs, np.log(public)]
+            self._logs += [np.log(private), np.log(public)]
         self._hits += [private, public]
 
     def outcome(self) -> TrialResult:
@@ -149,6 +144,16 @@ class Trial:
         """Draws from `models`: all of them, or a random choice in random order (`rows.Drawing`)."""
         drawn = self._protocol.draw()
         return drawn if len(models) == self._protocol.models else models[: len(drawn)]
+
+    def _private_chances(self, answers: Answers, drawn: Answers, tokens: Tensor) -> tuple[Reals, Reals | None]:
+        """Returns the tokens' probabilities, or upper bounds if the protocol gives only those, and their losses."""
+        bounds = self._protocol.chance_bounds(drawn, tokens)
+        if bounds is not None:
+            return bounds
+        if self._protocol.event.accounts:
+            return _chances(self._released_from_accounts(drawn), tokens), None
+        weights, losses = self._released(answers, drawn)
+        return _chances(weights, tokens), losses
 
     def _released(self, answers: Answers, drawn: Answers) -> tuple[Tensor, Reals | None]:
         """Returns the tokens' weights and losses, from the law of the protocol if it is known, else from the draw."""
@@ -181,12 +186,6 @@ class Trial:
         return _chances(
             self._public.distribution(Answers(left, answers.ratios[:0], ((),) * len(left))).weights, tokens[first:]
         )
-
-    def _known_logs(self, drawn: Answers, tokens: Tensor, chances: Reals) -> Reals:
-        """Returns log p of the true tokens, or an upper bound if the protocol provides only that."""
-        bounds = self._protocol.chance_bounds(drawn, tokens[: len(drawn.models)])
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(chances if bounds is None else bounds))
 
 
 def run_trials(

@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+import scipy
+from numpy.typing import NDArray
 from pydantic import Field
 
 from privmix.foundation.lazily import torch
@@ -155,15 +157,18 @@ class GNMax(Protocol):
             ]
         )
 
-    def chance_bounds(self, answers: Answers, tokens: Tensor) -> Reals:
+    def chance_bounds(self, answers: Answers, tokens: Tensor) -> tuple[Reals, Reals]:
         """Returns upper bounds of the tokens' probabilities, 0 for tokens that are not candidates.
 
-        The distribution of a noisy plurality has no closed form. SubMix (Ginart et al. 2022) compares with this bound.
+        The distribution of a noisy plurality has no closed form. SubMix compares with this bound (Ginart et al. 2022,
+        appendix B.4).
         """
         candidates = Candidates.of(answers.public, self.candidates)
-        chances = torch.from_numpy(largest_chances(votes(answers, candidates), self.sigma)).to(tokens.device)
+        counts, kept = votes(answers, candidates), candidates.kept.cpu().numpy()
+        chances = torch.from_numpy(largest_chances(counts, kept, self.sigma)).to(tokens.device)
         true = (candidates.tokens == tokens[:, None]) & candidates.kept
-        return np.asarray(torch.where(true, chances, 0.0).sum(dim=1).cpu().numpy())
+        bounds = np.asarray(torch.where(true, chances, 0.0).sum(dim=1).cpu().numpy())
+        return bounds, loss(counts, self.sigma, self.order)[:, None]
 
     @cached_property
     def event(self) -> GNMaxEvent:
@@ -238,13 +243,30 @@ def loss(counts: Integers, sigma: float, order: float) -> Reals:
     return np.asarray(np.fmin(np.maximum(dependent, 0.0), independent))
 
 
-def largest_chances(counts: Integers, sigma: float) -> Reals:
-    """Bounds each candidate's probability to win with votes [S, k]: it must reach the largest other count."""
+def largest_chances(counts: Integers, kept: NDArray[np.bool_], sigma: float) -> Reals:
+    """Bounds each kept candidate's probability to win with votes [S, k], float64 [S, k].
+
+    It must reach the largest other count, and it must win against all that have at least as many votes as it has: by
+    symmetry one of them wins, and ties go to it.
+    """
+    counts = np.where(kept, counts, -1)
     if counts.shape[1] == 1:
         return np.ones(counts.shape)
-    top = np.sort(counts, axis=1)
-    others = np.where(np.arange(counts.shape[1]) == counts.argmax(axis=1)[:, None], top[:, -2:-1], top[:, -1:])
-    return _exceeds(others - counts, sigma)
+    largest = np.partition(counts, (-2, -1), axis=1)[:, -2:]
+    winner = np.arange(counts.shape[1]) == counts.argmax(axis=1)[:, None]
+    others = np.where(winner, largest[:, :1], largest[:, 1:])
+    reaches = np.where(others < 0, 1.0, _exceeds(others - counts, sigma))
+    rivals, place = np.unique(scipy.stats.rankdata(-counts, method="max", axis=1), return_inverse=True)
+    return np.asarray(np.minimum(reaches, _wins_among(rivals, sigma)[place].reshape(counts.shape)))
+
+
+def _wins_among(rivals: Reals, sigma: float) -> Reals:
+    """Returns P[Z_1 >= Z_2, ..., Z_m] for each number m of independent discrete Gaussians."""
+    width = math.ceil(_FARTHEST * sigma)
+    masses = np.exp(-(np.arange(-width, width + 1) ** 2) / (2 * sigma**2))
+    masses /= masses.sum()
+    below = np.minimum(masses.cumsum(), 1.0)
+    return np.array([float(masses @ below ** (count - 1)) for count in rivals])
 
 
 def _exceeds(margins: Integers, sigma: float) -> Reals:

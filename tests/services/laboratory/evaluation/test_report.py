@@ -27,6 +27,8 @@ from privmix.laboratory.evaluation.results import (
 )
 from privmix.laboratory.evaluation.trial import TrialResult
 from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.privacy.protocols.gnmax import GNMaxSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings
 from privmix.privacy.protocols.public import PublicSettings
 from privmix.privacy.settings import Settings
 from privmix.training.options import TokenBudget
@@ -194,6 +196,18 @@ def test_figures_are_drawn(report: Path) -> None:
         pixels = imread(report / f"{name}.png")
         assert pixels.shape[1] == 1140
         assert pixels.std() > 0.05, "the figure is not empty"
+
+
+def test_a_bound_of_a_perplexity_is_never_the_best() -> None:
+    budget = TokenBudget(epsilon=4, delta=1e-5, tokens=100)
+    case = Case(Path(str(PARTS)), GNMaxSettings.model_validate(budget.limits()))
+    bound = result("", case, case.settings.plan(PARTS), outcomes(EnsembleSettings()), outcomes(PublicSettings()))
+    own = result_of(PMixedSettings.model_validate(budget.limits()))
+    assert bound.perplexity is not None
+    assert own.perplexity is not None
+    assert bound.perplexity.mean < own.perplexity.mean
+    assert ResultTable(budget, (bound, own)).best_certified() is own
+    assert ResultTable(budget, (bound,)).best_certified() is None
 
 
 def test_the_share_of_the_gap_is_relative_to_the_best_model_without_privacy(evaluation: Evaluation) -> None:

@@ -170,11 +170,26 @@ def test_only_kept_tokens_are_released() -> None:
 @pytest.mark.parametrize("sigma", [0.7, 2.5])
 def test_probabilities_of_winning_are_bounded(sigma: float) -> None:
     for counts in ALL_VOTES:
-        chances, bounds = law(counts, sigma), largest_chances(counts[None], sigma)[0]
+        chances, bounds = law(counts, sigma), largest_chances(counts[None], np.ones((1, len(counts)), bool), sigma)[0]
         assert (chances <= bounds + 1e-12).all()
     counts = np.array([[40, 10, 0]])
     expected = [0.5 * erfc(-30.5 / 2 / 10), 0.5 * erfc(29.5 / 2 / 10), 0.5 * erfc(39.5 / 2 / 10)]
-    np.testing.assert_allclose(largest_chances(counts, 10.0)[0], expected, rtol=2e-3)
+    np.testing.assert_allclose(largest_chances(counts, np.ones((1, 3), bool), 10.0)[0], expected, rtol=2e-3)
+
+
+def test_a_token_shares_its_chance_with_all_that_have_as_many_votes() -> None:
+    """Source: the bound 1 / #{z: n_z >= n_x} of SubMix (Ginart et al. 2022, appendix B.4)."""
+    counts, kept = np.zeros((1, 100), dtype=np.int64), np.ones((1, 100), bool)
+    counts[0, :4] = 2
+    chances = largest_chances(counts, kept, 300.0)[0]
+    np.testing.assert_allclose(chances, [1 / 4] * 4 + [1 / 100] * 96, rtol=0.02)
+
+
+def test_tokens_that_are_not_kept_take_no_chance_from_a_kept_one() -> None:
+    kept = np.array([[True, False, False], [True, True, False]])
+    chances = largest_chances(np.array([[1, 0, 0], [1, 1, 0]]), kept, 5.0)
+    assert chances[0, 0] == 1
+    assert 0.5 <= chances[1, 0] <= 0.6
 
 
 def test_probabilities_of_tokens_are_bounded_above() -> None:
@@ -182,9 +197,10 @@ def test_probabilities_of_tokens_are_bounded_above() -> None:
     answers, protocol = answers_of(counts, 2), GNMax(57, 8.0, 3)
     tokens = torch.tensor([0, 1])
     exact = math.exp(-float(np.log(law(counts, 8.0)[tokens]).mean()))
-    bounds = protocol.chance_bounds(answers, tokens)
+    bounds, losses = protocol.chance_bounds(answers, tokens)
+    np.testing.assert_array_equal(losses, protocol.distribution(answers).losses)
     assert 0.9 * exact <= math.exp(-np.log(bounds).mean()) <= exact
-    assert GNMax(57, 8.0, 2).chance_bounds(answers, torch.tensor([0, 2]))[1] == 0
+    assert GNMax(57, 8.0, 2).chance_bounds(answers, torch.tensor([0, 2]))[0][1] == 0
 
 
 @pytest.mark.parametrize(("parts", "tokens", "epsilon"), [(80, 1024, 8.0), (3, 20, 1.0)])
