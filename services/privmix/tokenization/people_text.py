@@ -17,6 +17,8 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from privmix.tokenization.tokenizer import encode_alone
+
 
 class PeopleText:
     """Tokenises text and chats for one model. Thread-safe, because nothing of it changes.
@@ -25,7 +27,7 @@ class PeopleText:
     template writes, such as `<tool_call>`.
 
     Args:
-        tokenizer: a transformers tokenizer that the `tokenizers` library runs.
+        tokenizer: a transformers tokenizer that the `tokenizers` library runs. It stays without padding and truncation.
 
     Raises:
         ValueError: the `tokenizers` library cannot run the tokenizer.
@@ -36,6 +38,7 @@ class PeopleText:
             raise ValueError("the tokenizer has no tokenizer.json form, which the `tokenizers` library runs")
         self._chat = tokenizer
         self._special: Tokenizer = tokenizer.backend_tokenizer
+        encode_alone(self._special)
         reserved = _reserved(self._special, str(tokenizer.chat_template or ""))
         self._reserved: Mapping[int, str] = reserved
         self._folds = self._special.normalizer is not None and any(
@@ -51,8 +54,6 @@ class PeopleText:
         for added in described["added_tokens"]:
             added["special"] = added["special"] or added["id"] in self._reserved
         plain = Tokenizer.from_str(json.dumps(described))
-        plain.no_truncation()
-        plain.no_padding()
         plain.encode_special_tokens = True
         return plain
 

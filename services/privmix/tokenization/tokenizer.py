@@ -1,11 +1,21 @@
-"""Loads the tokenizer of a Hugging Face model directory."""
+"""Loads the tokenizer of a Hugging Face model directory, which encodes each text alone.
+
+A checkpoint can have saved padding to the longest text of a batch, truncation, or random merges. With one of them,
+one user's text would change the tokens of others, and text would be cut without a word.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from privmix.foundation.errors import InputError
+
 PLAIN = frozenset({"llama"})
 """The model types for which transformers has no class of tokenizers, so that the files alone describe it."""
+
+_SAMPLE = "The clinic on 12 High Street opens at 09:30; naïve questions are welcome, and nobody waits.\n" * 8
 
 
 def load_tokenizer(model: Path) -> Any:
@@ -16,7 +26,37 @@ def load_tokenizer(model: Path) -> Any:
 
     Raises:
         OSError, ValueError: the directory has no usable tokenizer.
+        InputError: the tokens of a text depend on more than the text.
     """
+    tokenizer = _loaded(model)
+    if tokenizer.is_fast:
+        encode_alone(tokenizer.backend_tokenizer)
+        check_alone(tokenizer.backend_tokenizer)
+    return tokenizer
+
+
+def encode_alone(tokenizer: Tokenizer) -> None:
+    """Switches off the padding and the truncation that a checkpoint has saved."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+
+
+def check_alone(tokenizer: Tokenizer) -> None:
+    """Checks that the tokens of a text depend on the text alone: not on other texts, and on nothing random.
+
+    Raises:
+        InputError: they do. The message names the field.
+    """
+    for field in ("dropout", "alpha", "nbest_size"):
+        if getattr(tokenizer.model, field, None):
+            raise InputError(f"tokenizer.json, model.{field}: makes tokens random; remove it from the file")
+    alone = [tokenizer.encode_batch([_SAMPLE])[0].ids for _ in range(2)]
+    beside = [tokenizer.encode_batch(["", _SAMPLE, _SAMPLE * 2])[1].ids for _ in range(2)]
+    if any(ids != alone[0] for ids in (*alone, *beside)):
+        raise InputError("tokenizer.json: encodes a text differently alone and beside others; use another tokenizer")
+
+
+def _loaded(model: Path) -> Any:
     if _is_complete(model):
         from transformers import TokenizersBackend
 

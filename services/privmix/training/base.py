@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from privmix.foundation.errors import InputError
+from privmix.tokenization.tokenizer import load_tokenizer
 from privmix.training import public_model
 from privmix.training.manifest import PrivateBase, private_base
 from privmix.training.private_base import is_trained, merged
@@ -29,9 +30,7 @@ class Base:
     private: PrivateBase | None
 
     def load_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer  # slow to import
-
-        return AutoTokenizer.from_pretrained(self.path)
+        return load_tokenizer(self.path)
 
 
 def find_base(model: str | None, block: int) -> Base:

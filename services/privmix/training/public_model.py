@@ -11,8 +11,9 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from privmix.foundation.errors import PublicModelError
+from privmix.foundation.errors import InputError, PublicModelError
 from privmix.foundation.files import digest_files
+from privmix.tokenization.tokenizer import load_tokenizer
 from privmix.training import embedded_model
 
 DEFAULT = embedded_model.NAME
@@ -41,7 +42,7 @@ def resolve(model: str | None = None) -> Path:
 
     Raises:
         PublicModelError: the model is missing, cannot be downloaded or is not a causal language model; or its tokenizer
-            is missing or does not fit its embeddings.
+            is missing, does not fit its embeddings, or encodes a text differently beside others.
     """
     path = _locate(model or DEFAULT)
     _check(path)
@@ -103,7 +104,7 @@ def _check(path: Path) -> None:
 def _check_loadable(path: Path) -> None:
     if embedded_model.is_converted(path):  # by transformers, whose import takes seconds
         return
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     try:
@@ -113,7 +114,9 @@ def _check_loadable(path: Path) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise PublicModelError(f"model {path}: {config.model_type} is not a causal language model")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = load_tokenizer(path)
+    except InputError as error:
+        raise PublicModelError(f"model {path}: {error}") from None
     # Each tokenizer format raises its own error types for broken files.
     except Exception as error:
         raise PublicModelError(

@@ -5,13 +5,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-from privmix.tokenization.tokenizer import PLAIN, load_tokenizer
+from privmix.foundation.errors import InputError
+from privmix.tokenization.tokenizer import PLAIN, check_alone, load_tokenizer
 
 TEXT = "  The clinic opens at 09:30 \N{EM DASH} and closes at five.<|im_end|>\n"
 LIGHT = """
@@ -62,3 +65,33 @@ def test_a_plain_kind_has_no_class_in_transformers() -> None:
 def test_the_embedded_model_is_checked_and_its_tokenizer_read_without_torch(public_model: Path) -> None:
     command = [sys.executable, "-c", LIGHT, str(public_model)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "random",
+    [models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.1), models.Unigram([("a", -1.0)], alpha=0.5)],
+)
+def test_random_tokens_are_refused_by_their_field(random: Any) -> None:
+    field = "dropout" if isinstance(random, models.BPE) else "alpha"
+    with pytest.raises(InputError, match=rf"tokenizer\.json, model\.{field}: makes tokens random"):
+        check_alone(Tokenizer(random))
+
+
+@pytest.mark.parametrize("kept", [{}, {"pad": True}, {"count": True}], ids=["honest", "reads the longest", "counts"])
+def test_tokens_that_depend_on_more_than_the_text_are_refused(kept: dict[str, bool]) -> None:
+    """The planted faults of a tokenizer that no field shows."""
+
+    class Encodes:
+        model = None
+        calls = 0
+
+        def encode_batch(self, texts: list[str]) -> list[Any]:
+            self.calls += 1
+            more = max(map(len, texts)) if kept.get("pad") else self.calls if kept.get("count") else 0
+            return [SimpleNamespace(ids=[len(text), more]) for text in texts]
+
+    if not kept:
+        check_alone(Encodes())  # type: ignore[arg-type]
+        return
+    with pytest.raises(InputError, match="encodes a text differently alone and beside others"):
+        check_alone(Encodes())  # type: ignore[arg-type]

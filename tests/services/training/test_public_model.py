@@ -69,6 +69,16 @@ def test_tokenizer_of_a_larger_model(copy: Path) -> None:
         public_model.resolve(str(copy))
 
 
+def test_a_tokenizer_with_random_merges(copy: Path) -> None:
+    path = copy / "tokenizer.json"
+    described = json.loads(path.read_bytes())
+    described["model"]["dropout"] = 0.1
+    path.unlink()  # it is a link
+    path.write_text(json.dumps(described))
+    with pytest.raises(PublicModelError, match=r"tokenizer\.json, model\.dropout: makes tokens random"):
+        public_model.resolve(str(copy))
+
+
 def test_model_that_is_not_a_language_model(copy: Path) -> None:
     set_config(copy, model_type="vit")
     with pytest.raises(PublicModelError, match="vit is not a causal language model"):
