@@ -5,8 +5,8 @@ from typing import Any
 
 from privmix.budget import actor as budget
 from privmix.coordinator.settings import StepSettings
-from privmix.ensembles.records import ServedEnsemble
 from privmix.fleet import fleet
+from privmix.requests.settings import ServedEnsemble
 
 
 def served(*names: str, model: Path, **changes: Any) -> ServedEnsemble:

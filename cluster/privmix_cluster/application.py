@@ -8,24 +8,18 @@ parts.
 """
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 
 import ray
 from pydantic import BaseModel, ConfigDict
-from ray.actor import ActorHandle
 from ray.serve import Application
 
 from privmix.fleet import fleet
-from privmix.fleet.replicas import DEPLOYMENT, ShardReplica
+from privmix.fleet.replicas import ShardReplica
 from privmix.foundation.actors import HEAD
-from privmix.foundation.errors import ConfigurationError
-from privmix_cluster.checks import check_cohorts, check_ensemble, check_files, check_keys
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
-from privmix_cluster.ensemble_actors import EnsembleActors
+from privmix_cluster.checks import check_ensemble, check_files, check_keys
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.launch import gateway, start_actors
-from privmix_cluster.running import ensembles_of
-from privmix_cluster.work.ensembles import check_deployed_cohorts
 
 logger = logging.getLogger("ray.serve")
 
@@ -56,25 +50,7 @@ def _build(config: Path) -> Application:
     configuration = Configuration.load(config)
     check_keys(configuration, logger.warning, listens=False)
     check_files(configuration)
-    check_cohorts(configuration)
-    if (service := _running_service(configuration)) is not None:
-        check_deployed_cohorts(configuration, service)
-    checked = [check_ensemble(ensemble, logger.info) for ensemble in configuration.served]
+    checked = check_ensemble(configuration, logger.info)
     actors = start_actors(configuration, checked, logger.info, keep=True)
-    shards = (_shards(ensemble, actors[ensemble.name]) for ensemble in configuration.served)
-    return gateway(configuration, checked, *shards)
-
-
-def _running_service(configuration: Configuration) -> ActorHandle | None:
-    """Returns the actor that lists the ensembles of a service that a deployment changes; None if none runs yet."""
-    with suppress(ConfigurationError):
-        return ensembles_of(configuration.namespace)
-    return None
-
-
-def _shards(configuration: EnsembleConfiguration, actors: EnsembleActors) -> Application:
-    """Returns the Serve deployment for the shards of an ensemble: `shards`, or `shards-NAME` for one of `ensembles`."""
-    name = f"{DEPLOYMENT}-{configuration.name}" if configuration.own_shares else DEPLOYMENT
-    replicas = ShardReplica.options(name=name, num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
-    application: Application = replicas.bind(configuration.namespace, fleet.NAME, name)
-    return application
+    replicas = ShardReplica.options(num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
+    return gateway(configuration, checked, replicas.bind(configuration.namespace, fleet.NAME))

@@ -1,4 +1,4 @@
-"""Checks a configuration, its ensembles and their ledgers before anything starts."""
+"""Checks a configuration, its ensemble and its ledger before anything starts."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,15 +11,14 @@ from privmix.budget.anchor import is_writable
 from privmix.budget.reader import read
 from privmix.budget.receipt import begin, claim_at, is_fresh, verified_ledger_id
 from privmix.database.service import ServiceDatabase, default_database
-from privmix.ensembles.records import ServedEnsemble
 from privmix.fleet import fleet
 from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from privmix.foundation.files import write_atomically
 from privmix.keys.store import KeyStore
-from privmix.training.cohorts import not_apart
+from privmix.requests.settings import ServedEnsemble
 from privmix.training.manifest import Manifest
 from privmix.training.public_model import resolve
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import Promise, promise
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -41,16 +40,15 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
         ConfigurationError: other machines could use the service without a key, or the service had keys and they are
             gone.
         KeysError: the keys' database cannot be opened.
-        LedgerError: a ledger cannot be read.
+        LedgerError: the ledger cannot be read.
     """
     http, database = configuration.http, ServiceDatabase(keys_database(configuration))
-    marks = [ensemble.ensemble / KEYED for ensemble in configuration.served]
+    mark = configuration.ensemble / KEYED
     if KeyStore(database).required():
-        for mark in marks:
-            if not mark.exists() and is_writable(mark.parent):
-                write_atomically(mark, b"A service of this ensemble has had keys. It does not start without them.\n")
+        if not mark.exists() and is_writable(mark.parent):
+            write_atomically(mark, b"A service of this ensemble has had keys. It does not start without them.\n")
         return
-    if any(mark.exists() for mark in marks) or any(map(_had_keys, configuration.served)):
+    if mark.exists() or _had_keys(configuration):
         raise ConfigurationError(
             f"keys.database: this service had keys, but {database.name} has none, so everybody could use it: set "
             "keys.database to the database that has them, or restore it"
@@ -75,7 +73,7 @@ def check_files(configuration: Configuration) -> None:
         default_place(keys_database(configuration))
 
 
-def _had_keys(configuration: EnsembleConfiguration) -> bool:
+def _had_keys(configuration: Configuration) -> bool:
     """Returns whether the ensemble's ledger records keys. Its directory may be one that no service can write."""
     with suppress(LedgerMissing):
         return read(configuration.budget.ledger).clients_needed_keys
@@ -91,7 +89,7 @@ def keys_database(configuration: Configuration) -> str:
 class CheckedEnsemble:
     """Holds an ensemble that matches its manifest, its planned protocol, and the id of its ledger."""
 
-    configuration: EnsembleConfiguration
+    configuration: Configuration
     manifest: Manifest
     model: Path
     promise: Promise
@@ -103,7 +101,7 @@ class CheckedEnsemble:
         configuration = self.configuration
         coordinator = configuration.coordinator
         return ServedEnsemble(
-            names=configuration.names,
+            names=configuration.http.served_model_names,
             namespace=configuration.namespace,
             model=self.model,
             context_length=configuration.engine.context_length,
@@ -112,10 +110,7 @@ class CheckedEnsemble:
             fleet=fleet.NAME,
             capacity=coordinator.max_live * coordinator.replicas,
             max_waiting=coordinator.max_waiting * coordinator.replicas,
-            own_shares=configuration.own_shares,
             private_base=self.manifest.private_base is not None,
-            cohort=configuration.cohort,
-            ensemble=None if configuration.cohort is None else self.manifest.ensemble,
             recovery_s=coordinator.recovery_s,
             # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
             stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
@@ -123,7 +118,7 @@ class CheckedEnsemble:
 
 
 def check_ensemble(
-    configuration: EnsembleConfiguration, report: Report = lambda step: None, *, may_begin: bool = False
+    configuration: Configuration, report: Report = lambda step: None, *, may_begin: bool = False
 ) -> CheckedEnsemble:
     """Verifies an ensemble, its public model, its protocol and its ledger before anything starts.
 
@@ -134,7 +129,7 @@ def check_ensemble(
         ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
             it.
     """
-    report(f"Checking the ensemble of {configuration.name} against its manifest")
+    report("Checking the ensemble against its manifest")
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)
     manifest.verify(configuration.ensemble, model)
@@ -145,34 +140,12 @@ def check_ensemble(
     )
 
 
-def check_cohorts(configuration: Configuration) -> None:
-    """Checks that the ensembles of each cohort were trained on different users.
-
-    Raises:
-        ConfigurationError: two of them may share users, as far as their manifests record.
-        ManifestError: a manifest cannot be read.
-    """
-    cohorts: dict[str, dict[str, Manifest]] = {}
-    for ensemble in configuration.served:
-        if ensemble.cohort is not None:
-            cohorts.setdefault(ensemble.cohort, {})[ensemble.name] = Manifest.load(ensemble.ensemble)
-    for cohort, manifests in cohorts.items():
-        if (pair := not_apart(manifests)) is not None:
-            first, second = pair
-            raise ConfigurationError(
-                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, or in the private base of one "
-                "of them, and the epsilons then add up: neither manifest records that they were kept apart as they are "
-                "now. Train one of them with --earlier and the directory of the other, and of its base if they have "
-                f"not the same, again if the other was trained since; or leave cohort {cohort} out"
-            )
-
-
-def coordinator_names(configuration: EnsembleConfiguration) -> tuple[str, ...]:
+def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
     """Returns the names of the coordinators' actors."""
     return ("coordinator", *(f"coordinator-{number}" for number in range(1, configuration.coordinator.replicas)))
 
 
-def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: Report, may_begin: bool) -> str:
+def _ledger_of(configuration: Configuration, promised: Promise, report: Report, may_begin: bool) -> str:
     """Returns the id of the ensemble's ledger. An ensemble has only one, because a second would not count its charges.
 
     Raises:

@@ -30,7 +30,6 @@ VERBS: Mapping[str, str] = {
     "serve": "Serve an ensemble over HTTP until Ctrl-C or SIGTERM.",
     "status": "Show the actors, parts and versions of a running service; exit with 1 if an actor does not work.",
     "scale": "Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.",
-    "ensembles": "List, add, drain or retire the ensembles of a running service.",
     "budget": "Show the privacy budget, the spent part and the remaining part. Works with and without a running "
     "service.",
     "plan": "Compute the radius that a budget allows, or the epsilon that a radius costs.",

@@ -5,9 +5,8 @@ of their own (`privmix_cluster.secret_files`). Relative paths in the file are re
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
 import yaml
 from pydantic import (
@@ -17,7 +16,6 @@ from pydantic import (
     Discriminator,
     Field,
     SecretStr,
-    StringConstraints,
     Tag,
     ValidationError,
     field_validator,
@@ -45,17 +43,11 @@ from privmix.requests.settings import ClientSettings
 from privmix_cluster.options import NAMESPACE
 from privmix_cluster.secret_files import is_secret, read_files
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""
-
 
 class Section(BaseModel):
     """Is the base of all sections: immutable, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-AnySection = TypeVar("AnySection", bound=Section)
 
 
 if TYPE_CHECKING:
@@ -216,66 +208,14 @@ class KeysSection(Section):
     )
 
 
-class NamedEnsemble(Section):
-    """Configures one of `ensembles`. Keys that a section leaves out have the values of the top level.
-
-    Only `privacy` replaces the whole section of the top level, because each protocol has its own keys.
-    """
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    ensemble: Path
-    cohort: Annotated[str, StringConstraints(pattern=NAME)] | None = Field(
-        None, description="a model name that several ensembles of different users share; requests to it are spread"
-    )
-    model: str | None = None
-    privacy: Privacy | None = None
-    budget: BudgetSection = BudgetSection()
-    engine: EngineSection = EngineSection()
-    shards: ShardsSection = ShardsSection()
-    coordinator: CoordinatorSection = CoordinatorSection()
-
-
-@dataclass(frozen=True)
-class EnsembleConfiguration:
-    """Holds the configuration of one ensemble.
-
-    Attributes:
-        names: the model names that clients use. The first one is the name of the ensemble.
-        namespace: the Ray namespace of its actors.
-        own_shares: whether keys can have shares of this ensemble's budget.
-        cohort: the model name that it shares with other ensembles of other users; None if it shares none.
-    """
-
-    names: tuple[str, ...]
-    namespace: str
-    own_shares: bool
-    cohort: str | None
-    ensemble: Path
-    model: str | None
-    privacy: Settings
-    budget: BudgetSection
-    engine: EngineSection
-    shards: ShardsSection
-    coordinator: CoordinatorSection
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-
 class Configuration(BaseSettings):
-    """Holds the configuration of a deployment. `Configuration.load(path)` reads it from a file.
-
-    A deployment serves the ensemble of the top level, the named ones under `ensembles`, or both.
-    """
+    """Holds the configuration of a deployment, which serves one ensemble. `load` reads it from a file."""
 
     model_config = SettingsConfigDict(
         env_prefix="PRIVMIX_", env_nested_delimiter="__", extra="forbid", frozen=True, protected_namespaces=()
     )
 
-    ensemble: Path | None = None
-    ensembles: dict[Annotated[str, StringConstraints(pattern=NAME)], NamedEnsemble] = {}
+    ensemble: Path
     model: str | None = Field(None, description="the base model; None: the one that the ensemble's manifest names")
     namespace: str = Field(NAMESPACE, min_length=1)
     privacy: Privacy = PROTOCOLS[DEFAULT]()  # type: ignore[call-arg]
@@ -326,124 +266,27 @@ class Configuration(BaseSettings):
             raise ConfigurationError("\n".join(map(_explain, error.errors()))) from error
         return configuration._from_folder(folder)
 
-    @property
-    def served(self) -> tuple[EnsembleConfiguration, ...]:
-        """All ensembles; the one of the top level is the first."""
-        top = [] if self.ensemble is None else [self._top(self.ensemble)]
-        return (*top, *(self._named(name, named) for name, named in self.ensembles.items()))
-
-    def choose(self, name: str | None = None) -> EnsembleConfiguration:
-        """Returns the ensemble with a model name; without a name, the only ensemble.
-
-        Raises:
-            ConfigurationError: no ensemble has this name, or no name is given and there are several ensembles.
-        """
-        names = ", ".join(ensemble.name for ensemble in self.served)
-        if name is None:
-            if len(self.served) > 1:
-                raise ConfigurationError(f"--ensemble: there are several ensembles; choose one of {names}")
-            return self.served[0]
-        for ensemble in self.served:
-            if name in ensemble.names:
-                return ensemble
-        raise ConfigurationError(f"ensembles.{name}: there is no such ensemble; choose one of {names}")
-
-    def _top(self, ensemble: Path) -> EnsembleConfiguration:
-        return EnsembleConfiguration(
-            names=self.http.served_model_names,
-            namespace=self.namespace,
-            own_shares=False,
-            cohort=None,
-            ensemble=ensemble,
-            model=self.model,
-            privacy=self.privacy,
-            budget=self.budget,
-            engine=self.engine,
-            shards=self.shards,
-            coordinator=self.coordinator,
-        )
-
-    def _named(self, name: str, named: NamedEnsemble) -> EnsembleConfiguration:
-        return EnsembleConfiguration(
-            names=(name,),
-            namespace=f"{self.namespace}.{name}",
-            own_shares=True,
-            cohort=named.cohort,
-            ensemble=named.ensemble,
-            model=named.model,
-            privacy=named.privacy or self.privacy,
-            budget=_merged(self.budget, named.budget).model_copy(
-                update={"ledger": named.budget.ledger, "ledger_id": named.budget.ledger_id}
-            ),
-            engine=_merged(self.engine, named.engine),
-            shards=_merged(self.shards, named.shards),
-            coordinator=_merged(self.coordinator, named.coordinator),
-        )
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.served:
-            raise ValueError("ensemble: is missing; add it, or add named ensembles under `ensembles`")
-        if self.ensemble is None and "served_model_names" in self.http.model_fields_set:
+        if self.http.max_tokens >= self.engine.context_length:
             raise ValueError(
-                "http.served_model_names: needs `ensemble` at the top level; remove it: the names under `ensembles` "
-                "are the model names"
+                f"http.max_tokens ({self.http.max_tokens}) leaves no room for a prompt in engine.context_length "
+                f"({self.engine.context_length}): lower http.max_tokens or raise engine.context_length"
             )
-        names = {name for ensemble in self.served for name in ensemble.names}
-        for ensemble in self.served:
-            if ensemble.cohort in names:
-                raise ValueError(
-                    f"ensembles.{ensemble.name}.cohort: {ensemble.cohort} is the name of an ensemble; give the cohort "
-                    "another name"
-                )
-            section = f"ensembles.{ensemble.name}.engine" if ensemble.own_shares else "engine"
-            if self.http.max_tokens >= ensemble.engine.context_length:
-                raise ValueError(
-                    f"http.max_tokens ({self.http.max_tokens}) leaves no room for a prompt in {section}.context_length "
-                    f"({ensemble.engine.context_length}): lower http.max_tokens or raise {section}.context_length"
-                )
         return self
 
     def _from_folder(self, folder: Path) -> Self:
-        keys, files = self.keys.database, self.batches.files
-        absolute = self.model_copy(
+        keys, files, budget = self.keys.database, self.batches.files, self.budget
+        anchor = budget.anchor and _database(budget.anchor, folder)
+        return self.model_copy(
             update={
-                "ensemble": None if self.ensemble is None else (folder / self.ensemble).absolute(),
-                "ensembles": {name: _absolute(name, named, folder) for name, named in self.ensembles.items()},
+                "ensemble": (folder / self.ensemble).absolute(),
                 "model": _model_path(self.model, folder),
-                "budget": _with_ledger(self.budget, self.budget.ledger, folder),
+                "budget": budget.model_copy(update={"ledger": _database(budget.ledger, folder), "anchor": anchor}),
                 "batches": self.batches.model_copy(update={"files": files and _database(files, folder)}),
                 "keys": self.keys.model_copy(update={"database": keys and _database(keys, folder)}),
             }
         )
-        absolute._check_distinct()
-        return absolute
-
-    def _check_distinct(self) -> None:
-        """Checks that no two ensembles share a name, a directory or a ledger.
-
-        Raises:
-            ConfigurationError: two ensembles share one of them.
-        """
-        seen: dict[str, set[object]] = {"name": set(), "ensemble": set(), "budget.ledger": set()}
-        for ensemble in self.served:
-            own: dict[str, set[object]] = {
-                "name": set(ensemble.names),
-                "ensemble": {ensemble.ensemble},
-                "budget.ledger": {ensemble.budget.ledger},
-            }
-            for key, values in own.items():
-                if not seen[key].isdisjoint(values):
-                    raise ConfigurationError(
-                        f"ensembles.{ensemble.name}: has the {key} of another ensemble; give it a name, a directory "
-                        "and a ledger of its own"
-                    )
-                seen[key] |= values
-
-
-def _merged(base: AnySection, own: AnySection) -> AnySection:
-    """Returns a section of one ensemble. Keys that it leaves out have the values of the top level."""
-    return base.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 def _overridden(values: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -454,22 +297,6 @@ def _overridden(values: Mapping[str, Any], variables: Mapping[str, Any]) -> dict
         if isinstance(own, Mapping) and isinstance(values.get(name), Mapping)
     }
     return {**values, **variables, **both}
-
-
-def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
-    """Returns one of `ensembles` with absolute paths. Its default ledger is a file of its own."""
-    ledger = named.budget.ledger if "ledger" in named.budget.model_fields_set else f"{name}.ledger.db"
-    paths = {
-        "ensemble": (folder / named.ensemble).absolute(),
-        "model": _model_path(named.model, folder),
-        "budget": _with_ledger(named.budget, ledger, folder),
-    }
-    return named.model_copy(update=paths)
-
-
-def _with_ledger(budget: BudgetSection, ledger: str, folder: Path) -> BudgetSection:
-    anchor = budget.anchor and _database(budget.anchor, folder)
-    return budget.model_copy(update={"ledger": _database(ledger, folder), "anchor": anchor})
 
 
 def _database(name: str, folder: Path) -> str:

@@ -12,7 +12,6 @@ from privmix.budget.actor import LedgerPlaces
 from privmix.budget.receipt import anchors_of
 from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.database.service import ServiceDatabase
-from privmix.ensembles.records import ServedEnsemble
 from privmix.fleet import fleet
 from privmix.fleet.fleet import Fleet, FleetActor, FleetSettings
 from privmix.fleet.plan import ShardPlan
@@ -22,8 +21,9 @@ from privmix.foundation.cpus import available_cpus
 from privmix.foundation.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
 from privmix.foundation.retrying import pauses, repeated_in_thread
 from privmix.keys.store import KeyStore
+from privmix.requests.settings import ServedEnsemble
 from privmix_cluster.checks import CheckedEnsemble, Report, coordinator_names
-from privmix_cluster.configuration import EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.named_actors import all_or_none, call, kill
 from privmix_cluster.promise import Promise
 from privmix_cluster.topology import plan_shards, shards_served
@@ -125,7 +125,7 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
         raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
 
 
-def _has_room(plans: Sequence[ShardPlan], configuration: EnsembleConfiguration) -> bool:
+def _has_room(plans: Sequence[ShardPlan], configuration: Configuration) -> bool:
     """Returns whether the nodes of the cluster have all resources that shards and coordinators reserve."""
     coordinator, total = configuration.coordinator, ray.cluster_resources()
     cpus = coordinator.replicas * coordinator.num_cpus + sum(plan.copies * plan.num_cpus for plan in plans)
@@ -145,7 +145,7 @@ def _wait_for(loaded: "ray.ObjectRef[ShardMap]") -> None:
         raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
 
 
-def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> ActorHandle | None:
+def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle | None:
     """Returns the running budget actor, or None.
 
     Raises:
@@ -176,7 +176,7 @@ def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> Act
     return actor
 
 
-def _start_budget(configuration: EnsembleConfiguration, checked: CheckedEnsemble, database: str) -> ActorHandle:
+def _start_budget(configuration: Configuration, checked: CheckedEnsemble, database: str) -> ActorHandle:
     return budget.start(
         configuration.budget.ledger,
         checked.promise.terms,
@@ -191,7 +191,7 @@ def _start_budget(configuration: EnsembleConfiguration, checked: CheckedEnsemble
 
 
 def _start_fleet(
-    configuration: EnsembleConfiguration,
+    configuration: Configuration,
     promised: Promise,
     plans: Sequence[ShardPlan],
     serving: int,
@@ -219,7 +219,7 @@ def _start_fleet(
 
 
 def _start_coordinator(
-    configuration: EnsembleConfiguration, promised: Promise, model: Path, name: str, keep: bool
+    configuration: Configuration, promised: Promise, model: Path, name: str, keep: bool
 ) -> ActorHandle:
     settings = CoordinatorSettings(
         model=model,
@@ -237,7 +237,7 @@ def _start_coordinator(
     return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
 
 
-def _reserved(configuration: EnsembleConfiguration) -> dict[str, object]:
+def _reserved(configuration: Configuration) -> dict[str, object]:
     """Returns the resources that a coordinator reserves. Several coordinators spread over the nodes."""
     coordinator = configuration.coordinator
     return {
@@ -248,9 +248,7 @@ def _reserved(configuration: EnsembleConfiguration) -> dict[str, object]:
     }
 
 
-def _options(
-    configuration: EnsembleConfiguration, name: str, environment: Mapping[str, str], keep: bool
-) -> dict[str, object]:
+def _options(configuration: Configuration, name: str, environment: Mapping[str, str], keep: bool) -> dict[str, object]:
     return {
         "name": name,
         "get_if_exists": keep,

@@ -3,16 +3,15 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import serve
-from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayTaskError
 from ray.serve import Application, RunTarget
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
@@ -22,18 +21,15 @@ from privmix.alerts import actor as alerts
 from privmix.alerts.actor import ServiceActors
 from privmix.batches import actor as batches
 from privmix.coordinator.coordinator import Coordinator
-from privmix.ensembles import actor as ensembles
-from privmix.ensembles.records import EnsembleList, ServedEnsemble
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, WorkError
 from privmix.gateway.deployment import Gateway
 from privmix.keys import actor as keys
 from privmix.keys.records import Secret
-from privmix.requests.settings import ClientSettings, RequestSettings
+from privmix.requests.settings import ClientSettings, RequestSettings, ServedEnsemble
 from privmix_cluster.checks import (
     CheckedEnsemble,
     Report,
-    check_cohorts,
     check_ensemble,
     check_files,
     check_keys,
@@ -41,7 +37,7 @@ from privmix_cluster.checks import (
 )
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
-from privmix_cluster.named_actors import CLOSING_S, all_or_none, call, kill
+from privmix_cluster.named_actors import all_or_none, call, kill
 from privmix_cluster.ports import Endpoint, cannot_listen, claimed
 
 APPLICATION = "privmix"
@@ -53,32 +49,29 @@ class Service:
 
     Attributes:
         url: the base URL of the HTTP route.
-        started: the ensembles that started with the service.
-        actors: the actors of these ensembles, by the ensembles' names.
+        ensemble: the names of its actors, for gateways.
+        actors: the actors of its ensemble.
     """
 
     url: str
     configuration: Configuration
-    started: Sequence[ServedEnsemble]
-    actors: Mapping[str, EnsembleActors]
+    ensemble: ServedEnsemble
+    actors: EnsembleActors
 
     def stop(self) -> None:
-        """Stops the service, including ensembles that were added while it ran.
+        """Stops the service.
 
         The coordinators end the open answers before the route closes, so that each client is told why.
         """
-        served = _served_now(self.configuration) or self.started
-        call(batches.NAME, self.configuration.namespace, batches.Batches.give_up)
+        namespace = self.configuration.namespace
+        call(batches.NAME, namespace, batches.Batches.give_up)
         for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
-            kill(name, self.configuration.namespace)
-        for ensemble in served:
-            for coordinator in ensemble.coordinators:
-                call(coordinator, ensemble.namespace, Coordinator.close)
+            kill(name, namespace)
+        for coordinator in self.ensemble.coordinators:
+            call(coordinator, namespace, Coordinator.close)
         serve.delete(APPLICATION)
-        for ensemble in served:
-            stop_ensemble(ensemble)
-        for name in (ensembles.NAME, keys.NAME):
-            kill(name, self.configuration.namespace)
+        stop_ensemble(self.ensemble)
+        kill(keys.NAME, namespace)
 
 
 def launch(configuration: Configuration, report: Report = lambda step: None) -> Service:
@@ -93,8 +86,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     check_files(configuration)
-    check_cohorts(configuration)
-    checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
+    checked = check_ensemble(configuration, report, may_begin=configuration.budget.create)
     check_keys(configuration, report)
     route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
     has_room, is_deployed = _route_has_room(configuration, checked), False
@@ -119,18 +111,18 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
             deploy(route)
         _wait_for_route()
     url = f"http://{configuration.http.host}:{configuration.http.port}"
-    return Service(url, configuration, [ensemble.served for ensemble in checked], actors)
+    return Service(url, configuration, checked.served, actors)
 
 
 def start_actors(
     configuration: Configuration,
-    checked: Sequence[CheckedEnsemble],
+    checked: CheckedEnsemble,
     report: Report = lambda step: None,
     *,
     keep: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
-) -> dict[str, EnsembleActors]:
-    """Starts all actors behind the HTTP route and waits until they are ready. Returns them by ensemble name.
+) -> EnsembleActors:
+    """Starts all actors behind the HTTP route and waits until they are ready.
 
     Args:
         keep: use running actors with these names, instead of raising an error.
@@ -144,39 +136,25 @@ def start_actors(
     settings = request_settings(configuration, checked)
     with all_or_none(configuration.namespace), ThreadPoolExecutor() as beside:
         others: list[Future[Any]] = []
-        listed: ActorHandle | None = None
 
         def start_others() -> None:
-            nonlocal listed
-            if others:
-                return
             meanwhile()
             others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
             others.append(beside.submit(_start_batches, configuration, settings, keep))  # run when a gateway serves
-            if not keep:
-                listed = ensembles.prepare(database, namespace=namespace, lifetime="detached")
 
-        started = {
-            ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep, meanwhile=start_others)
-            for ensemble in checked
-        }
+        started = start_ensemble(checked, database, report, keep=keep, meanwhile=start_others)
         for other in others:
             other.result()
-        # The last one that gateways need: they wait for it.
-        ensembles.start(
-            database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep, prepared=listed
-        )
-        _start_alerts(configuration, keep)
+        _start_alerts(configuration, settings.ensemble, keep)
     return started
 
 
-def _route_has_room(configuration: Configuration, checked: Sequence[CheckedEnsemble]) -> bool:
+def _route_has_room(configuration: Configuration, checked: CheckedEnsemble) -> bool:
     """Returns whether the cluster has the CPUs that the route reserves beside all shards and coordinators."""
-    cpus: float = configuration.http.replicas
-    for ensemble in checked:
-        coordinator, shards = ensemble.configuration.coordinator, ensemble.configuration.shards
-        groups = math.ceil(len(ensemble.manifest.parts) / shards.parts_per_shard)
-        cpus += coordinator.replicas * coordinator.num_cpus + groups * shards.copies * shards.num_cpus
+    coordinator, shards = configuration.coordinator, configuration.shards
+    groups = math.ceil(len(checked.manifest.parts) / shards.parts_per_shard)
+    cpus = configuration.http.replicas + coordinator.replicas * coordinator.num_cpus
+    cpus += groups * shards.copies * shards.num_cpus
     return bool(cpus <= ray.available_resources().get("CPU", 0))
 
 
@@ -209,7 +187,7 @@ def _wait_for_route() -> None:
         time.sleep(0.1)
 
 
-def gateway(configuration: Configuration, checked: Sequence[CheckedEnsemble], *beside: Application) -> Application:
+def gateway(configuration: Configuration, checked: CheckedEnsemble, *beside: Application) -> Application:
     """Returns the HTTP route as a Serve application, together with the deployments `beside` it."""
     settings = request_settings(configuration, checked)
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
@@ -217,12 +195,11 @@ def gateway(configuration: Configuration, checked: Sequence[CheckedEnsemble], *b
     return application
 
 
-def request_settings(configuration: Configuration, checked: Sequence[CheckedEnsemble]) -> RequestSettings:
+def request_settings(configuration: Configuration, checked: CheckedEnsemble) -> RequestSettings:
     """Returns the settings of the gateways and of the batches' actor."""
     return RequestSettings(
         namespace=configuration.namespace,
-        ensembles=tuple(ensemble.served for ensemble in checked),
-        ensembles_actor=ensembles.NAME,
+        ensemble=checked.served,
         api_key_hashes=tuple(Secret(key.get_secret_value()).hash for key in configuration.http.api_keys),
         keys_actor=keys.NAME,
         batches_actor=batches.NAME if configuration.batches.enabled else None,
@@ -230,26 +207,21 @@ def request_settings(configuration: Configuration, checked: Sequence[CheckedEnse
     )
 
 
-def _served_now(configuration: Configuration) -> list[ServedEnsemble]:
-    """Returns the ensembles of a running service, including added ones. Empty if the service does not respond."""
-    with suppress(RayError, ValueError):
-        actor = ray.get_actor(ensembles.NAME, configuration.namespace)
-        current: EnsembleList = ray.get(actor.current.remote(), timeout=CLOSING_S)
-        return [entry.ensemble for entry in current.entries]
-    return []
-
-
 def _start_batches(configuration: Configuration, settings: RequestSettings, keep: bool) -> None:
     if not configuration.batches.enabled:
         return
-    capacity = max(ensemble.capacity for ensemble in settings.ensembles)
     batches.start(
-        keys_database(configuration), configuration.batches, settings, capacity=capacity, lifetime="detached", keep=keep
+        keys_database(configuration),
+        configuration.batches,
+        settings,
+        capacity=settings.ensemble.capacity,
+        lifetime="detached",
+        keep=keep,
     )
 
 
-def _start_alerts(configuration: Configuration, keep: bool) -> None:
-    service = ServiceActors(configuration.namespace, keys.NAME, ensembles.NAME)
+def _start_alerts(configuration: Configuration, ensemble: ServedEnsemble, keep: bool) -> None:
+    service = ServiceActors(configuration.namespace, keys.NAME, ensemble)
     alerts.start(keys_database(configuration), configuration.alerts, service, lifetime="detached", keep=keep)
 
 
@@ -283,8 +255,8 @@ def _serve_listens(configuration: Configuration) -> bool:
     running = [name for name, each in serve.status().applications.items() if each.status != "DELETING"]
     if APPLICATION in running:  # a second deployment would replace the route of the first
         raise ConfigurationError(
-            "namespace: this Ray cluster serves privmix already, and has one HTTP route; add the ensemble to that "
-            "service (privmix ensembles add), stop it, or start another cluster"
+            "namespace: this Ray cluster serves privmix already, and has one HTTP route; stop that service, or start "
+            "another cluster"
         )
     if (started.host, started.port) == (http.host, http.port):
         return True

@@ -43,6 +43,6 @@ def all_or_none(namespace: str) -> Iterator[None]:
 
 
 def _running(namespace: str) -> set[tuple[str, str]]:
-    """Returns the names and namespaces of the actors of a service and of its named ensembles."""
-    actors = {(actor["name"], actor["namespace"]) for actor in list_named_actors(all_namespaces=True)}
-    return {(name, other) for name, other in actors if other == namespace or other.startswith(f"{namespace}.")}
+    """Returns the names and namespaces of the actors of a service."""
+    actors = list_named_actors(all_namespaces=True)
+    return {(actor["name"], namespace) for actor in actors if actor["namespace"] == namespace}

@@ -15,15 +15,8 @@ NAMESPACE = "privmix"
 RUNNING = "auto"
 """The address with which Ray finds the cluster that runs on this machine."""
 
-EnsembleOption = Annotated[
-    str | None, typer.Option(help="The model name of the ensemble, if the configuration has several.")
-]
 AddressOption = Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")]
 NamespaceOption = Annotated[str, typer.Option(help="The `namespace` in the service's configuration.")]
-EnsembleNamespaceOption = Annotated[
-    str,
-    typer.Option(help="The `namespace` in the service's configuration; NAMESPACE.NAME for one of its `ensembles`."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 ProgressJsonOption = Annotated[

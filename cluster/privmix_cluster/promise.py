@@ -12,7 +12,7 @@ from privmix.privacy import accounting
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.settings import Settings, WhenExhausted
 from privmix.training.manifest import Manifest
-from privmix_cluster.configuration import EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.topology import parts_served
 
 
@@ -31,7 +31,7 @@ class Promise:
         return sentence(self.terms, self.protocol)
 
 
-def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise:
+def promise(configuration: Configuration, manifest: Manifest) -> Promise:
     """Plans the ensemble's protocol for the configured budget.
 
     The Rényi order and the counter of a ledger never change: chosen after tokens were seen, they would void the
@@ -78,7 +78,7 @@ def _check_base(terms: PrivacyBudget) -> None:
         )
 
 
-def _when_exhausted(configuration: EnsembleConfiguration, settings: Settings, terms: PrivacyBudget) -> WhenExhausted:
+def _when_exhausted(configuration: Configuration, settings: Settings, terms: PrivacyBudget) -> WhenExhausted:
     chosen = configuration.budget.when_exhausted
     if chosen == "base" and terms.base is None:
         raise ConfigurationError(

@@ -9,11 +9,11 @@ from privmix.fleet.plan import ShardPlan
 from privmix.foundation.cpus import available_cpus
 from privmix.foundation.errors import ConfigurationError
 from privmix.training.manifest import Adapter, Manifest
-from privmix_cluster.configuration import EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 
 
 def plan_shards(
-    configuration: EnsembleConfiguration,
+    configuration: Configuration,
     manifest: Manifest,
     model: Path,
     gpus: float,
@@ -57,7 +57,7 @@ def plan_shards(
     ]
 
 
-def shards_served(configuration: EnsembleConfiguration, manifest: Manifest) -> int:
+def shards_served(configuration: Configuration, manifest: Manifest) -> int:
     """Returns the number of shards that serve from the start.
 
     Raises:
@@ -79,12 +79,12 @@ def shards_served(configuration: EnsembleConfiguration, manifest: Manifest) -> i
     return serving
 
 
-def parts_served(configuration: EnsembleConfiguration, manifest: Manifest) -> int:
+def parts_served(configuration: Configuration, manifest: Manifest) -> int:
     """Returns N at the start: the number of parts of the shards that serve."""
     return min(len(manifest.parts), shards_served(configuration, manifest) * configuration.shards.parts_per_shard)
 
 
-def _halves(configuration: EnsembleConfiguration, manifest: Manifest) -> tuple[Adapter, ...]:
+def _halves(configuration: Configuration, manifest: Manifest) -> tuple[Adapter, ...]:
     if any(part.halves is None for part in manifest.parts):
         raise ConfigurationError(
             f"ensemble: {configuration.ensemble} has no adapters for the halves of its parts; "
@@ -98,7 +98,7 @@ def _groups(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
     return [dict(numbered[start : start + size]) for start in range(0, len(numbered), size)]
 
 
-def _check_split(configuration: EnsembleConfiguration, model: Path, num_gpus: float) -> None:
+def _check_split(configuration: Configuration, model: Path, num_gpus: float) -> None:
     """Raises ConfigurationError if the engine cannot split the model over this number of GPUs."""
     if configuration.engine.kind != "vllm":
         raise ConfigurationError(
@@ -133,7 +133,7 @@ def _uneven_sizes(model: Path, gpus: int) -> list[str]:
 
 
 def _engine_settings(
-    configuration: EnsembleConfiguration,
+    configuration: Configuration,
     manifest: Manifest,
     model: Path,
     adapters: Collection[Adapter],
@@ -162,7 +162,7 @@ def _engine_settings(
     )
 
 
-def _environment(configuration: EnsembleConfiguration, num_gpus: float) -> dict[str, str]:
+def _environment(configuration: Configuration, num_gpus: float) -> dict[str, str]:
     """Returns the environment variables of a shard's process.
 
     Ray limits an actor to one thread for each reserved CPU, but an engine on the CPU should use all cores. On a GPU,

@@ -13,7 +13,7 @@ from privmix.foundation.errors import ConfigurationError
 from privmix.foundation.ray_session import connected
 from privmix_cluster.application import Arguments, build
 from privmix_cluster.checks import check_ensemble
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.ensemble_actors import _kept_budget, _start_budget
 from tests.running import configure, own_ensemble
 
@@ -37,7 +37,7 @@ def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tm
     namespace = configuration.namespace
     with pytest.raises(ConfigurationError, match="privmix ledger init"):
         build(Arguments(config=config))
-    check_ensemble(configuration.choose(), may_begin=True)
+    check_ensemble(configuration, may_begin=True)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
     with pytest.raises(ConfigurationError, match="another budget"):
@@ -52,10 +52,8 @@ def test_a_budget_actor_that_writes_elsewhere_than_configured_is_not_kept(ensemb
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
 
-    def load(**settings: str) -> EnsembleConfiguration:
-        return Configuration.load(
-            configure(tmp_path, own, budget={"anchor": str(tmp_path / "first")} | settings)
-        ).choose()
+    def load(**settings: str) -> Configuration:
+        return Configuration.load(configure(tmp_path, own, budget={"anchor": str(tmp_path / "first")} | settings))
 
     configuration = load()
     checked = check_ensemble(configuration, may_begin=True)

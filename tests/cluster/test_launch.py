@@ -1,6 +1,5 @@
 """Claim: a deployment refuses a wrong ensemble, model, ledger or port with a clear message before it serves."""
 
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from privmix.budget.claim import key_of
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.receipt import FILE, Receipt
-from privmix.ensembles import actor as ensembles
 from privmix.foundation.errors import (
     ConfigurationError,
     CoordinatorUnavailable,
@@ -27,8 +25,8 @@ from privmix.foundation.errors import (
     WorkError,
 )
 from privmix.foundation.ray_session import connected
-from privmix.training.manifest import Apart, Manifest
-from privmix_cluster.checks import check_cohorts, check_ensemble
+from privmix.training.manifest import Manifest
+from privmix_cluster.checks import check_ensemble
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.ensemble_actors import wait_until_healthy
 from privmix_cluster.launch import APPLICATION, launch
@@ -69,24 +67,6 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
         launch(load(tmp_path, tmp_path))
 
 
-def test_ensembles_that_may_share_users_are_no_cohort(spoilable: Path, tmp_path: Path) -> None:
-    second = tmp_path / "second"
-    shutil.copytree(spoilable, second)
-    manifest = Manifest.load(spoilable).model_copy(update={"marks": "0" * 64})
-    manifest.save(spoilable)
-    another = manifest.model_copy(update={"ensemble": "another", "marks": "1" * 64})
-    named = {name: {"ensemble": str(path), "cohort": "all"} for name, path in (("a", spoilable), ("b", second))}
-    configuration = Configuration.of({"ensembles": named}, tmp_path)
-    another.save(second)
-    with pytest.raises(ConfigurationError, match=r"ensembles\.b\.cohort: a user may be in a and in b"):
-        launch(configuration)
-    for of, other, path in ((another, manifest, second), (manifest, another, spoilable)):
-        apart = Apart(ensemble=other.ensemble, marks=other.marks or "")
-        of.model_copy(update={"disjoint_from": (apart,)}).save(path)
-        check_cohorts(configuration)
-        of.save(path)
-
-
 @pytest.mark.usefixtures("cluster")
 def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
     Receipt(ledger="lost").save(spoilable)
@@ -99,19 +79,19 @@ def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
 def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     with pytest.raises(ConfigurationError, match="privmix ledger init"):
-        check_ensemble(configuration.choose())
+        check_ensemble(configuration)
     steps: list[str] = []
-    begun = check_ensemble(configuration.choose(), steps.append, may_begin=True)
+    begun = check_ensemble(configuration, steps.append, may_begin=True)
     assert any(begun.ledger in step and "Created ledger" in step for step in steps)
     steps.clear()
-    assert check_ensemble(configuration.choose(), steps.append, may_begin=True).ledger == begun.ledger
+    assert check_ensemble(configuration, steps.append, may_begin=True).ledger == begun.ledger
     assert not any("Began" in step for step in steps)
     elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
     with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
-        check_ensemble(elsewhere.choose(), may_begin=True)
+        check_ensemble(elsewhere, may_begin=True)
     Ledger.create(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
     with pytest.raises(LedgerMismatch, match=begun.ledger):
-        check_ensemble(elsewhere.choose(), may_begin=True)
+        check_ensemble(elsewhere, may_begin=True)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +106,7 @@ def test_another_partition_gives_nobody_a_second_account(
     spoilable: Path, tmp_path: Path, privacy: dict[str, Any], separate: bool
 ) -> None:
     """A user whose part has spent its account would be in a part with another account after another partition."""
-    configuration = load(tmp_path, spoilable, privacy=privacy).choose()
+    configuration = load(tmp_path, spoilable, privacy=privacy)
     begun = check_ensemble(configuration, may_begin=True)
     manifest = Manifest.load(spoilable)
     for fewer in ({"parts": manifest.parts[:-1]}, {"salt_id": "another"}):
@@ -155,9 +135,9 @@ def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
 ) -> None:
     monkeypatch.setattr("privmix_cluster.checks.is_writable", lambda directory: directory != spoilable)
     with pytest.raises(ConfigurationError, match=r"budget\.anchor: .* cannot be written"):
-        check_ensemble(load(tmp_path, spoilable).choose())
+        check_ensemble(load(tmp_path, spoilable))
     (tmp_path / "anchors").mkdir()
-    configuration = load(tmp_path, spoilable, budget={"anchor": str(tmp_path / "anchors")}).choose()
+    configuration = load(tmp_path, spoilable, budget={"anchor": str(tmp_path / "anchors")})
     check_ensemble(configuration, may_begin=True)
     assert list((tmp_path / "anchors").iterdir())
 
@@ -166,7 +146,7 @@ def test_an_ensemble_whose_directory_and_ledger_are_lost_gets_no_second_ledger(s
     """Its anchor survives. A ledger of an earlier version is claimed by the next start."""
     anchors = tmp_path / "anchors"
     anchors.mkdir()
-    configuration = load(tmp_path, spoilable, budget={"anchor": str(anchors)}).choose()
+    configuration = load(tmp_path, spoilable, budget={"anchor": str(anchors)})
     begun = check_ensemble(configuration, may_begin=True).ledger
     key = key_of(Manifest.load(spoilable).ensemble)
     (anchors / f"{key}.json").unlink()
@@ -274,21 +254,6 @@ def test_a_cluster_of_ones_own_runs_no_monitors() -> None:
             words |= {Path(word).name for word in child.cmdline()}
     assert "raylet" in words
     assert not {"log_monitor.py", "monitor.py"} & words
-
-
-@pytest.mark.usefixtures("cluster")
-def test_gateways_wait_for_the_list_of_ensembles(tmp_path: Path) -> None:
-    """Its actor is there before: it starts while models load."""
-    database = str(tmp_path / "keys.db")
-    prepared = ensembles.prepare(database, namespace="prepared")
-    begun = prepared.begun.remote()
-    assert ray.get(prepared.current.remote()).entries == ()
-    assert ray.wait([begun], timeout=0)[0] == []
-    assert ensembles.start(database, [], namespace="prepared", prepared=prepared) == prepared
-    ray.get(begun)
-    ray.kill(prepared, no_restart=False)
-    ray.get(prepared.begun.remote())  # and not after a restart
-    ray.kill(prepared)
 
 
 class Busy:

@@ -179,7 +179,7 @@ def test_a_rolled_back_ledger_is_not_served_until_its_tokens_are_forfeited(ensem
     own, copy = own_ensemble(ensemble, tmp_path), tmp_path / "copy.db"
     config = configure(tmp_path, own)
     assert run("init", "--config", str(config)).exit_code == 0
-    configured = Configuration.load(config).choose()
+    configured = Configuration.load(config)
     place, terms = configured.budget.ledger, read(configured.budget.ledger).terms
     shutil.copy(place, copy)
     Ledger.open(place, terms, anchors=anchors_of(own)).lease(EVENT, 5)

@@ -213,7 +213,7 @@ async def test_whatever_is_sampled_is_charged_although_clients_leave(service: Se
 def batches_of(service: Service, holder: str) -> Batches:
     """Returns a batches actor in this process, whose route serves."""
     ensemble = served("privmix", namespace=NAMESPACE, model=service.model, coordinators=(CORRECT,))
-    requests = RequestSettings(namespace=NAMESPACE, ensembles=(ensemble,), keys_actor=keys.NAME)
+    requests = RequestSettings(namespace=NAMESPACE, ensemble=ensemble, keys_actor=keys.NAME)
     batches = Batches(str(service.keys), BatchSettings(), pickle.dumps(requests), capacity=2 * LINES, holder=holder)
     batches._route_serves.set()
     return batches

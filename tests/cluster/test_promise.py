@@ -14,14 +14,14 @@ from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.training.manifest import Apart, Manifest, PrivateBase, PrivateTraining
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
 from tests import postgresql as postgresql_server
 from tests.running import configure
 
 
-def configured(folder: Path, ensemble: Path, **privacy: Any) -> EnsembleConfiguration:
-    return Configuration.load(configure(folder, ensemble, privacy=privacy)).choose()
+def configured(folder: Path, ensemble: Path, **privacy: Any) -> Configuration:
+    return Configuration.load(configure(folder, ensemble, privacy=privacy))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
 ) -> None:
     url = postgresql.database()
     path = configure(tmp_path, ensemble, privacy={"tokens": 1000}, budget={"ledger": url})
-    configuration, manifest = Configuration.load(path).choose(), Manifest.load(ensemble)
+    configuration, manifest = Configuration.load(path), Manifest.load(ensemble)
     first = promise(configuration, manifest)
     with pytest.raises(LedgerMissing):
         check(url, first.terms)
@@ -94,7 +94,7 @@ def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name
     """The fleet plans again when parts join or leave, at the order in the ledger."""
     path = tmp_path / "privmix.yaml"
     path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "privacy": {"protocol": name, "tokens": 500}}))
-    configuration = Configuration.load(path).choose()
+    configuration = Configuration.load(path)
     promised = promise(configuration, Manifest.load(ensemble))
     assert promised.settings.plan(promised.protocol.parts, promised.terms.accountant) == promised.protocol
     assert promised.sentence

@@ -39,25 +39,21 @@ def test_a_secret_comes_from_a_file(setting: str, by: str, tmp_path: Path, monke
     assert is_secret(setting)
 
 
-def test_a_variable_has_precedence_over_the_file_and_a_named_ensemble_has_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_has_precedence_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "first").write_text("sqlite-first.db")
     (tmp_path / "second").write_text("postgresql://host/second")
     values = {
         "ensemble": "here",
         "budget": {"ledger_file": "first"},
         "http": {"api_keys_file": None},
-        "ensembles": {"Court": {"ensemble": "court", "budget": {"ledger_file": "second"}}},
     }
     configuration = Configuration.of(values, tmp_path)
     assert configuration.budget.ledger == str(tmp_path / "sqlite-first.db")
-    assert configuration.choose("Court").budget.ledger == "postgresql://host/second"
     monkeypatch.setenv("PRIVMIX_BUDGET__LEDGER_FILE", "second")
-    assert Configuration.of(values | {"ensembles": {}}, tmp_path).budget.ledger == "postgresql://host/second"
+    assert Configuration.of(values, tmp_path).budget.ledger == "postgresql://host/second"
     monkeypatch.delenv("PRIVMIX_BUDGET__LEDGER_FILE")
     monkeypatch.setenv("PRIVMIX_BUDGET__LEDGER", "postgresql://host/third")
-    assert Configuration.of(values | {"ensembles": {}}, tmp_path).budget.ledger == "postgresql://host/third"
+    assert Configuration.of(values, tmp_path).budget.ledger == "postgresql://host/third"
 
 
 def test_a_list_may_be_json(tmp_path: Path) -> None:
@@ -84,9 +80,9 @@ def test_a_list_may_be_json(tmp_path: Path) -> None:
         ),
         ({"budget": {"ledger": {"hunter2": 1}}}, b"", "budget.ledger"),
         (
-            {"ensembles": {"a": {"ensemble": "f", "budget": {"signing_key": ["hunter2"]}}}},
+            {"budget": {"signing_key": ["hunter2"]}},
             b"",
-            "ensembles.a.budget.signing_key",
+            "budget.signing_key",
         ),
         ({"shards": {"count_file": "secret"}}, b"3", "shards.count_file: there is no such key"),
     ],

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from privmix.foundation.errors import ConfigurationError
 from privmix.training.manifest import Manifest, Part
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.topology import parts_served, plan_shards, shards_served
 from tests.support.manifests import adapter, manifest
 
@@ -26,12 +26,12 @@ def ensemble(parts: int, halves: bool, part_kind: Literal["reader", "lora"] = "r
 
 
 @pytest.fixture
-def configuration(tmp_path: Path) -> EnsembleConfiguration:
-    return Configuration.of({"ensemble": "ensemble", "shards": {"parts_per_shard": 2}}, tmp_path).choose()
+def configuration(tmp_path: Path) -> Configuration:
+    return Configuration.of({"ensemble": "ensemble", "shards": {"parts_per_shard": 2}}, tmp_path)
 
 
 @pytest.mark.parametrize("trained_halves", [False, True])
-def test_parts_are_spread_in_blocks(configuration: EnsembleConfiguration, trained_halves: bool) -> None:
+def test_parts_are_spread_in_blocks(configuration: Configuration, trained_halves: bool) -> None:
     plans = plan_shards(configuration, ensemble(3, trained_halves), MODEL, gpus=0)
     assert [plan.shards for plan in plans] == [("shard-000",), ("shard-001",)]
     assert [plan.models for plan in plans] == [{0: "part-000", 1: "part-001"}, {2: "part-002"}]
@@ -39,7 +39,7 @@ def test_parts_are_spread_in_blocks(configuration: EnsembleConfiguration, traine
     assert plans[1].engine.adapters == {"part-002": configuration.ensemble / "parts" / "part-002"}
 
 
-def test_halves_of_a_part_are_served_together_in_its_place(configuration: EnsembleConfiguration) -> None:
+def test_halves_of_a_part_are_served_together_in_its_place(configuration: Configuration) -> None:
     plans = plan_shards(configuration, ensemble(3, halves=True), MODEL, gpus=0, halves=True)
     assert [plan.models for plan in plans] == [
         {0: "part-000a", 1: "part-000b", 2: "part-001a", 3: "part-001b"},
@@ -50,22 +50,20 @@ def test_halves_of_a_part_are_served_together_in_its_place(configuration: Ensemb
     }
 
 
-def test_halves_that_were_not_trained_are_asked_for(configuration: EnsembleConfiguration) -> None:
+def test_halves_that_were_not_trained_are_asked_for(configuration: Configuration) -> None:
     with pytest.raises(ConfigurationError, match="privmix train --halves"):
         plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0, halves=True)
 
 
 @pytest.mark.parametrize(("gpus", "reserved"), [(0.0, 0.0), (4.0, 1.0)])
-def test_a_shard_reserves_a_gpu_where_there_are_any(
-    configuration: EnsembleConfiguration, gpus: float, reserved: float
-) -> None:
+def test_a_shard_reserves_a_gpu_where_there_are_any(configuration: Configuration, gpus: float, reserved: float) -> None:
     plans = plan_shards(configuration, ensemble(3, halves=True), MODEL, gpus)
     assert [plan.num_gpus for plan in plans] == [reserved, reserved]
 
 
 @pytest.mark.parametrize(("reserved", "share"), [(0.0, 0.9), (0.5, 0.45), (1.0, 0.9)])
 def test_engines_on_one_gpu_divide_its_memory(tmp_path: Path, reserved: float, share: float) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": reserved}}, tmp_path).choose()
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": reserved}}, tmp_path)
     (plan,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=2)
     assert plan.engine.gpu_memory_utilization == pytest.approx(share)
 
@@ -79,7 +77,7 @@ def write_config(folder: Path, **sizes: int) -> Path:
 @pytest.mark.parametrize(("key_heads", "gpus"), [(4, 2), (4, 4), (1, 4), (2, 4)])
 def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, key_heads: int, gpus: int) -> None:
     """vLLM repeats key heads where there are fewer than GPUs. Each GPU gives all of its share of memory."""
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path)
     model = write_config(tmp_path / "model", num_key_value_heads=key_heads)
     (plan,) = plan_shards(configuration, ensemble(3, halves=False), model, gpus=8)
     assert (plan.num_gpus, plan.engine.tensor_parallel_size) == (gpus, gpus)
@@ -88,7 +86,7 @@ def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, ke
 
 @pytest.mark.parametrize("gpus", [0.0, 0.5, 1.0])
 def test_a_shard_with_at_most_one_gpu_does_not_split_the_model(tmp_path: Path, gpus: float) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path)
     (plan,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=8)
     assert plan.engine.tensor_parallel_size == 1
 
@@ -106,7 +104,7 @@ def test_a_shard_with_at_most_one_gpu_does_not_split_the_model(tmp_path: Path, g
 def test_gpus_that_cannot_divide_the_model_are_refused(
     tmp_path: Path, gpus: float, sizes: dict[str, int], message: str
 ) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path)
     with pytest.raises(ConfigurationError, match=rf"shards\.num_gpus: {message}"):
         plan_shards(configuration, ensemble(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
 
@@ -114,14 +112,14 @@ def test_gpus_that_cannot_divide_the_model_are_refused(
 def test_several_gpus_for_an_engine_that_does_not_split_are_refused(tmp_path: Path) -> None:
     values = {"ensemble": "e", "engine": {"kind": "transformers"}, "shards": {"num_gpus": 2}}
     with pytest.raises(ConfigurationError, match=r"shards\.num_gpus: must be at most 1 with engine\.kind transformers"):
-        plan_shards(Configuration.of(values, tmp_path).choose(), ensemble(3, halves=False), MODEL, gpus=2)
+        plan_shards(Configuration.of(values, tmp_path), ensemble(3, halves=False), MODEL, gpus=2)
 
 
 @pytest.mark.parametrize("invariant", [True, False])
 def test_kernels_on_a_gpu_are_batch_invariant_only_on_demand(tmp_path: Path, invariant: bool) -> None:
     """The constant shape of a step protects the draw; invariant kernels cost twice the time of a small batch."""
     values = {"ensemble": "e", **({"engine": {"batch_invariant": True}} if invariant else {})}
-    configuration = Configuration.of(values, tmp_path).choose()
+    configuration = Configuration.of(values, tmp_path)
     (on_gpu,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=1)
     (on_cpu,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0)
     assert on_gpu.environment["VLLM_BATCH_INVARIANT"] == str(int(invariant))
@@ -130,19 +128,19 @@ def test_kernels_on_a_gpu_are_batch_invariant_only_on_demand(tmp_path: Path, inv
 
 def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
     shards = {"parts_per_shard": 2, "copies": 2, "count": 1}
-    configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path).choose()
+    configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path)
     plans = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0)
     assert [plan.shards for plan in plans] == [("shard-000", "shard-000-copy-1"), ("shard-001", "shard-001-copy-1")]
     assert (shards_served(configuration, ensemble(3, False)), parts_served(configuration, ensemble(3, False))) == (1, 2)
 
 
 def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path).choose()
+    configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path)
     with pytest.raises(ConfigurationError, match="must be at most 2, not"):
         shards_served(configuration, ensemble(3, halves=False))
 
 
-def test_several_parts_with_attention_of_their_own_are_refused(configuration: EnsembleConfiguration) -> None:
+def test_several_parts_with_attention_of_their_own_are_refused(configuration: Configuration) -> None:
     with pytest.raises(ConfigurationError, match=r"train the parts again with `privmix train`, as readers"):
         plan_shards(configuration, ensemble(2, halves=False, part_kind="lora"), MODEL, gpus=0)
     (alone,) = plan_shards(configuration, ensemble(1, halves=False, part_kind="lora"), MODEL, gpus=0)

@@ -138,7 +138,7 @@ def test_the_head_finds_the_configuration(manifests: Manifests) -> None:
 def test_the_configuration_names_mounted_volumes(manifests: Manifests, configuration: Configuration) -> None:
     for container in containers(manifests):
         mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
-        assert mounts[f"/{configuration.choose().ensemble.parts[1]}"]["readOnly"]
+        assert mounts[f"/{configuration.ensemble.parts[1]}"]["readOnly"]
     (head,) = head_of(manifests)["containers"]
     mounts = {item["mountPath"]: item for item in head["volumeMounts"]}
     variables = {item["name"] for item in head["env"]}
@@ -310,7 +310,7 @@ def test_a_job_begins_the_ledger_and_records_it(
     assert PART_OF.items() <= pod["metadata"]["labels"].items(), "the job has the service's network access"
     (container,) = pod["spec"]["containers"]
     mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
-    assert not mounts[f"/{configuration.choose().ensemble.parts[1]}"].get("readOnly")
+    assert not mounts[f"/{configuration.ensemble.parts[1]}"].get("readOnly")
     assert configuration.budget.anchor in mounts
     (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "configuration"]
     assert "privmix.yaml" in rendered.one("ConfigMap", volume["configMap"]["name"])["data"]

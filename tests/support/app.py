@@ -6,11 +6,10 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from privmix.batches.settings import BatchSettings
-from privmix.ensembles.records import ServedEnsemble
 from privmix.gateway.app import build_app
 from privmix.keys.records import Secret
-from privmix.requests.models import Models
-from privmix.requests.settings import RequestSettings
+from privmix.requests.models import ServedModel
+from privmix.requests.settings import RequestSettings, ServedEnsemble
 from privmix.training import public_model
 from tests.served import served
 
@@ -30,7 +29,7 @@ def app_client(batches: BatchSettings | None = None, api_keys: Sequence[str] = (
     """Returns a client of an app with changed settings. The app runs while the client's context is open."""
     settings = RequestSettings(
         **{
-            "ensembles": (ensemble("privmix", "clinic"),),
+            "ensemble": ensemble("privmix", "clinic"),
             "namespace": NOBODY,
             "max_body_bytes": 64 * 1024,
             "max_n": 4,
@@ -40,4 +39,4 @@ def app_client(batches: BatchSettings | None = None, api_keys: Sequence[str] = (
             **changes,
         }
     )
-    return TestClient(build_app(settings, Models(settings), batches), base_url="http://localhost:8000")
+    return TestClient(build_app(settings, ServedModel.of(settings.ensemble), batches), base_url="http://localhost:8000")

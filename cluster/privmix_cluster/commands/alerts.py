@@ -54,7 +54,7 @@ async def _send(configuration: "Configuration") -> list[str | None]:
     from privmix.alerts.alert import Alert
     from privmix.alerts.webhook import post
 
-    ensemble = configuration.served[0].name
+    ensemble = configuration.http.served_model_names[0]
     text = f"A test: {ensemble} can reach this webhook."
     alert = Alert(event="test", ensemble=ensemble, namespace=configuration.namespace, text=text)
     settings = configuration.alerts

@@ -38,10 +38,6 @@ def budget(
         float | None, typer.Option(min=0, max=1, help="The delta for --recompute. Default: the budget's.")
     ] = None,
     by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
-    ensemble: Annotated[
-        str | None,
-        typer.Option(help="With --by-key: the name of the ensemble under `ensembles`, if the service has several."),
-    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +70,7 @@ def budget(
     used = None
     if by_key:
         place = keys or variable("PRIVMIX_KEYS__DATABASE") or default_database(ledger)
-        used = usage_by_key(place, ensemble)
+        used = usage_by_key(place)
     if as_json:
         record = stated.model_dump(mode="json")
         record |= {"recomputed": recomputed.model_dump()} if recomputed else {}

@@ -95,8 +95,7 @@ def make(
     configuration = None if config is None else Configuration.load(config)
     base_model = None
     if configuration is not None:
-        chosen = configuration.choose(model)
-        base_model = chosen.model or Manifest.load(chosen.ensemble).base_model
+        base_model = configuration.model or Manifest.load(configuration.ensemble).base_model
     compared = baseline_model(public_model, base_model) if baseline else None
     started = time.monotonic()
     with opened(output, request) as job:

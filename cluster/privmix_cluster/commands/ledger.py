@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from privmix.foundation.errors import KeysError, LeaseRefused, LedgerError
-from privmix_cluster.options import EnsembleOption, JsonOption
+from privmix_cluster.options import JsonOption
 
 if TYPE_CHECKING:
     from privmix.budget.signing import SigningKey
@@ -37,7 +37,6 @@ Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or 
 @ledger.command()
 def init(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
-    ensemble: EnsembleOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
@@ -46,7 +45,7 @@ def init(
     from privmix_cluster.configuration import Configuration
     from privmix_cluster.promise import promise
 
-    configuration = Configuration.load(config).choose(ensemble)
+    configuration = Configuration.load(config)
     manifest = Manifest.load(configuration.ensemble)
     with _ledger_errors_printed():
         promised = promise(configuration, manifest)
@@ -74,7 +73,6 @@ def forfeit(
     config: Annotated[
         Path | None, typer.Option(help="The YAML file of the deployment, which names the ledger and its anchors.")
     ] = None,
-    ensemble: EnsembleOption = None,
     tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Charge at least this many. Default: exactly what the anchors know to be lost."),
@@ -99,7 +97,7 @@ def forfeit(
             anchors: tuple[Anchor, ...] = ()
             key = _signing_key(None)
             if config is not None:
-                chosen = Configuration.load(config).choose(ensemble)
+                chosen = Configuration.load(config)
                 place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
                 key = chosen.budget.key()
             writer = Ledger.restore(place, read(place).terms, anchors=anchors, key=key)

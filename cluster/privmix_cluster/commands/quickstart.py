@@ -109,7 +109,7 @@ def request_completion(service: "Service", steps: Steps) -> tuple[QuickstartResu
     with httpx.Client(base_url=service.url, timeout=300) as client:
         answer = client.post("/v1/completions", json=body).raise_for_status().json()
         statement = client.get("/v1/privacy").raise_for_status().json()
-    (actors,) = service.actors.values()
+    actors = service.actors
     promise, protocol = actors.promise, actors.promise.protocol
     return QuickstartResult(
         completion=answer["choices"][0]["text"],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from privmix_cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
+from privmix_cluster.options import NAMESPACE, RUNNING, AddressOption, JsonOption, NamespaceOption
 
 if TYPE_CHECKING:
     from privmix.fleet.shard_map import ShardMap
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def scale(
     shards: Annotated[int, typer.Option(min=1, help="The new number of shards.")],
     address: AddressOption = RUNNING,
-    namespace: EnsembleNamespaceOption = NAMESPACE,
+    namespace: NamespaceOption = NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
     """Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.

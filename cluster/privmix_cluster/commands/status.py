@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from privmix_cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
+from privmix_cluster.options import NAMESPACE, RUNNING, AddressOption, JsonOption, NamespaceOption
 
 PROBE_S = 10.0
 
 
 def status(
     address: AddressOption = RUNNING,
-    namespace: EnsembleNamespaceOption = NAMESPACE,
+    namespace: NamespaceOption = NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
     """Show the actors, parts and versions of a running service; exit with 1 if an actor does not work."""

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from privmix_cluster.options import EnsembleOption, JsonOption
+from privmix_cluster.options import JsonOption
 
 if TYPE_CHECKING:
     from privmix.fleet.plan import ShardPlan
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 def topology(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
-    ensemble: EnsembleOption = None,
     gpus: Annotated[int, typer.Option(min=0, help="The number of GPUs in the cluster.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -27,7 +26,7 @@ def topology(
     from privmix_cluster.configuration import Configuration
     from privmix_cluster.topology import plan_shards, shards_served
 
-    configuration = Configuration.load(config).choose(ensemble)
+    configuration = Configuration.load(config)
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)
     halves = configuration.privacy.plan(1).halves

@@ -1,5 +1,5 @@
 #!/bin/sh
-# backup.sh SOURCE DIRECTORY: copies a SQLite ledger, or all databases (*.db) of a directory: the ledgers of all ensembles
+# backup.sh SOURCE DIRECTORY: copies a SQLite ledger, or all databases (*.db) of a directory: ledgers
 # and the keys. They may be in use. Keeps a copy of a ledger if its hash chain is valid. The clients' files of batches are
 # left out of the keys' copies: they expire, and would fill the volume. One failure does not stop the others.
 set -u

@@ -34,10 +34,6 @@ class Conditions:
     Only `levels` must survive a restart. It holds, for each condition that fires, the largest threshold that was
     passed, or the Unix time at which the problem began. Problems that have not yet lasted long enough for an alert are
     kept in memory only.
-
-    Args:
-        levels: shared by all ensembles of a service.
-        prefix: the prefix of this ensemble's conditions in `levels`.
     """
 
     def __init__(
@@ -47,12 +43,10 @@ class Conditions:
         thresholds: Iterable[float],
         patience_s: float,
         levels: dict[str, float],
-        prefix: str = "",
     ) -> None:
         self.levels = levels
         self._ensemble = ensemble
         self._namespace = namespace
-        self._prefix = prefix
         self._thresholds = sorted({*thresholds, 1.0})
         self._patience_s = patience_s
         self._suspected: dict[str, float] = {}
@@ -125,7 +119,7 @@ class Conditions:
 
     def _passed(self, condition: str, fraction: float) -> list[float]:
         """Returns the thresholds that `fraction` has passed since the last evaluation."""
-        level = self.levels.get(self._prefix + condition, 0.0)
+        level = self.levels.get(condition, 0.0)
         if fraction < level - REARM:
             level = max((threshold for threshold in self._thresholds if threshold <= fraction), default=0.0)
         passed = [threshold for threshold in self._thresholds if level < threshold <= fraction]
@@ -151,7 +145,7 @@ class Conditions:
 
     def _problem(self, event: AlertEvent, reasons: dict[str, str], now: float) -> Iterator[Alert]:
         """Fires once `reasons` have not been empty for `patience_s`; resolves when they are empty again."""
-        began = self.levels.get(self._prefix + event)
+        began = self.levels.get(event)
         if not reasons:
             self._suspected.pop(event, None)
             if began is not None:
@@ -167,9 +161,9 @@ class Conditions:
 
     def _set(self, condition: str, level: float | None) -> None:
         if level is None:
-            self.levels.pop(self._prefix + condition, None)
+            self.levels.pop(condition, None)
         else:
-            self.levels[self._prefix + condition] = level
+            self.levels[condition] = level
 
     def _alert(self, event: AlertEvent, text: str, ensemble: str | None = None, **fields: Any) -> Alert:
         name = ensemble or self._ensemble

@@ -19,7 +19,7 @@ from privmix.foundation.retrying import pauses, repeated
 from privmix.requests.admission import Admission, complete_answer
 from privmix.requests.errors import ApiError, body_too_large, invalid, unexpected
 from privmix.requests.keys import KeyService
-from privmix.requests.models import Models
+from privmix.requests.models import ServedModel
 from privmix.requests.preparation import Preparation
 from privmix.requests.response_queue import ResponseQueue
 from privmix.requests.settings import ClientSettings, RequestSettings
@@ -86,7 +86,7 @@ class Runner:
         store: BatchStore,
         settings: BatchSettings,
         preparation: Preparation,
-        models: Models,
+        served: ServedModel,
         keys: KeyService,
         capacity: int,
         holder: str,
@@ -96,7 +96,7 @@ class Runner:
         self._holder = holder
         self._settings = settings
         self._preparation = preparation
-        self._models = models
+        self._served = served
         self._keys = keys
         self._capacity = capacity
         self._max_body_bytes = max_body_bytes
@@ -112,15 +112,15 @@ class Runner:
     ) -> Self:
         """Creates a runner with its own tokenizers and channels to the coordinators. `serve` opens them."""
         keys = KeyService(requests.api_key_hashes, requests.namespace, requests.keys_actor, requests.cache_secret)
-        models = Models(requests)
-        preparation = Preparation(requests, models)
-        return cls(store, settings, preparation, models, keys, capacity, holder, requests.max_body_bytes)
+        served = ServedModel.of(requests.ensemble)
+        preparation = Preparation(requests, served)
+        return cls(store, settings, preparation, served, keys, capacity, holder, requests.max_body_bytes)
 
     async def serve(self) -> None:
         """Keeps the channels to the coordinators open and sends heartbeats to the keys actor."""
-        async with self._models.running():
+        async with self._served.client.running():
             self._serving.set()
-            await self._keys.send_heartbeats(self._models.take_update)
+            await self._keys.send_heartbeats(self._served.take_update)
 
     def start(self, open_batch: OpenBatch) -> None:
         """Starts or continues a batch unless it already runs."""
@@ -294,7 +294,7 @@ class Runner:
         prepared = await self._preparation.prepare(job.open_batch.batch.endpoint, line.body, salt)
         if prepared.body.stream:
             raise invalid("stream", "a batch cannot stream its answers; remove it", "unsupported_parameter")
-        self._models.counters.request()
+        self._served.counters.request()
         admission = Admission(prepared.served, self._keys, identity, background=True)
 
         @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Defines the database of the service: keys, shares, usage, alerts, batches and the list of ensembles.
+"""Defines the database of the service: keys, shares, usage, alerts and batches.
 
 It is a SQLite file or a PostgreSQL database.
 
@@ -168,15 +168,7 @@ batch_lease_table = Table(
     Column("until", BigInteger, nullable=False),
 )
 
-# `listed` is a list of `privmix.ensembles.records.EnsembleEntry` as JSON.
-ensembles_table = Table(
-    "privmix_ensembles",
-    metadata,
-    Column("namespace", String(255), primary_key=True),
-    Column("listed", Text, nullable=False),
-)
-
-# The number of shards that an operator chose for each ensemble: `privmix.fleet.size`.
+# The number of shards that an operator chose for each namespace: `privmix.fleet.size`.
 fleets_table = Table(
     "privmix_fleets",
     metadata,

@@ -97,9 +97,11 @@ class Fleet:
         self._settings = settings
         self._size = size
         self._changing = asyncio.Lock()
+        self._begun = asyncio.Event()
         self._restarted: bool = ray.get_runtime_context().was_current_actor_reconstructed
         if self._restarted:
             shards = self._count_living()
+            self._begun.set()
         self._shard_map = self._shard_map_of(shards)
         self._published = not self._restarted  # a scaling that nobody repeats may have started or ended shards
         self._replicas: int | None = None
@@ -118,7 +120,12 @@ class Fleet:
         """
         async with self._changing:
             await self._start_groups(range(len(self._shard_map.groups)))
+            self._begun.set()
             return self._shard_map
+
+    async def begun(self) -> None:
+        """Returns once `start` has returned for the first time."""
+        await self._begun.wait()
 
     async def shard_map(self) -> ShardMap:
         return self._shard_map

@@ -19,25 +19,23 @@ class ShardReplica:
     reports the deployment as healthy.
     """
 
-    def __init__(self, namespace: str, fleet: str, deployment: str) -> None:
-        """`deployment` is the name of this deployment: each ensemble has one of its own."""
+    def __init__(self, namespace: str, fleet: str) -> None:
         self._namespace = namespace
         self._fleet = fleet
-        self._deployment = deployment
 
     def check_health(self) -> None:
         """Reports the replica count to the fleet. Serve calls it every `CHECK_S`; it never reports a failure."""
-        count = _settled_replicas(serve.get_replica_context().app_name, self._deployment)
+        count = _settled_replicas(serve.get_replica_context().app_name)
         if count is None:
             return
         with suppress(RayError, ValueError):  # the fleet does not answer; the next check repeats the report
             ray.get_actor(self._fleet, self._namespace).replicas.remote(count)
 
 
-def _settled_replicas(application: str, deployment: str) -> int | None:
-    """Returns a deployment's replica count; None while Serve is changing it."""
+def _settled_replicas(application: str) -> int | None:
+    """Returns the number of replicas; None while Serve is changing it."""
     try:
-        overview = serve.status().applications[application].deployments[deployment]
+        overview = serve.status().applications[application].deployments[DEPLOYMENT]
     except (RayError, RayServeException, KeyError):
         return None
     if overview.status != "HEALTHY":

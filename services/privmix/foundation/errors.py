@@ -185,10 +185,6 @@ class FilesUnavailable(KeysUnavailable):
     """The place of the clients' files cannot be used. The message says why."""
 
 
-class EnsemblesError(WorkError):
-    """A change of the list of ensembles is refused. The message names the reason and the fix."""
-
-
 class FleetError(WorkError):
     """A change of the fleet failed and has had no effect. The message says why."""
 

@@ -13,7 +13,6 @@ from privmix.keys.actor import Keys
 from privmix.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share
 from privmix.requests.errors import invalid
 from privmix.requests.keys import KeyService
-from privmix.requests.models import Models
 from privmix.requests.preparation import read_body
 from privmix.requests.schema import Body
 from privmix.requests.values import BoundedCount, Name, PositiveCount
@@ -83,8 +82,7 @@ BODIES = (NewKey, Rotation, ShareBody)
 class AdministrationRoutes:
     """Implements `/v1/keys`, the counterpart of `privmix keys`, for keys with the scope `administer`."""
 
-    def __init__(self, models: Models, keys: KeyService) -> None:
-        self._models = models
+    def __init__(self, keys: KeyService) -> None:
         self._keys = keys
 
     def router(self) -> APIRouter:
@@ -127,33 +125,16 @@ class AdministrationRoutes:
         )
         return CreatedKey(secret=secret, key=key)
 
-    async def limit(self, key: str, request: Request, model: str | None = None) -> KeyAccount:
-        """Replace the share of a key, for all models together or for one."""
+    async def limit(self, key: str, request: Request) -> KeyAccount:
+        """Replace the share of a key."""
         body = ShareBody.parse(await self._sent(request))
-        return await self._keys.ask(Keys.limit, key, body.share, self._shares(model))
+        return await self._keys.ask(Keys.limit, key, body.share)
 
-    async def limit_group(self, group: str, request: Request, model: str | None = None) -> Share:
-        """Replace the share that the keys of a group have together, for all models together or for one."""
+    async def limit_group(self, group: str, request: Request) -> Share:
+        """Replace the share that the keys of a group have together."""
         body = ShareBody.parse(await self._sent(request))
-        await self._keys.ask(Keys.limit_group, group, body.share, self._shares(model))
+        await self._keys.ask(Keys.limit_group, group, body.share)
         return body.share
-
-    def _shares(self, model: str | None) -> str | None:
-        """Returns the name under which keys have shares of one model alone; None for all models together.
-
-        Raises:
-            ApiError: 404, the model does not exist; 400, it has no shares of its own.
-        """
-        if model is None:
-            return None
-        served = self._models.members(model)
-        if len(served) > 1:
-            raise invalid("model", "is a cohort; set the share of each of its ensembles, or leave model out")
-        shares = served[0].ensemble.shares
-        if shares is None:
-            raise invalid("model", "this model has no name under `ensembles` in the configuration, so it has no shares "
-                          "of its own; leave model out to limit all models together")  # fmt: skip
-        return shares
 
     async def rotate(self, key: str, request: Request) -> CreatedKey:
         """Give a key a new secret."""

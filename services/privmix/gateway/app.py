@@ -27,7 +27,7 @@ from privmix.gateway.openapi import describe
 from privmix.requests.access_record import CLIENT_GONE
 from privmix.requests.errors import ApiError, from_http
 from privmix.requests.keys import KeyService
-from privmix.requests.models import Models
+from privmix.requests.models import ServedModel
 from privmix.requests.refusals import LIMITED, RATES
 from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -73,7 +73,7 @@ EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" 
 
 def build_app(
     settings: RequestSettings,
-    models: Models,
+    served: ServedModel,
     batch_settings: BatchSettings | None = None,
     *,
     answer_request_id: bool = True,
@@ -94,14 +94,14 @@ def build_app(
     )
     batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
     routers = (
-        health_routes(models, keys),
+        health_routes(served, keys),
         version_route(),
         static_pages(),
-        GenerationRoutes(settings, models, keys).router(),
-        CatalogueRoutes(settings, models, keys).router(),
+        GenerationRoutes(settings, served, keys).router(),
+        CatalogueRoutes(settings, served, keys).router(),
         batch_routes.router(),
     )
-    app = partial(_app, settings, models, keys, batch_routes.announce, routers)
+    app = partial(_app, settings, served, keys, batch_routes.announce, routers)
     if settings.administration_port is None:
         return app(answer_request_id=answer_request_id)
     administration = partial(listening, app(), settings.administration_host, settings.administration_port)
@@ -110,7 +110,7 @@ def build_app(
 
 def _app(
     settings: RequestSettings,
-    models: Models,
+    served: ServedModel,
     keys: KeyService,
     announce: Callable[[], Coroutine[Any, Any, None]],
     routers: Sequence[APIRouter],
@@ -122,8 +122,8 @@ def _app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with models.running(), administration() if administration else nullcontext():
-            tasks = [asyncio.create_task(keys.send_heartbeats(models.take_update)), asyncio.create_task(announce())]
+        async with served.client.running(), administration() if administration else nullcontext():
+            tasks = [asyncio.create_task(keys.send_heartbeats(served.take_update)), asyncio.create_task(announce())]
             try:
                 yield
             finally:
@@ -135,7 +135,7 @@ def _app(
         if not isinstance(failure, ApiError):
             return Response(status_code=CLIENT_GONE)
         refusals.inc(tags={"reason": failure.code})
-        models.counters.refused(failure.code)
+        served.counters.refused(failure.code)
         keys.count_refusal(request, failure.status)
         return failure.response()
 
@@ -160,8 +160,8 @@ def _app(
         app.add_exception_handler(error, refusal)
     for router in routers:
         app.include_router(router)
-    app.include_router(ConsoleRoutes(settings, models, keys, administers=administration is None).router())
+    app.include_router(ConsoleRoutes(settings, served, keys, administers=administration is None).router())
     if administration is None:
-        app.include_router(AdministrationRoutes(models, keys).router())
+        app.include_router(AdministrationRoutes(keys).router())
     describe(app, BODIES)
     return app

@@ -1,56 +1,25 @@
 """Implements the routes that describe the service: models, version, tokenization, health, and the privacy guarantee."""
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from time import time
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from privmix.budget.joint_guarantee import JointGuarantee, joint_guarantee
 from privmix.budget.statement import Statement
 from privmix.gateway.openapi import REFUSALS, body
 from privmix.keys.records import Scope
 from privmix.requests.access_record import access_record
 from privmix.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
 from privmix.requests.keys import KeyService
-from privmix.requests.models import Models, ServedModel
+from privmix.requests.models import ServedModel
 from privmix.requests.preparation import read_body
 from privmix.requests.schema import DetokenizeRequest, TokenizeRequest
 from privmix.requests.settings import RequestSettings
-
-
-class ModelStatement(Statement):
-    """Holds the statement of one model."""
-
-    model: str
-
-
-class Statements(BaseModel):
-    """Holds the statements of several models. `together` is the guarantee for a person whose text is in all of them,
-    except that it is in one ensemble of each cohort."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelStatement]
-    together: JointGuarantee
-
-
-async def statements_of(models: Sequence[ServedModel]) -> Statements:
-    """Returns the statements of these models.
-
-    Raises:
-        ApiError: 503, a budget actor does not answer.
-    """
-    statements = await asyncio.gather(*(model.status.statement() for model in models))
-    by_name = {model.ensemble.name: statement for model, statement in zip(models, statements, strict=True)}
-    data = [ModelStatement(model=name, **dict(statement)) for name, statement in by_name.items()]
-    cohorts = {model.ensemble.name: model.ensemble.cohort for model in models}
-    return Statements(data=data, together=joint_guarantee(by_name, cohorts))
-
 
 RETRY_AFTER_S = "5"
 
@@ -59,20 +28,17 @@ class Health(BaseModel):
     """Holds the response of `/health`. `troubles` says for each actor in `missing` why it cannot work.
 
     Without the keys actor and its database, no request is admitted, so the status is "unavailable".
-
-    In a service with several models, an actor is named `MODEL/ACTOR`, and `status` is "degraded" if some of the models
-    are unavailable.
     """
 
-    status: Literal["ok", "degraded", "unavailable"]
+    status: Literal["ok", "unavailable"]
     missing: list[str]
     troubles: dict[str, str]
 
 
-def health_routes(models: Models, keys: KeyService) -> APIRouter:
+def health_routes(served: ServedModel, keys: KeyService) -> APIRouter:
     """Returns the routes `/livez`, `/readyz` and `/health`.
 
-    `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and some model works: its
+    `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and the model works: its
     ledger can be written and its shards answer. A spent budget does not change it: no other process could answer more.
     `/health` adds the reasons.
     """
@@ -84,34 +50,22 @@ def health_routes(models: Models, keys: KeyService) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        state = await _health(models, keys)
+        state = await _health(served, keys)
         ready = state.status != "unavailable"
         return _response({"status": "ok" if ready else "unavailable"}, ready=ready)
 
     @router.get("/health")
     async def health() -> Response:
-        state = await _health(models, keys)
+        state = await _health(served, keys)
         return _response(state.model_dump(), ready=state.status != "unavailable")
 
     return router
 
 
-async def _health(models: Models, keys: KeyService) -> Health:
-    serving = [served for served in models.all if served.state == "serving"]
-    keys_trouble, troubles_by_model = await asyncio.gather(
-        keys.trouble(), asyncio.gather(*(served.status.troubles() for served in serving))
-    )
-    works = [not model_troubles for model_troubles in troubles_by_model]
-    only_model = len(models.all) == 1
-    troubles = {
-        actor if only_model else f"{served.ensemble.name}/{actor}": trouble
-        for served, model_troubles in zip(serving, troubles_by_model, strict=True)
-        for actor, trouble in model_troubles.items()
-    }
-    if keys_trouble is not None:
-        return Health(status="unavailable", missing=["keys", *troubles], troubles={"keys": keys_trouble, **troubles})
-    status: Literal["ok", "degraded", "unavailable"] = "degraded" if any(works) else "unavailable"
-    return Health(status="ok" if works and all(works) else status, missing=list(troubles), troubles=troubles)
+async def _health(served: ServedModel, keys: KeyService) -> Health:
+    keys_trouble, troubles = await asyncio.gather(keys.trouble(), served.status.troubles())
+    troubles = ({} if keys_trouble is None else {"keys": keys_trouble}) | troubles
+    return Health(status="unavailable" if troubles else "ok", missing=list(troubles), troubles=troubles)
 
 
 def _response(body: dict[str, object], *, ready: bool) -> Response:
@@ -135,9 +89,9 @@ def _client(request: Request) -> str:
 class CatalogueRoutes:
     """Implements OpenAI's `/v1/models`, vLLM's `/tokenize` and `/detokenize`, and `/v1/privacy`."""
 
-    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
-        self._models = models
+        self._served = served
         self._keys = keys
         self._started = int(time())
 
@@ -158,31 +112,21 @@ class CatalogueRoutes:
         return sent
 
     async def models(self) -> ModelList:
-        """List all model names except those of ensembles that drain."""
-        return ModelList(
-            data=[
-                self._model(name)
-                for name in self._models.names
-                if any(served.state == "serving" for served in self._models.members(name))
-            ]
-        )
+        """List the names of the model."""
+        return ModelList(data=[self._model(name) for name in self._served.ensemble.names])
 
     async def model(self, name: str) -> Model:
         """Describe one model."""
+        self._served.check_name(name)
         return self._model(name)
 
-    async def privacy(self, model: Annotated[Sequence[str], Query()] = ()) -> Statement | Statements:
+    async def privacy(self) -> Statement:
         """Return the privacy guarantee, and the spent and remaining budget.
 
         The answer does not depend on private text, except `exhausted` and `stopped` of a budget that limits losses
         measured on it; no epsilon is promised then.
-
-        For one `model`, or if the service has only one, returns its statement; otherwise, and for a cohort, a list of
-        statements and their joint guarantee.
         """
-        selected = [served for name in model for served in self._models.members(name)] or self._models.all
-        unique = list({served.ensemble.name: served for served in selected}.values())
-        return await unique[0].status.statement() if len(unique) == 1 else await statements_of(unique)
+        return await self._served.status.statement()
 
     async def tokenize(self, request: Request) -> Tokenized:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
@@ -191,7 +135,8 @@ class CatalogueRoutes:
 
     async def _tokenized(self, request: Request) -> Tokenized:
         body = TokenizeRequest.parse(await self._sent(request))
-        served = self._models.named(body.model)
+        served = self._served
+        served.check_name(body.model)
         prompts, client, context_length = served.prompts, _client(request), served.ensemble.context_length
         limit = COUNTED_CONTEXTS * context_length
         if body.messages is not None:
@@ -209,13 +154,13 @@ class CatalogueRoutes:
 
     async def _detokenized(self, request: Request) -> Detokenized:
         body = DetokenizeRequest.parse(await self._sent(request))
-        served = self._models.named(body.model)
+        served = self._served
+        served.check_name(body.model)
         served.prompts.check(body.tokens, served.ensemble.context_length, "tokens")
         return Detokenized(prompt=await served.prompts.text(body.tokens, _client(request)))
 
     def _model(self, name: str) -> Model:
-        context_length = min(served.ensemble.context_length for served in self._models.members(name))
-        return Model(id=name, created=self._started, root=name, max_model_len=context_length)
+        return Model(id=name, created=self._started, root=name, max_model_len=self._served.ensemble.context_length)
 
 
 def version_route() -> APIRouter:

@@ -10,15 +10,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
 from importlib.metadata import version
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from privmix.budget.joint_guarantee import joint_guarantee
 from privmix.budget.statement import AccountsStatement, Statement
-from privmix.ensembles.records import State
 from privmix.gateway.openapi import REFUSALS
 from privmix.keys.actor import Keys
 from privmix.keys.messages import Identity
@@ -28,7 +25,7 @@ from privmix.requests.admission import EventStream
 from privmix.requests.answers import events
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
-from privmix.requests.models import Models, ServedModel
+from privmix.requests.models import ServedModel
 from privmix.requests.places import PLACES, Places
 from privmix.requests.settings import RequestSettings
 from privmix.requests.status import ShardReport
@@ -49,18 +46,13 @@ T = TypeVar("T")
 class Snapshot(BaseModel):
     """Everything that the console shows at one moment. A field is null if its actor does not answer.
 
-    `at` is in Unix seconds. `privacy`, `traffic` and `shards` describe `model`, one of `ensembles`. `together` is the
-    guarantee for a person whose text is in all of them. `accounts` and `keys` are null without the scope `administer`;
-    `accounts` depends on private text.
+    `at` is in Unix seconds; `models` are the names of the model. `accounts` and `keys` are null without the scope
+    `administer`; `accounts` depends on private text.
     """
 
     at: float
     version: str
     models: tuple[str, ...]
-    ensembles: tuple[str, ...]
-    model: str
-    state: State
-    together: str | None
     max_tokens: int
     key: str
     scopes: tuple[str, ...]
@@ -75,15 +67,18 @@ class ConsoleRoutes:
     """Implements `GET /v1/console`, which streams a snapshot every second."""
 
     def __init__(
-        self, settings: RequestSettings, models: Models, keys: KeyService, *, administers: bool = True
+        self, settings: RequestSettings, served: ServedModel, keys: KeyService, *, administers: bool = True
     ) -> None:
         """`administers`: whether keys with the scope `administer` see keys and accounts here."""
         self._administers = administers
         self._settings = settings
-        self._models = models
+        self._served = served
         self._keys = keys
-        self._accounts = _Cached(lambda: keys.ask(Keys.accounts, SHARES_S))
-        self._watched: WeakKeyDictionary[ServedModel, _Watched] = WeakKeyDictionary()
+        self._statement = _Cached(served.status.statement)
+        self._accounts = _Cached(served.status.accounts)
+        self._shards = _Cached(served.status.shards, SHARDS_S)
+        self._traffic = _Cached(lambda: keys.ask(Keys.traffic), INTERVAL_S / 2)
+        self._shares = _Cached(lambda: keys.ask(Keys.accounts, SHARES_S))
         message = f"a key may have {STREAMS_OF_KEY} consoles open at a gateway; close one"
         self._streams = Places(STREAMS_OF_KEY, PLACES, (message, "too_many_open_requests"))
 
@@ -92,71 +87,44 @@ class ConsoleRoutes:
         router.add_api_route("/v1/console", self.console, methods=["GET"], response_model=Snapshot)
         return router
 
-    async def console(self, request: Request, model: str | None = None) -> Response:
-        """Stream a snapshot of a model every second as server-sent events, for the console."""
+    async def console(self, request: Request) -> Response:
+        """Stream a snapshot every second as server-sent events, for the console."""
         identity = await self._keys.identify(request, "privacy")
-        snapshots = self._snapshots(request, identity, model)
+        snapshots = self._snapshots(request, identity)
         return EventStream(await anext(snapshots), snapshots, {})
 
-    async def _snapshots(self, request: Request, identity: Identity, model: str | None) -> AsyncGenerator[bytes, None]:
+    async def _snapshots(self, request: Request, identity: Identity) -> AsyncGenerator[bytes, None]:
         with self._streams.taken(identity.id):
             while True:
-                yield events([await self._snapshot(identity, model)])
+                yield events([await self._snapshot(identity)])
                 await asyncio.sleep(INTERVAL_S)
                 try:
                     identity = await self._keys.identify(request, "privacy")
-                    self._models.named(model)
-                except ApiError:  # The key was revoked or the model retired. The page reconnects and gets the error.
+                except ApiError:  # The key was revoked. The page reconnects and gets the error.
                     return
 
-    async def _snapshot(self, identity: Identity, model: str | None) -> Snapshot:
+    async def _snapshot(self, identity: Identity) -> Snapshot:
         administers = self._administers and "administer" in identity.scopes
-        served, models = self._models.named(model), self._models.all
-        watched = self._watch(served)
-        traffic, shards, accounts, keys, statements = await asyncio.gather(
-            watched.traffic.get(),
-            watched.shards.get(),
-            watched.accounts.get() if administers else _none(),
+        privacy, traffic, shards, accounts, keys = await asyncio.gather(
+            self._statement.get(),
+            self._traffic.get(),
+            self._shards.get(),
             self._accounts.get() if administers else _none(),
-            asyncio.gather(*(self._watch(entry).statement.get() for entry in models)),
+            self._shares.get() if administers else _none(),
         )
-        names = [entry.ensemble.name for entry in models]
-        by_name = dict(zip(names, statements, strict=True))
-        cohorts = {entry.ensemble.name: entry.ensemble.cohort for entry in models}
-        known = {name: statement for name, statement in by_name.items() if statement is not None}
         return Snapshot(
             at=time.time(),
             version=version("privmix"),
-            models=tuple(name for entry in models for name in entry.ensemble.names),
-            ensembles=tuple(names),
-            model=served.ensemble.name,
-            state=served.state,
-            together=joint_guarantee(known, cohorts).guarantee if len(known) > 1 else None,
+            models=self._served.ensemble.names,
             max_tokens=self._settings.max_tokens,
             key=identity.name,
             scopes=tuple(scope for scope in identity.scopes if administers or scope != "administer"),
-            privacy=by_name.get(served.ensemble.name),
+            privacy=privacy,
             accounts=accounts,
             traffic=traffic,
             shards=shards,
             keys=keys,
         )
-
-    def _watch(self, served: ServedModel) -> "_Watched":
-        if served not in self._watched:
-            self._watched[served] = _Watched(served, self._keys)
-        return self._watched[served]
-
-
-class _Watched:
-    """Caches the state of one model for all connected consoles."""
-
-    def __init__(self, served: ServedModel, keys: KeyService) -> None:
-        name = served.ensemble.name
-        self.statement = _Cached(served.status.statement)
-        self.accounts = _Cached(served.status.accounts)
-        self.shards = _Cached(served.status.shards, SHARDS_S)
-        self.traffic = _Cached(lambda: keys.ask(Keys.traffic, name), INTERVAL_S / 2)
 
 
 class _Cached(Generic[T]):

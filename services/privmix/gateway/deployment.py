@@ -11,11 +11,11 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from privmix.batches.settings import BatchSettings
-from privmix.ensembles.actor import Ensembles
+from privmix.fleet.fleet import Fleet
 from privmix.foundation import tracing
 from privmix.foundation.actors import find_actor, remote
 from privmix.gateway.app import build_app
-from privmix.requests.models import Models
+from privmix.requests.models import ServedModel
 from privmix.requests.places import PLACES
 from privmix.requests.settings import RequestSettings
 
@@ -56,17 +56,20 @@ class Gateway:
         while not await self._started():
             await asyncio.sleep(POLL_S)
         # Serve's proxy adds the request id to the response.
-        return build_app(self._settings, Models(self._settings), self._batches, answer_request_id=False)
+        served = await asyncio.to_thread(ServedModel.of, self._settings.ensemble)
+        return build_app(self._settings, served, self._batches, answer_request_id=False)
 
     async def _started(self) -> bool:
-        """Waits for the list of the ensembles, which is set when all other actors are ready.
+        """Waits until all parts are loaded for the first time, and the other actors exist.
 
-        Returns False if its actor does not exist or has died.
+        Returns False if an actor does not exist or has died.
         """
-        if self._settings.ensembles_actor is None:
-            return True
+        ensemble = self._settings.ensemble
         with suppress(RayError, ValueError):
-            actor = await find_actor(self._settings.ensembles_actor, self._settings.namespace)
-            await remote(Ensembles.begun)(actor)
+            await remote(Fleet.begun)(await find_actor(ensemble.fleet, ensemble.namespace))
+            for coordinator in ensemble.coordinators:
+                await find_actor(coordinator, ensemble.namespace)
+            if self._settings.keys_actor is not None:
+                await find_actor(self._settings.keys_actor, self._settings.namespace)
             return True
         return False

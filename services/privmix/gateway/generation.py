@@ -17,7 +17,7 @@ from privmix.requests.admission import (
 )
 from privmix.requests.answers import Answer, ChatCompletion, Completion
 from privmix.requests.keys import KeyService
-from privmix.requests.models import Models
+from privmix.requests.models import ServedModel
 from privmix.requests.preparation import Preparation, Route, read_body
 from privmix.requests.responses import answers
 from privmix.requests.responses.schema import ResponsesRequest
@@ -35,10 +35,10 @@ HEARTBEAT_S = 10.0
 class GenerationRoutes:
     """Implements `POST /v1/completions`, `POST /v1/chat/completions` and `POST /v1/responses`."""
 
-    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
-        self._models = models
-        self._preparation = Preparation(settings, models)
+        self._served = served
+        self._preparation = Preparation(settings, served)
         self._keys = keys
 
     def router(self) -> APIRouter:
@@ -87,8 +87,8 @@ class GenerationRoutes:
             prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
-        self._models.counters.request()
-        admission = Admission(prepared.served, self._keys, identity)
+        self._served.counters.request()
+        admission = Admission(self._served, self._keys, identity)
         if body.stream:
             chunks = stream_answer(
                 admission.submit,

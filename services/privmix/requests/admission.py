@@ -207,9 +207,8 @@ class Admission:
         """
         submit = self._charged if self._identity.subjects else self._uncharged
         salt = self._keys.cache_salt(self._identity)
-        with self._served.request():
-            async with submit([replace(generation, cache_salt=salt) for generation in generations]) as queue:
-                yield queue
+        async with submit([replace(generation, cache_salt=salt) for generation in generations]) as queue:
+            yield queue
 
     def _uncharged(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[ResponseQueue]:
         return self._client.submit(generations, arrived=self._arrived)

@@ -13,7 +13,6 @@ from privmix.foundation.errors import CoordinatorError, CoordinatorStopping, Ove
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
-DRAINING_S = "60"
 
 
 class ApiError(WorkError):
@@ -111,14 +110,6 @@ def model_not_found(served: Sequence[str]) -> ApiError:
     """Returns error 404 with the names of the served models."""
     message = f"model: no such model; this service has: {', '.join(served) or 'none at the moment'}"
     return ApiError(404, message, code="model_not_found", param="model")
-
-
-def draining(name: str) -> ApiError:
-    """Returns the error for a new request to an ensemble that drains."""
-    message = f"model: {name} accepts no new requests, because it is about to be retired; /v1/models lists the others"
-    return ApiError(
-        503, message, code="model_draining", param="model", kind="server_error", headers={"retry-after": DRAINING_S}
-    )
 
 
 def from_coordinator(error: CoordinatorError) -> ApiError:

@@ -1,33 +1,24 @@
-"""Holds the ensembles that a service serves, by model name, and tokenises prompts with their tokenizers."""
+"""Holds the model that a gateway serves, and tokenises prompts with its tokenizer."""
 
 import asyncio
 import json
-import logging
-import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from uuid import uuid4
 
 from jinja2 import TemplateError
-from ray.exceptions import RayError
 
 from privmix.coordinator.text import Detokenizer, partial_length
-from privmix.ensembles.actor import Ensembles
-from privmix.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
-from privmix.foundation.actors import find_actor, remote
-from privmix.foundation.periodic import periodically
 from privmix.foundation.turns import Turns
 from privmix.keys.messages import TrafficUpdate
 from privmix.requests.conversation import ChatWriter, TemplateMessage
 from privmix.requests.coordinator_client import CoordinatorClient
 from privmix.requests.counters import RequestCounters
-from privmix.requests.errors import ApiError, draining, invalid, model_not_found
+from privmix.requests.errors import ApiError, invalid, model_not_found
 from privmix.requests.schema import Function, Message, PromptText
-from privmix.requests.settings import RequestSettings
+from privmix.requests.settings import ServedEnsemble
 from privmix.requests.status import Status
 from privmix.structure.trials import Trials
 from privmix.tokenization.people_text import PeopleText, TypedMarks
@@ -236,17 +227,11 @@ def _too_long(field: str, limit: int) -> ApiError:
     return invalid(field, f"it has more than {limit} tokens; make it shorter", "context_length_exceeded")
 
 
-LOOK_S = 1.0
-ASK_S = 10.0
-
-logger = logging.getLogger(__name__)
-
-
 class ServedModel:
-    """Holds what a gateway needs to serve one ensemble: its tokenizer, its coordinators and its status.
+    """Holds what a gateway needs to serve its ensemble: the tokenizer, the coordinators, the status and counters.
 
     Attributes:
-        exhausted: whether its budget was used up when it was last asked. It is asked only if it is in a cohort.
+        counters: counts the requests.
     """
 
     def __init__(
@@ -256,12 +241,10 @@ class ServedModel:
         self.prompts = prompts
         self.client = client
         self.status = status
-        self.state: State = "serving"
-        self.exhausted = False
-        self._requests = 0
+        self.counters = RequestCounters()
 
     @classmethod
-    def of(cls, ensemble: ServedEnsemble) -> "ServedModel":
+    def of(cls, ensemble: ServedEnsemble) -> Self:
         """Loads an ensemble. This takes seconds, because it reads the tokenizer.
 
         Raises:
@@ -273,164 +256,21 @@ class ServedModel:
         status = Status(ensemble.namespace, ensemble.coordinators, ensemble.budget, ensemble.fleet)
         return cls(ensemble, prompts_of(ensemble.model), client, status)
 
-    @property
-    def live(self) -> int:
-        """The number of open requests, or of running generations if it is larger because clients have left."""
-        return max(self._requests, self.client.live)
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Counts a request until the context exits.
+    def check_name(self, name: str | None) -> None:
+        """Checks the model name of a request, which may have none.
 
         Raises:
-            ApiError: 503, the ensemble drains.
+            ApiError: 404, the model has another name.
         """
-        if self.state == "draining":
-            raise draining(self.ensemble.name)
-        self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
-
-
-class Models:
-    """Serves the ensembles in the list of the ensembles actor. Follows changes of the list without a restart.
-
-    Attributes:
-        counters: counts the requests to all ensembles.
-    """
-
-    def __init__(self, settings: RequestSettings) -> None:
-        self.counters = RequestCounters()
-        self._settings = settings
-        self._gateway = uuid4().hex
-        self._version = 0
-        self._served: dict[ServedEnsemble, ServedModel] = {}
-        self._open: dict[ServedEnsemble, AsyncExitStack] = {}
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Serves the current ensembles and follows changes of the list until the context exits."""
-        current = await self._heartbeat()
-        if current is None:
-            await self.serve([EnsembleEntry(ensemble=ensemble) for ensemble in self._settings.ensembles])
-        elif await self.serve(current.entries):
-            self._version = current.version
-        following = asyncio.create_task(self._follow())
-        try:
-            yield
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
-            await self.serve(())
-
-    @property
-    def all(self) -> list[ServedModel]:
-        """All served models in the order of the list."""
-        return list(self._served.values())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All model names, including the aliases of an ensemble, then those of cohorts."""
-        own = [name for served in self.all for name in served.ensemble.names]
-        cohorts = dict.fromkeys(served.ensemble.cohort for served in self.all)
-        return (*own, *(cohort for cohort in cohorts if cohort is not None))
-
-    def members(self, name: str | None) -> list[ServedModel]:
-        """Returns the ensembles behind a model name: all of a cohort, otherwise one; the first one if `name` is None.
-
-        Raises:
-            ApiError: 404, no model has this name.
-        """
-        for served in self.all:
-            if name is None or name in served.ensemble.names:
-                return [served]
-        members = [served for served in self.all if served.ensemble.cohort == name]
-        if not members:
-            raise model_not_found(self.names)
-        return members
-
-    def named(self, name: str | None) -> ServedModel:
-        """Returns the ensemble for a request. From a cohort, it is the least loaded of those with budget left.
-
-        Raises:
-            ApiError: 404, no model has this name.
-        """
-        return min(
-            self.members(name),
-            key=lambda served: (
-                served.state == "draining",
-                served.exhausted,
-                served.live / served.ensemble.capacity,
-                random.random(),
-            ),
-        )
+        if name is not None and name not in self.ensemble.names:
+            raise model_not_found(self.ensemble.names)
 
     def take_update(self) -> TrafficUpdate:
         """Returns the counts of traffic since the last call."""
-        return self.counters.take(
-            {served.ensemble.name: served.client.counters.take(served.client.live) for served in self.all}
-        )
-
-    async def _follow(self) -> None:
-        await asyncio.sleep(LOOK_S)
-        await periodically(self._look, LOOK_S, "the list of ensembles could not be followed")
-
-    async def _look(self) -> None:
-        current, *_ = await asyncio.gather(self._heartbeat(), *map(_look_at_budget, self._cohort_members()))
-        if current is not None and current.version != self._version and await self.serve(current.entries):
-            self._version = current.version
-
-    def _cohort_members(self) -> list[ServedModel]:
-        return [served for served in self.all if served.ensemble.cohort is not None]
-
-    async def _heartbeat(self) -> EnsembleList | None:
-        """Reports the live requests and returns the list of ensembles; None if the actor does not answer."""
-        name = self._settings.ensembles_actor
-        if name is None:
-            return None
-        live = {served.ensemble.name: served.live for served in self.all}
-        with suppress(RayError, ValueError, RuntimeError, TimeoutError):
-            async with asyncio.timeout(ASK_S):
-                actor = await find_actor(name, self._settings.namespace)
-                return await remote(Ensembles.heartbeat)(actor, self._gateway, self._version, live)
-        return None
-
-    async def serve(self, entries: Sequence[EnsembleEntry]) -> bool:
-        """Serves exactly these ensembles. Returns False if one of them could not be opened."""
-        states = {entry.ensemble: entry.state for entry in entries}
-        for ensemble in [ensemble for ensemble in self._open if ensemble not in states]:
-            del self._served[ensemble]
-            await self._open.pop(ensemble).aclose()
-        opened = [ensemble in self._open or await self._try_to_open(ensemble, states[ensemble]) for ensemble in states]
-        self._served = {ensemble: self._served[ensemble] for ensemble in states if ensemble in self._served}
-        for ensemble, served in self._served.items():
-            served.state = states[ensemble]
-        return all(opened)
-
-    async def _try_to_open(self, ensemble: ServedEnsemble, state: State) -> bool:
-        try:
-            served = await asyncio.to_thread(ServedModel.of, ensemble)
-        except Exception as error:  # An invalid ensemble must not affect the others.
-            logger.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
-            return False
-        served.state = state
-        stack = AsyncExitStack()
-        await stack.enter_async_context(served.client.running())
-        self._served[ensemble], self._open[ensemble] = served, stack
-        return True
-
-
-async def _look_at_budget(served: ServedModel) -> None:
-    """Updates whether an ensemble's budget is used up. A budget actor that does not answer changes nothing."""
-    with suppress(ApiError, TimeoutError):
-        async with asyncio.timeout(ASK_S):
-            served.exhausted = (await served.status.statement()).exhausted
+        return self.counters.take({self.ensemble.name: self.client.counters.take(self.client.live)})
 
 
 @cache
 def prompts_of(model: Path) -> PromptTokenizer:
-    """Returns the tokenizer of a model directory. Ensembles with the same base model share it."""
+    """Returns the tokenizer of a model directory."""
     return PromptTokenizer.load(model)

@@ -21,7 +21,7 @@ from privmix.requests.answers import (
     ToolStyle,
 )
 from privmix.requests.errors import ApiError, body_too_large, invalid
-from privmix.requests.models import Models, ServedModel
+from privmix.requests.models import ServedModel
 from privmix.requests.responses.answers import ResponsesStyle
 from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -174,9 +174,9 @@ class Prepared:
 class Preparation:
     """Validates the bodies of the generation routes, for single requests and for lines of a batch."""
 
-    def __init__(self, settings: RequestSettings, models: Models) -> None:
+    def __init__(self, settings: RequestSettings, served: ServedModel) -> None:
         self._settings = settings
-        self._models = models
+        self._served = served
 
     async def prepare(self, endpoint: Route, body: bytes, cache_salt: str) -> Prepared:
         """Validates a request.
@@ -198,7 +198,8 @@ class Preparation:
     async def _completion(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
         request = CompletionRequest.parse(body, settings.fallbacks)
-        served = self._models.named(request.model)
+        served = self._served
+        served.check_name(request.model)
         check_counts(request, len(request.prompt), settings)
         prompts = await served.prompts.tokens(request.prompt, served.ensemble.context_length, cache_salt)
         structure = await structure_of(request, len(prompts) * request.n, served.prompts.trials, cache_salt)
@@ -207,7 +208,8 @@ class Preparation:
         return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, structure)
 
     async def _chat(self, request: ChatRequest | ResponsesRequest, cache_salt: str) -> Prepared:
-        served = self._models.named(request.model)
+        served = self._served
+        served.check_name(request.model)
         check_counts(request, 1, self._settings)
         tools = request.callable_tools
         prompts = await served.prompts.chat_tokens(request.messages, served.ensemble.context_length, cache_salt, tools)

@@ -1,10 +1,20 @@
 """Defines the settings with which requests are checked and answered. They are validated on construction."""
 
 import secrets
+from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+)
 
-from privmix.ensembles.records import ServedEnsemble
+from privmix.keys.messages import AdmissionLimits
 from privmix.requests.schema import LEAST_TEMPERATURE, Fallbacks
 
 
@@ -46,13 +56,51 @@ class ClientSettings(BaseModel):
         return Fallbacks(self.greedy_temperature, self.ignore_seed)
 
 
+class ServedEnsemble(BaseModel):
+    """Describes the ensemble of a service to its gateways.
+
+    Attributes:
+        names: the model names that clients use; answers and metrics have the first.
+        namespace: the Ray namespace of its actors.
+        model: a Hugging Face model directory, read for its tokenizer only.
+        context_length: the context length of its engines in tokens.
+        coordinators, budget, fleet: the Ray names of its actors.
+        capacity: the number of generations that its coordinators run at the same time.
+        max_waiting: the number of further generations that may wait.
+        recovery_s: how long a request without a coordinator waits for one before it fails.
+        stall_timeout_s: how long a request waits for its next token, including failures and recoveries.
+        private_base: whether its base model was trained on private text, which answers are labelled with.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    names: tuple[str, ...] = Field(min_length=1)
+    namespace: str
+    model: Path
+    context_length: PositiveInt
+    coordinators: tuple[str, ...]
+    budget: str
+    fleet: str
+    capacity: PositiveInt
+    max_waiting: NonNegativeInt
+    recovery_s: NonNegativeFloat
+    stall_timeout_s: PositiveFloat
+    private_base: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def admission_limits(self) -> AdmissionLimits:
+        return AdmissionLimits(self.name, self.capacity, self.max_waiting)
+
+
 class RequestSettings(ClientSettings):
     """Holds the settings of one gateway replica, or of the batches actor, which answers lines of files as requests.
 
     Attributes:
-        namespace: the Ray namespace of the actors that all ensembles share (keys, batches, ensembles).
-        ensembles: the ensembles that are served while the ensembles actor does not answer.
-        ensembles_actor: if None, exactly `ensembles` are served.
+        namespace: the Ray namespace of the service's actors.
         api_key_hashes: the hashes (`Secret.hash`) of the keys in the configuration. A gateway does not get the keys.
         keys_actor: if None, only the keys in the configuration are valid and no shares are charged.
         batches_actor: if None, no files are stored and no batches are run.
@@ -60,8 +108,7 @@ class RequestSettings(ClientSettings):
     """
 
     namespace: str
-    ensembles: tuple[ServedEnsemble, ...]
-    ensembles_actor: str | None = None
+    ensemble: ServedEnsemble
     api_key_hashes: tuple[str, ...] = ()
     keys_actor: str | None = None
     batches_actor: str | None = None

@@ -189,18 +189,6 @@ def test_parts_without_a_live_copy_fire() -> None:
     assert events(conditions.evaluate(shards(True, True, True), 270.0)) == [("parts.unserved", "resolved", None)]
 
 
-def test_ensembles_share_levels_without_interference() -> None:
-    levels: dict[str, float] = {}
-    clinic = new_conditions(levels)
-    court = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
-    assert budget(clinic, 50, 50) == budget(court, 50, 50) == [("budget.threshold", "firing", 0.5)]
-    (alert,) = court.evaluate(EnsembleState(statement=statement(80, 20)), 0.0)
-    assert (alert.ensemble, alert.threshold) == ("court", 0.8)
-    assert budget(clinic, 60, 40) == []
-    again = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
-    assert budget(again, 80, 20) == []
-
-
 def test_an_alert_about_a_share_of_one_ensemble_names_it() -> None:
     court_share = ShareAccount(share=Share(tokens=10), usage=ShareUsage(spent=5))
     key = account(Share(tokens=100), ShareUsage(spent=5), ensembles={"court": court_share})

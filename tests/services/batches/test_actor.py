@@ -30,7 +30,7 @@ LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BO
 def start(place: Path, holder: str = "this") -> Batches:
     namespace = "a-namespace-without-actors"
     ensemble = served("privmix", namespace=namespace, model=public_model.resolve())
-    requests = RequestSettings(namespace=namespace, ensembles=(ensemble,), keys_actor="keys")
+    requests = RequestSettings(namespace=namespace, ensemble=ensemble, keys_actor="keys")
     batches = Batches(str(place), BatchSettings(), pickle.dumps(requests), capacity=4, holder=holder)
     batches._route_serves.set()
     return batches

@@ -56,7 +56,7 @@ async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str)
 def test_the_tokens_cost_only_the_training(trained: tuple[Path, Manifest], tmp_path: Path) -> None:
     folder, manifest = trained
     assert manifest.dp_sgd is not None
-    configured = Configuration.of({"ensemble": str(folder), "privacy": {"protocol": "dp-sgd"}}).choose()
+    configured = Configuration.of({"ensemble": str(folder), "privacy": {"protocol": "dp-sgd"}})
     settings = promise(configured, manifest).settings
     spent = []
     for round_ in (1, 2):

@@ -82,7 +82,11 @@ def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iter
     size = FleetSize(str(folder / "database" / "keys.db"), namespace, 1)
     Path(size.database).parent.mkdir()
     fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, 1, size)
+    ray.get(fleet.shard_map.remote())
+    begun = fleet.begun.remote()
+    assert ray.wait([begun], timeout=0)[0] == [], "gateways wait until the parts are loaded"
     ray.get(fleet.start.remote())
+    ray.get(begun)
     terms = PrivacyBudget(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
     keeper = budget.start(str(folder / "ledger.db"), terms, namespace=namespace)
     chosen = CoordinatorSettings(plans[0].engine.model, namespace, budget.NAME, lease_tokens=4, patience_s=0.5)
@@ -157,6 +161,7 @@ def test_a_restarted_fleet_recovers_its_shards(running: Running) -> None:
         time.sleep(0.1)  # the old actor still answers
     assert (restored.protocol, restored.groups) == (grown.protocol, grown.groups)
     assert restored.version > grown.version
+    ray.get(running.fleet.begun.remote())
     assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
     for replicas, shards in ((1, 2), (2, 2), (1, 1)):
         ray.get(running.fleet.replicas.remote(replicas))

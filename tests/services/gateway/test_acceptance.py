@@ -18,7 +18,7 @@ from privmix.requests.schema import (
     Message,
 )
 from privmix.requests.settings import RequestSettings
-from tests.support.app import MakeClient
+from tests.support.app import MakeClient, ensemble
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
@@ -165,7 +165,7 @@ def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any
 
 @pytest.fixture
 def settings() -> RequestSettings:
-    return RequestSettings(namespace="privmix", ensembles=(), max_tokens=80)
+    return RequestSettings(namespace="privmix", ensemble=ensemble("privmix"), max_tokens=80)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +223,11 @@ async def test_long_prompts_are_tokenised_completely(prompts: PromptTokenizer) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ensembles": None}, "ensembles"),
+        ({"ensemble": None}, "ensemble"),
         ({"max_n": 0}, "max_n"),
         ({"maximum_n": 3}, "maximum_n"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RequestSettings(**{"namespace": "privmix", "ensembles": (), **changes})
+        RequestSettings(**{"namespace": "privmix", "ensemble": ensemble("privmix"), **changes})

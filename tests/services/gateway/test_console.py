@@ -39,8 +39,7 @@ def test_the_console_loads_nothing_from_other_hosts(client: TestClient) -> None:
 class Watched:
     """Stands for a served model whose actors do not answer, except for its accounts."""
 
-    state = "serving"
-    ensemble = SimpleNamespace(name="privmix", names=("privmix",), cohort=None)
+    ensemble = SimpleNamespace(names=("privmix",))
 
     def __init__(self, accounts: AccountsStatement) -> None:
         self.asked = 0
@@ -61,16 +60,15 @@ class Watched:
 async def test_accounts_are_asked_for_and_shown_with_the_scope_administer_alone() -> None:
     accounts = AccountsStatement(parts=3, silent=1, least=0.0, median=0.4, most=0.9, held=0.1)
     served = Watched(accounts)
-    models = SimpleNamespace(all=[served], named=lambda _: served)
     routes = ConsoleRoutes(
         SimpleNamespace(max_tokens=8),  # type: ignore[arg-type]
-        models,  # type: ignore[arg-type]
+        served,  # type: ignore[arg-type]
         SimpleNamespace(ask=served.nothing),  # type: ignore[arg-type]
     )
     client, operator = (Identity("1", "a", scopes, ("1",)) for scopes in (("generate", "privacy"), SCOPES))
-    assert (await routes._snapshot(client, None)).accounts is None
+    assert (await routes._snapshot(client)).accounts is None
     assert not served.asked, "nothing is asked for a client"
-    assert (await routes._snapshot(operator, None)).accounts == accounts
+    assert (await routes._snapshot(operator)).accounts == accounts
 
 
 @pytest.fixture(scope="module")

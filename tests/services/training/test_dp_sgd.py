@@ -29,7 +29,7 @@ from privmix.training.packing import Tokens, contributions, even_size
 from privmix.training.per_unit import UnitGradients, train_adapter
 from privmix.training.plan import run_training
 from privmix.training.row_gradients import RowGradients
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
 from tests.support.cli import privmix
 from tests.support.training import small_documents, write_corpus
@@ -326,10 +326,10 @@ def test_a_clip_whose_scale_overflows_is_refused_by_its_name(clip: float) -> Non
     assert DpSgdOptions.checked(clip=1e-30).clip == 1e-30
 
 
-def configured(folder: Path, **privacy: object) -> EnsembleConfiguration:
+def configured(folder: Path, **privacy: object) -> Configuration:
     return Configuration.of(
         {"ensemble": str(folder), "privacy": privacy, "budget": {"ledger": str(folder / "ledger.db")}}
-    ).choose()
+    )
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from privmix.training.options import DpSgdOptions, TrainingOptions
 from privmix.training.plan import run_training
 from privmix.training.private_base import merged
 from privmix.training.train import plan
-from privmix_cluster.configuration import Configuration, EnsembleConfiguration
+from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
 from tests.inline import run_inline
 from tests.support.cli import privmix
@@ -31,8 +31,8 @@ PRIVATE = DpSgdOptions(steps=2, epsilon=2)
 CONFIGURED = {"privacy": {"protocol": "exponential", "epsilon": 8, "tokens": 64}}
 
 
-def configured(folder: Path, **changes: object) -> EnsembleConfiguration:
-    return Configuration.of({"ensemble": str(folder), "budget": {"ledger": str(folder / "l.db")}, **changes}).choose()
+def configured(folder: Path, **changes: object) -> Configuration:
+    return Configuration.of({"ensemble": str(folder), "budget": {"ledger": str(folder / "l.db")}, **changes})
 
 
 @pytest.fixture

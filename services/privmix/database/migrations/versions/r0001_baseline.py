@@ -1,4 +1,4 @@
-"""Creates the tables of keys, shares, usage, alerts, files, batches, ensembles and fleets."""
+"""Creates the tables of keys, shares, usage, alerts, files, batches and fleets."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -87,11 +87,6 @@ def upgrade() -> None:
         sa.Column("result", sa.Text),
         sa.Column("prompt_tokens", sa.BigInteger),
         sa.Column("completion_tokens", sa.BigInteger),
-    )
-    op.create_table(
-        "privmix_ensembles",
-        sa.Column("namespace", sa.String(255), primary_key=True),
-        sa.Column("listed", sa.Text, nullable=False),
     )
     op.create_table(
         "privmix_fleets",
