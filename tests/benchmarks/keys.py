@@ -32,7 +32,7 @@ from privmix_cluster.options import JsonOption
 from tests import postgresql
 from tests.benchmarks.options import show
 
-LIMITS = AdmissionLimits("privmix", capacity=512, max_waiting=4096)
+LIMITS = AdmissionLimits(capacity=512, max_waiting=4096)
 TOKENS = 32
 TARGET = 1000.0
 CONSOLES = 10

@@ -91,7 +91,7 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     """Show every key, its share and its usage."""
     from privmix.database.service import ServiceDatabase
     from privmix.keys.store import KeyStore
-    from privmix_cluster.work.keys import amounts, key_cells
+    from privmix_cluster.work.keys import key_cells
 
     accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
     if as_json:
@@ -102,8 +102,6 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
         table.add_column(column, justify="right")
     for account in accounts:
         table.add_row(*key_cells(account))
-        for ensemble, each in account.ensembles.items():
-            table.add_row(f"  of {escape(ensemble)}", *[""] * 5, *amounts(each.share, each.usage))
     Console().print(table)
 
 
@@ -118,9 +116,6 @@ def limit(
     live_streams: StreamsOption = None,
     largest_request: LargestOption = None,
     group: Annotated[bool, typer.Option("--group", help="Set the common share of a group.")] = False,
-    ensemble: Annotated[
-        str | None, typer.Option(help="Set the share of one ensemble, by its name under `ensembles`.")
-    ] = None,
     database: DatabaseOption = None,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
@@ -131,12 +126,11 @@ def limit(
     share = share_of(context)
     store = KeyStore(ServiceDatabase(_place(database), create=False))
     if group:
-        store.limit_group(key, share, ensemble)
+        store.limit_group(key, share)
     else:
-        store.limit(key, share, ensemble)
+        store.limit(key, share)
     limits = ", ".join(f"{name} {value}" for name, value in share.model_dump(exclude_none=True).items())
-    where = "" if ensemble is None else f" of {escape(ensemble)}"
-    Console().print(f"{escape(key)}{where}: {limits or 'no limits'}")
+    Console().print(f"{escape(key)}: {limits or 'no limits'}")
 
 
 @keys.command()

@@ -68,13 +68,9 @@ class Conditions:
         alerts: list[Alert] = []
         for subject, account in keys.items():
             alerts += self._share(subject, account.share, account.usage)
-            for ensemble, part in account.ensembles.items():
-                alerts += self._share(subject, part.share, part.usage, ensemble)
         for subject, account in groups.items():
             if account.group_share is not None and account.group_usage is not None:
                 alerts += self._share(subject, account.group_share, account.group_usage)
-            for ensemble, part in account.group_ensembles.items():
-                alerts += self._share(subject, part.share, part.usage, ensemble)
         return alerts
 
     def _budget(self, statement: Statement | None) -> Iterator[Alert]:
@@ -96,8 +92,8 @@ class Conditions:
                 text = "The privacy budget of {ensemble} is spent. It generates no more private tokens."
                 yield self._alert("budget.exhausted", text, fraction=1.0, threshold=1.0, **numbers)
 
-    def _share(self, subject: str, share: Share, usage: ShareUsage, ensemble: str | None = None) -> Iterator[Alert]:
-        """Returns the alerts for a share of one ensemble, or of all ensembles together if `ensemble` is None."""
+    def _share(self, subject: str, share: Share, usage: ShareUsage) -> Iterator[Alert]:
+        """Returns the alerts for a share."""
         # Only spent tokens count, because a request may return the tokens that it holds.
         limits: tuple[tuple[ShareLimit, int | None, int, str], ...] = (
             ("tokens", share.tokens, usage.spent, ""),
@@ -108,14 +104,14 @@ class Conditions:
                 continue
             fraction = min(1.0, spent / allowed)
             numbers = {"subject": subject, "limit": limit, "spent": spent, "allowed": allowed, "fraction": fraction}
-            condition = f"share {limit} {subject}" if ensemble is None else f"share {limit} {subject} of {ensemble}"
+            condition = f"share {limit} {subject}"
             for threshold in self._passed(condition, fraction):
                 what = f"The share{when} that {subject} has of {{ensemble}}"
                 if threshold < 1:
                     text = f"{what} is {fraction:.0%} spent: {spent} of {allowed} tokens."
-                    yield self._alert("share.threshold", text, ensemble, threshold=threshold, **numbers)
+                    yield self._alert("share.threshold", text, threshold=threshold, **numbers)
                 else:
-                    yield self._alert("share.exhausted", f"{what} is spent.", ensemble, threshold=1.0, **numbers)
+                    yield self._alert("share.exhausted", f"{what} is spent.", threshold=1.0, **numbers)
 
     def _passed(self, condition: str, fraction: float) -> list[float]:
         """Returns the thresholds that `fraction` has passed since the last evaluation."""
@@ -165,7 +161,7 @@ class Conditions:
         else:
             self.levels[condition] = level
 
-    def _alert(self, event: AlertEvent, text: str, ensemble: str | None = None, **fields: Any) -> Alert:
-        name = ensemble or self._ensemble
+    def _alert(self, event: AlertEvent, text: str, **fields: Any) -> Alert:
+        name = self._ensemble
         text = text.replace("{ensemble}", name)
         return Alert(event=event, text=text, ensemble=name, namespace=self._namespace, **fields)

@@ -294,7 +294,7 @@ class Runner:
         prepared = await self._preparation.prepare(job.open_batch.batch.endpoint, line.body, salt)
         if prepared.body.stream:
             raise invalid("stream", "a batch cannot stream its answers; remove it", "unsupported_parameter")
-        self._served.counters.request()
+        self._served.client.counters.request()
         admission = Admission(prepared.served, self._keys, identity, background=True)
 
         @asynccontextmanager

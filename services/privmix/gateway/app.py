@@ -135,7 +135,7 @@ def _app(
         if not isinstance(failure, ApiError):
             return Response(status_code=CLIENT_GONE)
         refusals.inc(tags={"reason": failure.code})
-        served.counters.refused(failure.code)
+        served.client.counters.refused(failure.code)
         keys.count_refusal(request, failure.status)
         return failure.response()
 

@@ -87,7 +87,7 @@ class GenerationRoutes:
             prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
-        self._served.counters.request()
+        self._served.client.counters.request()
         admission = Admission(self._served, self._keys, identity)
         if body.stream:
             chunks = stream_answer(

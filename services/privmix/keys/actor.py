@@ -21,7 +21,7 @@ from privmix.keys.metrics import ShareMetrics
 from privmix.keys.open_requests import OpenRequests
 from privmix.keys.records import Key, KeyAccount, Scope, Share
 from privmix.keys.store import KeyStore
-from privmix.keys.subjects import charged_subjects, group_subject, subjects_of
+from privmix.keys.subjects import group_subject, subjects_of
 from privmix.keys.traffic import Traffic, TrafficReport
 from privmix.keys.transactions import AreRequired, Find, ReadShares
 
@@ -85,7 +85,7 @@ class Keys:
     async def admit(
         self,
         id_: str,
-        subjects: Sequence[str],
+        subjects: tuple[str, ...],
         limits: AdmissionLimits,
         wanted: int,
         generations: int,
@@ -113,9 +113,9 @@ class Keys:
         self._heartbeats[gateway] = time.monotonic()
         self._traffic.add(gateway, update)
 
-    async def traffic(self, ensemble: str | None = None) -> TrafficReport:
-        """Returns the traffic of all gateways, for one ensemble or for all together."""
-        return self._traffic.report(ensemble, waiting=self._open.waiting(ensemble))
+    async def traffic(self) -> TrafficReport:
+        """Returns the traffic of all gateways."""
+        return self._traffic.report(waiting=self._open.waiting)
 
     async def accounts(self, age_s: float = 0.0) -> list[KeyAccount]:
         """See `KeyStore.accounts`. Every change of a key through this actor is in them.
@@ -158,18 +158,18 @@ class Keys:
         self._keys_changed()
         return key, secret.text
 
-    async def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
+    async def limit(self, id_or_name: str, share: Share) -> KeyAccount:
         """See `KeyStore.limit`."""
-        account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share, ensemble))
+        account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share))
         self._keys_changed()
-        self._open.wake(charged_subjects(subjects_of(account.key), ensemble))
+        self._open.wake(subjects_of(account.key))
         return account
 
-    async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
+    async def limit_group(self, group: str, share: Share) -> None:
         """See `KeyStore.limit_group`."""
-        await self._transactions.alone(lambda: self._store.limit_group(group, share, ensemble))
+        await self._transactions.alone(lambda: self._store.limit_group(group, share))
         self._keys_changed()
-        self._open.wake(charged_subjects((group_subject(group),), ensemble))
+        self._open.wake((group_subject(group),))
 
     async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
         """See `KeyStore.rotate`. Returns the key and the text of its secret."""

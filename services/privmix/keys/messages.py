@@ -39,19 +39,15 @@ class InvalidKey:
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """Limits how many generations one ensemble runs and queues.
+    """Limits how many generations a service runs and queues.
 
     Attributes:
-        ensemble: its name.
         capacity: the number of generations that its coordinators run at the same time.
         max_waiting: the number of further generations that may wait.
-        shares: the name under which keys have shares of this ensemble alone; None if they cannot.
     """
 
-    ensemble: str
     capacity: int
     max_waiting: int
-    shares: str | None = None
 
     @property
     def piece(self) -> int:
@@ -110,32 +106,21 @@ class Refused:
 
 
 @dataclass
-class EnsembleTraffic:
-    """Counts the traffic of one gateway to one ensemble since the gateway's last update.
+class TrafficUpdate:
+    """Counts the traffic of one gateway since its last update.
 
     It depends on private text only through the released tokens and their times.
 
     Attributes:
+        requests: the number of requests to generate, including refused ones.
+        refusals: the number of refused requests by error code.
         live: the number of generations that run or wait now.
         tokens: the number of released tokens, including tokens of the public model.
         first_token_s: the seconds from each request to its first token.
     """
 
+    requests: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
     live: int = 0
     tokens: int = 0
     first_token_s: list[float] = field(default_factory=list)
-
-
-@dataclass
-class TrafficUpdate:
-    """Counts the traffic of one gateway since its last update.
-
-    Attributes:
-        requests: the number of requests to generate, including refused ones.
-        refusals: the number of refused requests by error code.
-        ensembles: the traffic by ensemble.
-    """
-
-    requests: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-    ensembles: dict[str, EnsembleTraffic] = field(default_factory=dict)

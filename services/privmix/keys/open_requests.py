@@ -1,4 +1,4 @@
-"""Owns the requests that are admitted or wait: within their shares, in the order of the queues of their ensembles."""
+"""Owns the requests that are admitted or wait: within their shares, in the order of a fair queue."""
 
 import asyncio
 import logging
@@ -16,7 +16,6 @@ from privmix.keys.grouping import GroupedTransactions
 from privmix.keys.messages import AdmissionLimits, Admitted, Refused
 from privmix.keys.rate_limiter import RateLimiter
 from privmix.keys.records import Share
-from privmix.keys.subjects import charged_subjects, ensemble_of
 from privmix.keys.transactions import Exhausted, OpenReservation, ReadShares, Reserve, Reserved, Settle
 
 RETRY_S = 1.0
@@ -29,7 +28,7 @@ class _Request:
     """Holds a request between `admit` and `settle`.
 
     Attributes:
-        queue: None if a previous actor admitted the request and its ensemble has had no other request since.
+        queue: None if a previous actor admitted the request and no request has come since.
         task: the task in which the request waits; None once it is admitted.
         entering: the tasks that wait for places of further generations.
         places: the number of its generations that have places in the queue.
@@ -51,7 +50,7 @@ class OpenRequests:
     """Admits requests fairly within their shares, and returns the tokens that they do not use.
 
     Reservations are in the database, so a restarted actor continues from there. Rate limits are in memory and start
-    full. Each ensemble has a queue of its own.
+    full.
     """
 
     def __init__(self, transactions: GroupedTransactions, admitted: Iterable[OpenReservation]) -> None:
@@ -70,7 +69,7 @@ class OpenRequests:
     async def admit(
         self,
         id_: str,
-        subjects: Sequence[str],
+        subjects: tuple[str, ...],
         limits: AdmissionLimits,
         wanted: int,
         generations: int,
@@ -85,10 +84,10 @@ class OpenRequests:
         Args:
             id_: identifies the request in `settle`.
             subjects: the subjects of the key's shares.
-            limits: the limits of the ensemble that serves the request.
+            limits: the limits of the service.
             background: let all other requests go first, and hold no tokens while the request waits in the queue.
         """
-        subjects, first = charged_subjects(subjects, limits.shares), min(generations, limits.piece)
+        first = min(generations, limits.piece)
         shares: dict[str, Share] = await self._transactions.run(ReadShares(subjects))
         queue = self._queue_for(limits)
         if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
@@ -163,9 +162,10 @@ class OpenRequests:
             if request.gateway in gateways:
                 await self.settle(id_, None)
 
-    def waiting(self, ensemble: str | None) -> int:
-        """Returns how many generations wait in the queue of one ensemble, or in all."""
-        return sum(queue.waiting for limits, queue in self._queues.items() if ensemble in (None, limits.ensemble))
+    @property
+    def waiting(self) -> int:
+        """How many generations wait in the queue."""
+        return sum(queue.waiting for queue in self._queues.values())
 
     def wake(self, subjects: Sequence[str]) -> None:
         """Wakes the requests that wait for tokens of these shares."""
@@ -225,12 +225,12 @@ class OpenRequests:
                         self._waiting[key] -= 1
 
     def _queue_for(self, limits: AdmissionLimits) -> FairQueue:
-        """Returns the queue of an ensemble. A new queue contains the requests that a previous actor admitted."""
+        """Returns the queue of a deployment. A new one has the requests that a previous actor admitted."""
         if limits not in self._queues:
             queue = FairQueue(limits.capacity, limits.max_waiting, limits.max_waiting_of_key)
             self._queues[limits] = queue
             for request in self._requests.values():
-                if request.queue is None and ensemble_of(request.subjects) == limits.shares:
+                if request.queue is None:
                     request.queue, request.places = queue, min(request.generations, limits.piece)
                     queue.restore(request.subjects[0], request.places)
         return self._queues[limits]

@@ -100,31 +100,16 @@ class ShareUsage(BaseModel):
         return ShareUsage(**{name: getattr(self, name) - getattr(other, name) for name in ShareUsage.model_fields})
 
 
-class ShareAccount(BaseModel):
-    """Holds a share and its usage."""
-
-    model_config = ConfigDict(frozen=True)
-
-    share: Share
-    usage: ShareUsage
-
-
 class KeyAccount(BaseModel):
-    """Holds a key with its share and usage, and those of its group.
-
-    `share` and `usage` apply to all ensembles together; `ensembles` and `group_ensembles` hold the shares that apply to
-    one ensemble alone, by its name.
-    """
+    """Holds a key with its share and usage, and those of its group."""
 
     model_config = ConfigDict(frozen=True)
 
     key: Key
     share: Share
     usage: ShareUsage
-    ensembles: dict[str, ShareAccount] = {}
     group_share: Share | None = None
     group_usage: ShareUsage | None = None
-    group_ensembles: dict[str, ShareAccount] = {}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Stores keys, shares and usage. Every method is one transaction; it is on disk when the method returns."""
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +13,6 @@ from privmix.database.service import (
     ServiceDatabase,
     keys_table,
     shares_table,
-    usage_table,
 )
 from privmix.foundation.errors import DatabaseConflict, KeysError, UnknownKey
 from privmix.keys.records import (
@@ -23,12 +21,11 @@ from privmix.keys.records import (
     Scope,
     Secret,
     Share,
-    ShareAccount,
     ShareUsage,
     is_id,
     new_id,
 )
-from privmix.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
+from privmix.keys.subjects import group_subject, key_subject, subjects_of
 from privmix.keys.transactions import (
     OpenReservation,
     Operation,
@@ -128,21 +125,21 @@ class KeyStore:
         with self._database.transaction() as connection:
             return usages(connection)
 
-    def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
-        """Replaces the share of a key, for all ensembles together or for one.
+    def limit(self, id_or_name: str, share: Share) -> KeyAccount:
+        """Replaces the share of a key.
 
         Raises:
             UnknownKey: no key has this id or name.
         """
         with self._database.transaction() as connection:
             key = _named(connection, id_or_name)
-            _write_share(connection, _in(ensemble, key_subject(key)), share)
+            _write_share(connection, key_subject(key), share)
             return _account(connection, key)
 
-    def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
-        """Replaces the share of a group of keys, for all ensembles together or for one."""
+    def limit_group(self, group: str, share: Share) -> None:
+        """Replaces the share of a group of keys."""
         with self._database.transaction() as connection:
-            _write_share(connection, _in(ensemble, group_subject(group)), share)
+            _write_share(connection, group_subject(group), share)
 
     def rotate(self, id_or_name: str, grace: timedelta = timedelta()) -> tuple[Key, Secret]:
         """Gives a key a new secret. The old one stays valid for `grace`.
@@ -208,10 +205,6 @@ def _key(connection: Connection, column: ColumnElement[str], value: str) -> Key:
     return key_of(row)
 
 
-def _in(ensemble: str | None, subject: str) -> str:
-    return subject if ensemble is None else ensemble_subject(ensemble, subject)
-
-
 @dataclass(frozen=True)
 class AccountRows:
     """Holds the rows of all keys, and all shares and usages by their subjects."""
@@ -222,50 +215,24 @@ class AccountRows:
 
     def built(self) -> list[KeyAccount]:
         """Returns the accounts of the keys, in the order of their rows."""
-        books = _Books(self.shares, self.usages)
-        return [books.account(key_of(row)) for row in self.rows]
+        return [_account_of(key_of(row), self.shares, self.usages) for row in self.rows]
 
 
-class _Books:
-    """Holds shares and usages, and builds the accounts of keys from them."""
-
-    def __init__(self, shares: Mapping[str, Share], usages: Mapping[str, ShareUsage]) -> None:
-        self._shares, self._usages = shares, usages
-        # By subject of a key or group: the ensembles that it has shares of or used on their own.
-        self._ensembles: defaultdict[str, set[str]] = defaultdict(set)
-        for name in (*shares, *usages):
-            ensemble, subject = split(name)
-            if ensemble is not None:
-                self._ensembles[subject].add(ensemble)
-
-    def account(self, key: Key) -> KeyAccount:
-        own = self._of(key_subject(key))
-        account = KeyAccount(key=key, share=own.share, usage=own.usage, ensembles=self._of_ensembles(key_subject(key)))
-        if key.group is None:
-            return account
-        group = self._of(group_subject(key.group))
-        groups = {
-            "group_share": group.share,
-            "group_usage": group.usage,
-            "group_ensembles": self._of_ensembles(group_subject(key.group)),
-        }
-        return account.model_copy(update=groups)
-
-    def _of(self, subject: str) -> ShareAccount:
-        return ShareAccount(share=self._shares.get(subject, Share()), usage=self._usages.get(subject, ShareUsage()))
-
-    def _of_ensembles(self, subject: str) -> dict[str, ShareAccount]:
-        """Returns the shares and usages of a key or group that apply to one ensemble alone, by ensemble."""
-        return {name: self._of(ensemble_subject(name, subject)) for name in sorted(self._ensembles.get(subject, ()))}
+def _account_of(key: Key, shares: Mapping[str, Share], usages: Mapping[str, ShareUsage]) -> KeyAccount:
+    """Returns the account of a key from shares and usages by subject."""
+    own, group = key_subject(key), None if key.group is None else group_subject(key.group)
+    return KeyAccount(
+        key=key,
+        share=shares.get(own, Share()),
+        usage=usages.get(own, ShareUsage()),
+        group_share=None if group is None else shares.get(group, Share()),
+        group_usage=None if group is None else usages.get(group, ShareUsage()),
+    )
 
 
 def _account(connection: Connection, key: Key) -> KeyAccount:
     subjects = set(subjects_of(key))
-    for column in (shares_table.c.subject, usage_table.c.subject):
-        of_ensembles = select(column).distinct().where(column.startswith(OF_ENSEMBLE, autoescape=True))
-        names = connection.execute(of_ensembles).scalars()
-        subjects |= {name for name in names if split(name)[1] in subjects}
-    return _Books(shares(connection, subjects), usages(connection, subjects)).account(key)
+    return _account_of(key, shares(connection, subjects), usages(connection, subjects))
 
 
 def _write_share(connection: Connection, subject: str, share: Share) -> None:

@@ -7,7 +7,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from privmix.keys.messages import EnsembleTraffic, TrafficUpdate
+from privmix.keys.messages import TrafficUpdate
 
 WINDOW_S = 10.0
 HISTORY_S = 300
@@ -16,7 +16,7 @@ TIMELINE = 240
 
 
 class TrafficReport(BaseModel):
-    """Summarises the traffic of one ensemble or of the service.
+    """Summarises the traffic of a service.
 
     Attributes:
         live, waiting: numbers of generations.
@@ -49,34 +49,8 @@ class Traffic:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._total = _Series(clock)
-        self._ensembles: dict[str, _Series] = {}
         self._refusals: Counter[str] = Counter()
         self._requests = 0
-
-    def add(self, gateway: str, update: TrafficUpdate) -> None:
-        self._requests += update.requests
-        self._refusals.update(update.refusals)
-        for ensemble, traffic in update.ensembles.items():
-            self._ensembles.setdefault(ensemble, _Series(self._clock)).add(gateway, traffic)
-        total = EnsembleTraffic()
-        for traffic in update.ensembles.values():
-            total.live += traffic.live
-            total.tokens += traffic.tokens
-            total.first_token_s += traffic.first_token_s
-        self._total.add(gateway, total)
-
-    def report(self, ensemble: str | None = None, *, waiting: int) -> TrafficReport:
-        """Returns the traffic of one ensemble or of all together. Requests and refusals always count all ensembles."""
-        series = self._total if ensemble is None else self._ensembles.get(ensemble) or _Series(self._clock)
-        return series.report(waiting, self._requests, dict(self._refusals))
-
-
-class _Series:
-    """Records the traffic of one ensemble, or of all, over time."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
         self._live: dict[str, tuple[float, int]] = {}
         self._seconds: deque[tuple[int, int]] = deque(maxlen=HISTORY_S)
         self._first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
@@ -84,18 +58,20 @@ class _Series:
         self._timeline: list[tuple[float, int]] = [(time.time(), 0)]
         self._timeline_step_s = 1.0
 
-    def add(self, gateway: str, traffic: EnsembleTraffic) -> None:
+    def add(self, gateway: str, update: TrafficUpdate) -> None:
         now = self._clock()
-        self._live[gateway] = (now, traffic.live)
-        self._tokens += traffic.tokens
-        self._first_tokens.extend(traffic.first_token_s)
+        self._requests += update.requests
+        self._refusals.update(update.refusals)
+        self._live[gateway] = (now, update.live)
+        self._tokens += update.tokens
+        self._first_tokens.extend(update.first_token_s)
         self._extend_timeline()
-        if traffic.tokens:
+        if update.tokens:
             second, before = self._seconds.pop() if self._seconds else (int(now), 0)
             if second == int(now):
-                self._seconds.append((second, before + traffic.tokens))
+                self._seconds.append((second, before + update.tokens))
             else:
-                self._seconds.extend([(second, before), (int(now), traffic.tokens)])
+                self._seconds.extend([(second, before), (int(now), update.tokens)])
 
     def _extend_timeline(self) -> None:
         """Adds a point to the timeline. If it is full, drops every second point and doubles the step."""
@@ -107,7 +83,8 @@ class _Series:
             self._timeline = self._timeline[::2]
             self._timeline_step_s *= 2
 
-    def report(self, waiting: int, requests: int, refusals: dict[str, int]) -> TrafficReport:
+    def report(self, *, waiting: int) -> TrafficReport:
+        """Returns the traffic of all gateways. `waiting`: the number of generations in the queue."""
         now = self._clock()
         live = [live for updated, live in self._live.values() if now - updated < WINDOW_S]
         by_second = dict(self._seconds)
@@ -116,12 +93,12 @@ class _Series:
         return TrafficReport(
             live=sum(live),
             waiting=waiting,
-            requests=requests,
+            requests=self._requests,
             tokens=self._tokens,
             tokens_per_second=sum(recent) / len(recent),
             first_token_s=median(self._first_tokens) if self._first_tokens else None,
             first_token_worst_s=max(self._first_tokens, default=None),
-            refusals=refusals,
+            refusals=dict(self._refusals),
             tokens_each_second=series,
             tokens_per_minute=sum(series[-61:-1]),
             timeline=[*self._timeline, (time.time(), self._tokens)],

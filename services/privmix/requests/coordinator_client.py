@@ -16,7 +16,7 @@ from privmix.coordinator.recovery import cause_of, is_temporary
 from privmix.foundation.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
 from privmix.requests.background import Background
 from privmix.requests.channel import Channel
-from privmix.requests.counters import TokenCounters
+from privmix.requests.counters import Counters
 from privmix.requests.errors import ApiError, coordinator_lost, coordinators_lost, from_coordinator, unexpected
 from privmix.requests.response_queue import Attempt, GenerationState, ResponseQueue
 
@@ -55,7 +55,7 @@ class CoordinatorClient:
     ) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._recovery_s = recovery_s
-        self.counters = TokenCounters()
+        self.counters = Counters()
         self._channels = [Channel(namespace, actor, self._deliver, self._reassign) for actor in coordinator_actors]
         self._queues: set[ResponseQueue] = set()
         self._attempts: dict[str, Attempt] = {}

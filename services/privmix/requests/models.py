@@ -15,7 +15,6 @@ from privmix.foundation.turns import Turns
 from privmix.keys.messages import TrafficUpdate
 from privmix.requests.conversation import ChatWriter, TemplateMessage
 from privmix.requests.coordinator_client import CoordinatorClient
-from privmix.requests.counters import RequestCounters
 from privmix.requests.errors import ApiError, invalid, model_not_found
 from privmix.requests.schema import Function, Message, PromptText
 from privmix.requests.settings import ServedEnsemble
@@ -228,11 +227,7 @@ def _too_long(field: str, limit: int) -> ApiError:
 
 
 class ServedModel:
-    """Holds what a gateway needs to serve its ensemble: the tokenizer, the coordinators, the status and counters.
-
-    Attributes:
-        counters: counts the requests.
-    """
+    """Holds what a gateway needs to serve its ensemble: the tokenizer, the coordinators and the status."""
 
     def __init__(
         self, ensemble: ServedEnsemble, prompts: PromptTokenizer, client: CoordinatorClient, status: Status
@@ -241,7 +236,6 @@ class ServedModel:
         self.prompts = prompts
         self.client = client
         self.status = status
-        self.counters = RequestCounters()
 
     @classmethod
     def of(cls, ensemble: ServedEnsemble) -> Self:
@@ -267,7 +261,7 @@ class ServedModel:
 
     def take_update(self) -> TrafficUpdate:
         """Returns the counts of traffic since the last call."""
-        return self.counters.take({self.ensemble.name: self.client.counters.take(self.client.live)})
+        return self.client.counters.take(self.client.live)
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.requests.channel import Channel, Submission
-from privmix.requests.counters import TokenCounters
+from privmix.requests.counters import Counters
 from privmix.requests.errors import ApiError, unavailable
 
 
@@ -66,7 +66,7 @@ class ResponseQueue:
         self,
         generations: Sequence[Generation],
         stall_timeout_s: float,
-        counters: TokenCounters,
+        counters: Counters,
         arrived: float,
         truncated: frozenset[str] = frozenset(),
         held_back: Iterable[str] = (),

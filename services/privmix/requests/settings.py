@@ -93,7 +93,7 @@ class ServedEnsemble(BaseModel):
 
     @property
     def admission_limits(self) -> AdmissionLimits:
-        return AdmissionLimits(self.name, self.capacity, self.max_waiting)
+        return AdmissionLimits(self.capacity, self.max_waiting)
 
 
 class RequestSettings(ClientSettings):

@@ -9,7 +9,7 @@ from privmix.alerts.alert import Alert
 from privmix.alerts.conditions import Conditions, EnsembleState
 from privmix.budget.statement import Statement
 from privmix.database.clock import now
-from privmix.keys.records import Key, KeyAccount, Share, ShareAccount, ShareUsage
+from privmix.keys.records import Key, KeyAccount, Share, ShareUsage
 from privmix.keys.traffic import Traffic, TrafficReport
 from privmix.requests.status import ShardReport
 
@@ -187,11 +187,3 @@ def test_parts_without_a_live_copy_fire() -> None:
     (alert,) = conditions.evaluate(shards(True, True, False), 260.0)
     assert (alert.event, alert.reasons) == ("parts.unserved", {"shard-2": "2 parts have no live copy"})
     assert events(conditions.evaluate(shards(True, True, True), 270.0)) == [("parts.unserved", "resolved", None)]
-
-
-def test_an_alert_about_a_share_of_one_ensemble_names_it() -> None:
-    court_share = ShareAccount(share=Share(tokens=10), usage=ShareUsage(spent=5))
-    key = account(Share(tokens=100), ShareUsage(spent=5), ensembles={"court": court_share})
-    (alert,) = new_conditions().evaluate_shares([key])
-    assert (alert.ensemble, alert.subject, alert.spent, alert.allowed) == ("court", "key lab", 5, 10)
-    assert "key lab has of court is 50% spent" in alert.text

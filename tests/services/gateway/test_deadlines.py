@@ -32,7 +32,7 @@ from privmix.requests.status import Status
 from tests.support.app import MakeClient, app_client
 
 ANSWER_S = 0.2
-LIMITS = AdmissionLimits("privmix", 1, max_waiting=1)
+LIMITS = AdmissionLimits(1, max_waiting=1)
 
 
 class Handle:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from privmix.keys.actor import Keys
 from privmix.keys.messages import (
     AdmissionLimits,
     Admitted,
-    EnsembleTraffic,
     Identity,
     InvalidKey,
     Refused,
@@ -28,7 +27,6 @@ from privmix.keys.messages import (
 )
 from privmix.keys.records import KeyAccount, Secret, Share
 from privmix.keys.store import KeyStore
-from privmix.keys.usage import usage_by_key
 from tests.postgresql import Server
 from tests.wire import Wire
 
@@ -42,10 +40,10 @@ class KeysOfOneEnsemble(Keys):
 
     def __init__(self, place: str, capacity: int) -> None:
         super().__init__(place)
-        self._room = AdmissionLimits("privmix", capacity, max_waiting=1000)
+        self._room = AdmissionLimits(capacity, max_waiting=1000)
 
     async def request(
-        self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str, background: bool = False
+        self, id_: str, subjects: tuple[str, ...], wanted: int, generations: int, gateway: str, background: bool = False
     ) -> Admitted | Refused:
         return await self.admit(id_, subjects, self._room, wanted, generations, gateway, background)
 
@@ -61,7 +59,7 @@ async def new_key(keys: KeysOfOneEnsemble, name: str, share: Share, group: str |
     return identity
 
 
-async def admitted(keys: KeysOfOneEnsemble, id_: str, subjects: Sequence[str], wanted: int) -> int:
+async def admitted(keys: KeysOfOneEnsemble, id_: str, subjects: tuple[str, ...], wanted: int) -> int:
     outcome = await keys.request(id_, subjects, wanted, 1, GATEWAY)
     assert isinstance(outcome, Admitted)
     return outcome.tokens
@@ -168,14 +166,14 @@ async def test_a_large_request_shares_the_capacity_with_another_key(place: str) 
     await asyncio.wait(entering)
     await keys.settle("small", 1)
     assert await admitted(keys, "next", small.subjects, 1) == 1
-    limits = AdmissionLimits("privmix", 8, max_waiting=1000)
+    limits = AdmissionLimits(8, max_waiting=1000)
     assert (keys._open._queue_for(limits).live, keys._open._queue_for(limits).waiting) == (1, 0)
     assert (await keys.account("large")).usage.spent == 8
 
 
 async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(place: str) -> None:
     keys = start(place)
-    limits = AdmissionLimits("privmix", 1000, max_waiting=8)
+    limits = AdmissionLimits(1000, max_waiting=8)
     identity = await new_key(keys, "k", Share(tokens=5))
     held = await keys.admit("held", identity.subjects, limits, 5, 1, GATEWAY)
     assert isinstance(held, Admitted)
@@ -255,7 +253,7 @@ async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_r
 
 async def test_a_request_needs_few_statements_and_a_thousand_accounts_no_more_than_one(place: str) -> None:
     keys = start(place)
-    limits = AdmissionLimits("privmix", 1000, max_waiting=1000)
+    limits = AdmissionLimits(1000, max_waiting=1000)
     secrets = [(await keys.create(f"k{n}", "", "g", ("generate",), None, Share(tokens=99)))[1] for n in range(40)]
     statements: list[str] = []
     engine = keys._store._database._database._engine
@@ -380,12 +378,8 @@ async def test_only_valid_keys_are_identified(place: str) -> None:
 
 async def test_traffic_updates_add_up(place: str) -> None:
     keys = start(place)
-    first = TrafficUpdate(requests=3, refusals={"a": 1}, ensembles={"clinic": EnsembleTraffic(2, 30, [0.1, 0.3])})
-    second = TrafficUpdate(
-        requests=1,
-        refusals={"a": 1, "b": 2},
-        ensembles={"clinic": EnsembleTraffic(1, 4), "court": EnsembleTraffic(0, 6, [0.2])},
-    )
+    first = TrafficUpdate(requests=3, refusals={"a": 1}, live=2, tokens=30, first_token_s=[0.1, 0.3])
+    second = TrafficUpdate(requests=1, refusals={"a": 1, "b": 2}, live=1, tokens=10, first_token_s=[0.2])
     await keys.heartbeat("gateway-1", first)
     await keys.heartbeat("gateway-2", second)
     report = await keys.traffic()
@@ -393,54 +387,6 @@ async def test_traffic_updates_add_up(place: str) -> None:
     assert (report.first_token_s, report.first_token_worst_s) == (0.2, 0.3)
     assert report.refusals == {"a": 2, "b": 2}
     assert sum(report.tokens_each_second) == 40
-    clinic, court = await keys.traffic("clinic"), await keys.traffic("court")
-    assert (clinic.live, clinic.tokens, clinic.gateways) == (3, 34, 2)
-    assert (court.live, court.tokens, court.gateways) == (0, 6, 1)
-    assert (await keys.traffic("without-requests")).tokens == 0
-
-
-CLINIC, COURT = AdmissionLimits("clinic", 1, 10, shares="clinic"), AdmissionLimits("court", 1, 10, shares="court")
-
-
-async def test_a_share_of_one_ensemble_pays_for_that_ensemble_alone(place: str) -> None:
-    keys = start(place)
-    identity = await new_key(keys, "k", Share(tokens=10), group="lab")
-    await keys.limit("k", Share(tokens=4), "clinic")
-    await keys.limit_group("lab", Share(tokens=5), "court")
-    for id_, limits, granted in (("a", CLINIC, 4), ("b", COURT, 5)):
-        outcome = await keys.admit(id_, identity.subjects, limits, 100, 1, GATEWAY)
-        assert isinstance(outcome, Admitted)
-        assert outcome.tokens == granted
-        await keys.settle(id_, granted)
-    account = await keys.account("k")
-    assert account.usage.spent == 9, "the share of all ensembles counts both"
-    assert {name: part.usage.spent for name, part in account.ensembles.items()} == {"clinic": 4, "court": 5}
-    assert account.group_ensembles["court"].share == Share(tokens=5)
-    refused = await keys.admit("c", identity.subjects, CLINIC, 1, 1, GATEWAY)
-    assert isinstance(refused, Refused)
-    assert refused.reason == "share_exhausted"
-    assert {key.name: key.usage.spent for key in usage_by_key(place, "clinic")} == {"k": 4}
-    assert [key.usage.spent for key in usage_by_key(place)] == [0], "no tokens of an ensemble without its own shares"
-
-
-async def test_a_full_ensemble_does_not_delay_another(place: str) -> None:
-    keys = start(place)
-    identity = await new_key(keys, "k", Share())
-    await keys.admit("a", identity.subjects, CLINIC, 1, 1, GATEWAY)
-    waiting = asyncio.create_task(keys.admit("b", identity.subjects, CLINIC, 1, 1, GATEWAY))
-    assert isinstance(await keys.admit("c", identity.subjects, COURT, 1, 1, GATEWAY), Admitted)
-    await until(lambda: in_queue(keys, CLINIC) == 1)
-    assert not waiting.done()
-    assert (await keys.traffic("clinic")).waiting == 1
-    assert (await keys.traffic("court")).waiting == 0
-    await keys.settle("b", 0)
-    assert waiting.cancelled()
-    restarted = start(place)
-    waiting = asyncio.create_task(restarted.admit("d", identity.subjects, CLINIC, 1, 1, GATEWAY))
-    await until(lambda: in_queue(restarted, CLINIC) == 1)
-    assert not waiting.done(), "a restarted actor knows the running requests of each ensemble"
-    await restarted.settle("a", 1)
-    assert isinstance(await waiting, Admitted)
 
 
 async def test_consoles_share_one_reading_of_all_accounts_and_see_each_change(place: str) -> None:

@@ -24,7 +24,7 @@ from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.requests.admission import complete_answer, stream_answer
 from privmix.requests.answers import Answer, ChatStyle, CompletionStyle, Style
 from privmix.requests.coordinator_client import CoordinatorClient
-from privmix.requests.counters import TokenCounters
+from privmix.requests.counters import Counters
 from privmix.requests.errors import NO_RETRY, ApiError
 from privmix.requests.response_queue import ResponseQueue
 from tests.support.ray_cluster import ray_cluster
@@ -396,7 +396,7 @@ async def test_a_request_that_is_abandoned_during_its_submission_is_cancelled(
 
 async def test_a_cancellation_that_coincides_with_a_delta_is_not_lost() -> None:
     (generation,) = new_generations([FOR_EVER])
-    queue = ResponseQueue([generation], 60.0, TokenCounters(), time.monotonic())
+    queue = ResponseQueue([generation], 60.0, Counters(), time.monotonic())
     waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0.05)
     queue.put(Delta(generation.id, "a", (1,)))

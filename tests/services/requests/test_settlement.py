@@ -22,7 +22,7 @@ from privmix.requests.keys import KeyService
 from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "settlement"
-LIMITS = AdmissionLimits("privmix", 1, max_waiting=1)
+LIMITS = AdmissionLimits(1, max_waiting=1)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.requests.admission import stream_answer
 from privmix.requests.answers import Answer, CompletionStyle
-from privmix.requests.counters import TokenCounters
+from privmix.requests.counters import Counters
 from privmix.requests.errors import from_coordinator
 from privmix.requests.response_queue import ResponseQueue
 from privmix.training import public_model
@@ -34,7 +34,7 @@ def test_a_stop_ends_a_stream_with_an_error_event(tmp_path: Path) -> None:
 
         @asynccontextmanager
         async def submit(generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
-            queue = ResponseQueue(generations, 60, TokenCounters(), 0.0)
+            queue = ResponseQueue(generations, 60, Counters(), 0.0)
 
             async def read() -> None:
                 async with aclosing(coordinator.events("channel")) as batches:  # type: ignore[type-var]

@@ -24,7 +24,7 @@ from privmix.requests.admission import Admission
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
 
-LIMITS = AdmissionLimits("privmix", 8, max_waiting=8)
+LIMITS = AdmissionLimits(8, max_waiting=8)
 ANSWER_S = 0.1
 
 pytestmark = pytest.mark.anyio
