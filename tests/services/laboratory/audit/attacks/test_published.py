@@ -1,36 +1,33 @@
-"""Claim: the counterexample to the published proof lies in the published ball and costs more than the claim."""
+"""Claim: the counterexample to the published proof costs more than the claim."""
 
 import pytest
-import torch
 
 from privmix.laboratory.audit.attacks import published
-from privmix.laboratory.audit.worlds.distributions import answers
-from privmix.privacy.mollifiers.renyi import mollify
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.privacy.worlds import Pair
 
 
 def as_published(parts: int, q: float, tokens: int) -> PMixed:
     return PMixedSettings(mollifier="renyi", q=q, tokens=tokens, epsilon=8.0).plan(parts)
 
 
-@pytest.mark.parametrize(("parts", "q", "tokens"), [(2, 1.0, 1024), (8, 1.0, 64), (80, 0.1, 1024)])
-def test_the_published_claim_is_exceeded_and_the_certified_one_is_not(parts: int, q: float, tokens: int) -> None:
-    theirs, ours = published.compare(parts, q, 8.0, 1e-5, tokens)
+@pytest.mark.parametrize(
+    ("parts", "q", "epsilon"),
+    [(8, 1.0, 11.27), (80, 1.0, 8.78), (80, 0.03, 4.85), pytest.param(80, 0.1, 9.71, marks=pytest.mark.slow)],
+)
+def test_the_counterexample_costs_what_each_draw_of_the_published_mechanism_allows(
+    parts: int, q: float, epsilon: float
+) -> None:
+    """Source: a computation without our mollifier, in which each draw size has a ball of its own."""
+    assert published.against(as_published(parts, q, 1024), 1024, 1e-5).epsilon == pytest.approx(epsilon, abs=0.006)
+
+
+def test_the_published_claim_is_exceeded_and_the_certified_one_is_not() -> None:
+    theirs, ours = published.compare(8, 1.0, 8.0, 1e-5, 64)
     assert theirs.verdict == "broken"
     assert theirs.status == "as published"
     assert theirs.details["token_divergence"] > 10 * theirs.details["token_divergence_claimed"]
     assert ours.verdict == "holds"
     assert ours.status == "certified"
-
-
-def test_the_published_mollifier_does_not_change_the_parts_of_the_pair() -> None:
-    """The parts lie in the ball for every number of drawn parts, so lambda is 1."""
-    protocol = as_published(2, 1.0, 1024)
-    pair: Pair = published.against(protocol, 1024, 1e-5).pair
-    answered = answers(pair.before, [(0, 1)])
-    kept = mollify(answered.ratios, answered.public[0], 3, 3 * published.smallest_beta(protocol))
-    torch.testing.assert_close(kept, answered.ratios * answered.public[0], rtol=1e-4, atol=0)
 
 
 def test_the_certified_mollifier_has_no_published_claim() -> None:
