@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import typer
 
-from privmix.foundation.json_lines import load_lines, write_lines
 from privmix.laboratory.evaluation.trial import WINDOWS
 from privmix.training.corpus import Corpus
 from privmix.training.demo import TRAIN, write_demo_corpus
-from tests.benchmarks import gpu, labelled, notes, private_base
+from tests.benchmarks import gpu, private_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,30 +51,6 @@ def test_every_benchmark_has_a_quick_form_with_a_test_and_a_row_on_the_page() ->
     assert len(names) >= 18
     assert {name for name in names if f'figures("{name}"' not in tests} == set()
     assert {name for name in commands if f"`{name}`" not in page} == set()
-
-
-def test_a_record_is_divided_where_its_note_begins() -> None:
-    talk = notes.Consultation('Patient: They said "rest".\nDoctor: I see.', 'Told to "rest".')
-    before, note = talk.divided()
-    assert before + note == talk.text()
-    assert note == 'Told to \\"rest\\"."}'
-    assert notes.Consultation.of_text(talk.text()) == talk
-
-
-@slow
-def test_notes_are_learnt_from_pairs(tmp_path: Path) -> None:
-    talks = [
-        notes.Consultation(f"Doctor: How old?\nPatient: I am {age}.", f"A {age}-year-old.") for age in range(40, 48)
-    ]
-    job, real = tmp_path / "job", tmp_path / "real.jsonl"
-    job.mkdir()
-    for file in (job / "synthetic.jsonl", real):
-        write_lines(file, ({"label": "age", "text": talk.text()} for talk in talks))
-    measured = figures("notes", real, "--held-out", real, "--train", f"made={job}", "--output", tmp_path, "--json")
-    assert measured["pairs"] == {"real pairs": 4, "made": 4}
-    assert measured["models"]["public model"]["gain"][0] == 0
-    assert measured["models"]["made"]["gain"][0] > 0, "what it was trained on"
-    assert measured["models"]["made"]["over_real"][0] == pytest.approx(0, abs=1e-3), "the same pairs"
 
 
 @slow
@@ -234,58 +209,8 @@ def test_parts_that_are_texts(corpus: Path) -> None:
     keys(row, "row", "prompt")
 
 
-@slow
-def test_published_methods_beside_texts(corpus: Path) -> None:
-    measured = figures("references", corpus, "--json")
-    assert {row["method"] for row in measured["methods"]} == {"InvisibleInk", "Amin et al.", "privmix, texts"}
-    for row in measured["methods"]:
-        assert "gain" in row
-        keys(row, "clip")
-
-
-@slow
-def test_labelled_corpora(tmp_path: Path) -> None:
-    measured = figures("labelled", "--output", tmp_path)
-    keys(measured["train"], "texts", "users")
-    assert measured["classes"] == 8
-    assert measured["majority"] < measured["scores"]["logistic regression"]["accuracy"]["mean"]
-
-
 COMMIT = "show the page of a project that has no owner\n\nIt was empty."
 SPEECH = "It is a speech that is long enough to be kept."
-
-
-@pytest.mark.parametrize(
-    ("kind", "texts", "expected"),
-    [
-        ("commits", [f"gitweb: {COMMIT}", "no area", "unknown: text"], ("web", COMMIT)),
-        ("speeches", [SPEECH, "Now is the winter of our discontent", SPEECH], ("Richard III", SPEECH)),
-    ],
-)
-def test_labels_of_public_text(tmp_path: Path, kind: str, texts: list[str], expected: tuple[str, str]) -> None:
-    """The area leaves the text of a commit, and a speech has the play that began before it."""
-    source = tmp_path / "source.jsonl"
-    write_lines(source, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
-    files = labelled.write_labelled(labelled.LabelledKind(kind), tmp_path, source)
-    found = [(row["label"], row["text"]) for file in files for row in load_lines(file)]
-    assert found == [expected]
-
-
-def test_labels_of_dialogues(tmp_path: Path) -> None:
-    """The label is the note's section; the file of other patients is held out."""
-    sources = []
-    for number, section in enumerate(("CC", "ROS")):
-        sources.append(tmp_path / f"{number}.csv")
-        lines = f'"Doctor: {section}? \r\nPatient: {"no " * 200}"'
-        sources[-1].write_text(f"ID,section_header,section_text,dialogue\n{number},{section},A note.,{lines}\n")
-    files = labelled.write_labelled(labelled.LabelledKind.DIALOGUES, tmp_path, *sources)
-    (train,), (held_out,) = map(load_lines, files)
-    assert (train["label"], held_out["label"]) == ("chief complaint", "review of systems")
-    assert train["text"].startswith("Doctor: CC?\nPatient: no no") and 390 <= len(train["text"]) <= 400
-
-    pairs, _ = labelled.write_labelled(labelled.LabelledKind.NOTES, tmp_path, *sources)
-    (pair,) = load_lines(pairs)
-    assert notes.Consultation.of_text(pair["text"]) == notes.Consultation(train["text"], "A note.")
 
 
 @slow

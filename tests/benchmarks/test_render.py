@@ -11,7 +11,6 @@ from tests.benchmarks import figures, record, render
 
 MEASUREMENTS = [
     record.ROOT / "tests" / "benchmarks" / "README.md",
-    record.ROOT / "services" / "privmix" / "laboratory" / "utility" / "README.md",
 ]
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 

@@ -90,7 +90,6 @@ def test_a_user_changes_one_adapter_and_nothing_that_a_client_sees(tmp_path: Pat
     assert [(finding["subject"], finding["verdict"]) for finding in section["findings"]] == [
         ("privmix train", "holds"),
         ("privmix ledger forfeit", "holds"),
-        ("privmix evaluate reference", "holds"),
         ("privmix serve", "holds"),
         ("tokens that nobody pays for", "holds"),
         ("DP-SGD's sum of clipped gradients", "holds"),

@@ -1,4 +1,4 @@
-"""Implements `privmix evaluate`: the perplexity of all methods on held-out text, and `evaluate task`."""
+"""Implements `privmix evaluate`: the perplexity of all methods on held-out text."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from privmix.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
-from privmix_cluster.commands.evaluate_task import reference, task
 from privmix_cluster.console import display
 from privmix_cluster.option_groups import grouped
 from privmix_cluster.options import (
@@ -64,34 +62,8 @@ class ComparisonOptions:
         return EvaluationOptions.checked(**asdict(self) | {"protocols": self.protocols or None} | more)
 
 
-class _Evaluations(TyperGroup):
-    """Runs `perplexity` if the first word names no command: `privmix evaluate HELD_OUT --ensemble DIR`."""
-
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        return super().resolve_command(ctx, args if args[0] in self.commands else [perplexity.__name__, *args])
-
-
-evaluate = typer.Typer(
-    name="evaluate",
-    cls=_Evaluations,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"ignore_unknown_options": True},
-)
-
-
-@evaluate.callback()
-def choose() -> None:
-    """Compare the perplexity of all methods on held-out text at the same budget, with their actual guarantees.
-
-    `privmix evaluate HELD_OUT --ensemble DIR --output DIR` is the command `perplexity`, whose name may be left out.
-    """
-
-
-@evaluate.command()
 @grouped
-def perplexity(
+def evaluate(
     held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
     ensemble: Annotated[
         list[Path], typer.Option(help="An ensemble's directory; repeat for other sizes. The table shows the largest.")
@@ -135,7 +107,3 @@ def perplexity(
         display(as_json),
     )
     report(evaluation, output, time.monotonic() - started, as_json)
-
-
-evaluate.command()(task)
-evaluate.command()(reference)

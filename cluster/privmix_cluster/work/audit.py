@@ -15,7 +15,6 @@ from privmix.laboratory.audit.attacks import (
     black_box,
     clipped_sums,
     pipeline,
-    reference_batches,
     restored_ledger,
     unpaid,
 )
@@ -41,10 +40,9 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
     steps("Training two ensembles with the command's defaults (finished adapters are kept)")
     worlds = pipeline.train_worlds(directory, words)
     findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
-    steps("Restoring older copies of a ledger, and replacing a user of a reference")
+    steps("Restoring older copies of a ledger")
     findings += [
         pipeline.finding("privmix ledger forfeit", restored_ledger.forfeit_faults(), restored_ledger.ATTACK),
-        pipeline.finding("privmix evaluate reference", reference_batches.batch_faults(), reference_batches.ATTACK),
     ]
     if serve:
         steps("Serving each ensemble and asking it as a client")
@@ -57,7 +55,7 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
     return AttackSection(
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
-        "no message, no answer but for its sampled text; of a reference's batches, one text. A ledger that is restored "
+        "no message, no answer but for its sampled text. A ledger that is restored "
         "from older copies charges each part's account what the part paid. Every token that is sampled is paid for, "
         "wherever its client leaves. One more user moves a sum of DP-SGD by its own clipped gradient alone.",
         findings=findings,

@@ -14,11 +14,9 @@ from rich.progress import Progress as Bars
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.ray_session import connected
-from privmix.generation.baseline import FILE as BASELINE
 from privmix.generation.card import MARKDOWN_FILE, write_card
 from privmix.generation.client import ServiceClient
 from privmix.generation.job import OUTPUT, GenerationJob, Progress
-from privmix.generation.records import RECORDS
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.foreground import stop
 from privmix_cluster.launch import launch
@@ -91,9 +89,6 @@ class Shown:
         left = "no limit" if progress.tokens_left is None else f"{progress.tokens_left:,} left"
         self._show(progress.done, f"{progress.tokens:,} tokens, {left}")
 
-    def baseline(self, done: int) -> None:
-        self._show(done, "public model")
-
     def _show(self, done: int, budget: str) -> None:
         if self._bars is not None:
             self._bars.update(self._task, completed=done, budget=budget)
@@ -113,13 +108,12 @@ class Shown:
             self._bars.stop()
 
 
-def report_job(output: Path, card: dict[str, Any], seconds: float, baseline: bool, as_json: bool) -> None:
+def report_job(output: Path, card: dict[str, Any], seconds: float, as_json: bool) -> None:
     texts, budget = card.get("texts", {}), card.get("budget", {})
     if as_json:
         summary = {
             "output": str(output / OUTPUT),
             "complete": texts.get("whole") == texts.get("asked_for"),
-            "baseline": str(output / BASELINE) if baseline else None,
             "seconds": round(seconds, 1),
             "card": card,
         }
@@ -128,7 +122,6 @@ def report_job(output: Path, card: dict[str, Any], seconds: float, baseline: boo
     print(f"{output / OUTPUT}: {texts['whole']} of {texts['asked_for']} texts, in {seconds:.0f} s")
     if "schema" in card:
         charged = budget["tokens_delivered"] - budget["tokens_free"]
-        print(f"{output / RECORDS}: the records; {charged:,} tokens charged, {budget['tokens_free']:,} free")
+        print(f"{charged:,} tokens charged, {budget['tokens_free']:,} free")
     print(f"{budget['tokens_delivered']:,} tokens delivered; the card is {output / MARKDOWN_FILE}")
     print(card["guarantee"])
-    print(f"To measure their quality: privmix generate report {output}")

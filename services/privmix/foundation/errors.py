@@ -52,7 +52,7 @@ class WorkError(Exception):
 EXTRAS: Mapping[str, str] = {
     "vllm": "cpu",
     "matplotlib": "lab",
-    "sklearn": "lab",
+    "sklearn": "heads",
     "pandas": "heads",
     "statsmodels": "heads",
     "tables": "heads",

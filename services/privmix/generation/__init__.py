@@ -1,1 +1,1 @@
-"""Generates synthetic text from a private ensemble: a resumable job, its data card, and a report of its quality."""
+"""Generates synthetic text from a private ensemble: a resumable job and its data card."""

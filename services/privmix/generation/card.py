@@ -11,7 +11,6 @@ from typing import Any
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
 from privmix.generation.job import OUTPUT, GenerationJob
-from privmix.generation.records import RECORDS
 
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
 
@@ -97,7 +96,7 @@ def _card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
         },
         "template": job.request.template,
         "fields": {name: dict(counts.most_common(50)) for name, counts in _fields(job).items()},
-        **({} if job.request.schema is None else {"schema": job.request.schema, "records": RECORDS}),
+        **({} if job.request.schema is None else {"schema": job.request.schema}),
         "sampling": json.loads(json.dumps(described["sampling"])),
         "begun": described["begun"],
         "finished": described.get("finished"),

@@ -1,6 +1,5 @@
 """Owns what measures and attacks the service; the server never imports it.
 
-`evaluation` measures every protocol on held-out text, `audit` attacks the claims, `generation` reports the quality of
-synthetic text, `utility` what it is worth for a task, and `heads` trains small models of tables. Start at
-`evaluation/evaluate.py`.
+`evaluation` measures every protocol on held-out text, `audit` attacks the claims, and `heads` trains small models of
+tables. Start at `evaluation/evaluate.py`.
 """

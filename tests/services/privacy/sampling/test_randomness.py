@@ -52,7 +52,6 @@ NOT_PRIVATE = {
     "privmix/requests/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "privmix/requests/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
     "privmix/requests/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "privmix/laboratory/generation/quality.py": ({"default_rng"}, "measurements of released text"),
     "privmix/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
         "coins and releases of an audit",
@@ -80,22 +79,6 @@ NOT_PRIVATE = {
     ),
     "privmix/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
     "privmix/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
-    "privmix/laboratory/utility/labelled.py": (
-        {"default_rng"},
-        "the texts of a measurement, the same every time",
-    ),
-    "privmix/laboratory/utility/reference_texts.py": (
-        {"Generator", "manual_seed", "multinomial"},
-        "texts of published mechanisms, for comparison",
-    ),
-    "privmix/laboratory/utility/references.py": (
-        {"default_rng"},
-        "texts of published mechanisms, for comparison",
-    ),
-    "privmix/laboratory/utility/classifiers.py": (
-        {"default_rng", "manual_seed"},
-        "bootstrap samples and initial weights of a measurement",
-    ),
     "privmix/keys/records.py": ({"secrets"}, "API keys"),
     "privmix/training/adapter.py": (
         {"Generator", "manual_seed", "randperm"},

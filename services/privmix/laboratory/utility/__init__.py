@@ -1,1 +1,0 @@
-"""Owns `privmix evaluate task`: what synthetic text is worth for training a classifier. Start at `task.py`."""
