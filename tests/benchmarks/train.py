@@ -72,10 +72,10 @@ def users_per_s(lengths: Sequence[int], rounds: int = 3) -> dict[str, float]:
     random = np.random.default_rng(0)
     units = [random.integers(1, 40000, tokens).astype(np.int32) for tokens in lengths]
     options = DP_SGD_TRAINING
-    gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU).train(), options.block, "b")
+    gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU), options.block, "b")
     sums: dict[str, Callable[[Sequence[Tokens]], Any]] = {
         "privmix": lambda units: gradients.clipped_sum(units, 1.0),
-        "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU).train()),
+        "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU)),
     }
     taken: dict[str, list[float]] = {name: [] for name in sums}
     for _ in range(1 + rounds):  # the first round warms up

@@ -77,7 +77,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
 
 def test_a_service_on_others_base_with_all_of_epsilon_starts_again(ensemble: Path, tmp_path: Path) -> None:
     base = DpSgdEvent("user", noise_multiplier(8.0, 1e-5, 1.0, 12), 1.0, 12, "base")
-    training = PrivateTraining(clipping="exact", epsilon=8, delta=1e-5, clip=1, blocks=4, event=base)
+    training = PrivateTraining(clipping="alone", epsilon=8, delta=1e-5, clip=1, blocks=4, event=base)
     described = PrivateBase(ensemble="base", origin="1" * 64, adapter="2" * 64, marks="3" * 64, training=training)
     apart = Apart(ensemble=described.ensemble, marks=described.marks)
     manifest = Manifest.load(ensemble).model_copy(update={"private_base": described, "disjoint_from": (apart,)})

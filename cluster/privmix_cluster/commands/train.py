@@ -127,7 +127,6 @@ class PartRecipeOptions(RecipeOptions):
             "store and to serve. Default: half of the public model's."
         ),
     ] = None
-    dropout: Annotated[float | None, defaulting(_DEFAULTS, "dropout", "LoRA dropout.", LORA)] = None
     targets: Annotated[
         str | None,
         defaulting(_DEFAULTS, "targets", f"{TARGETS} With --part-kind lora: {','.join(PLAIN_TARGETS)}.", LORA),

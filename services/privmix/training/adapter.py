@@ -21,11 +21,12 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
+from transformers import get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
 from privmix.engine.reader_attention import PublicCache, check_modules, check_reader, from_fork, record
 from privmix.foundation.errors import InputError, ReaderError, WorkError
+from privmix.training import determinism
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import IGNORED, Tokens, even_size, pack
 
@@ -87,22 +88,25 @@ def with_lora(
 ) -> Any:
     """Loads the public model with a new adapter. Only the adapter's weights require gradients.
 
+    Its mode stays that of evaluation, in which nothing is random (`determinism`).
+
     Args:
         float32_adapter: keep the adapter in float32 even if the model is in bfloat16.
 
     Raises:
-        InputError: the model lacks a module in `options.targets`, has fewer layers than `options.layers`, or does not
-            support readers.
+        InputError: the model lacks a module in `options.targets`, has fewer layers than `options.layers`, does not
+            support readers, is of another family, or has something random.
     """
     transformers_logging.disable_progress_bar()
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
     short = device.type == "cpu" and options.block <= SHORT_BLOCK
-    model = AutoModelForCausalLM.from_pretrained(
-        base,
-        dtype=torch.bfloat16 if narrow else torch.float32,
-        attn_implementation="eager" if short else None,
-    )
+    model = determinism.load(base, torch.bfloat16 if narrow else torch.float32, "eager" if short else None)
     model.name_or_path = base_name
+    if not hasattr(model.get_decoder(), "layers"):
+        raise InputError(
+            f"model {base_name}: adapters change the layers of models that are built like Llama, Qwen, Gemma, Mistral "
+            f"or Phi, and {model.config.model_type} is not; choose one of them"
+        )
     try:
         (check_reader if options.part_kind == "reader" else check_modules)(model, options.targets)
     except ReaderError as error:
@@ -111,12 +115,13 @@ def with_lora(
     lora = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
         target_modules=list(options.targets),
         layers_to_transform=list(layers) if layers.start else None,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, lora, autocast_adapter_dtype=float32_adapter).to(device)
+    adapted = get_peft_model(model, lora, autocast_adapter_dtype=float32_adapter).to(device).eval()
+    determinism.check(adapted)
+    return adapted
 
 
 def _changed_layers(model: Any, options: TrainingOptions) -> range:
@@ -245,7 +250,6 @@ def _fit(
     caches = None
     if options.part_kind == "reader":
         caches = _PublicCaches(model, inputs, _changed_layers(model, options).start, keep=options.epochs > 1)
-    model.train()
     for step, batch in enumerate(batches, start=1):
         optimizer.zero_grad(set_to_none=False)
         _accumulate_gradient(model, weights, inputs, labels, batch, caches)

@@ -36,7 +36,7 @@ UNUSED = {"part_kind", "text", "layers", "batch", "epochs"}
 """The options of a training that do not change what DP-SGD trains."""
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 5
+_TRAINING = 6
 _NAME = PartShare(0).name
 _UNFINISHED = ".unfinished"
 _SEED = 0
@@ -72,8 +72,6 @@ def plan(
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
     if options.part_kind != "lora":
         raise InputError("part_kind: DP-SGD trains plain LoRA, with keys and values of its own; choose lora")
-    if options.dropout:
-        raise InputError("dropout: must be 0 with DP-SGD, because a unit would change the dropout of the others")
     with only_writer(output):
         ensemble = ensemble_id(output)  # an unreadable manifest is refused before the training
         base = find_base(model, options.block)
@@ -198,7 +196,7 @@ def _recipe(
         kept=kept,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
-    record = PrivateTraining(**chosen, clipping="exact", event=event, warm_start=_digest(public) if public else None)
+    record = PrivateTraining(**chosen, clipping="alone", event=event, warm_start=_digest(public) if public else None)
     batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
     note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)

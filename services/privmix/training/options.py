@@ -43,7 +43,6 @@ class TrainingOptions(Options):
     )
     rank: int = Field(default=4, ge=1, le=512)
     alpha: int = Field(default=32, ge=1)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: tuple[str, ...] = Field(
         default_factory=lambda given: READER_TARGETS if given["part_kind"] == "reader" else PLAIN_TARGETS, min_length=1
     )

@@ -82,7 +82,6 @@ def train_adapter(
     optimizer = torch.optim.AdamW(gradients.weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, round(options.warm_up * steps), steps)
     state = _KeptState(kept, gradients.weights, optimizer, schedule)
-    model.train()
     done = state.restore()
     if public and not done:
         _begin_with(public, gradients, options)

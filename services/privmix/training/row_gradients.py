@@ -12,7 +12,8 @@ So rows of one width share passes of a fixed shape: padded to a multiple of `_ST
 
 - No operation of a dense model reads another row: a row of a product of matrices is a sum over that row, attention and
   the gradient of an adapter's copy are products for each row. Kernels are chosen, and order their sums, by shapes. So
-  the bits of a row follow from the row, its place in the pass, and the pass's shape.
+  the bits of a row follow from the row, its place in the pass, and the pass's shape. `determinism` switches off what is
+  random.
 - Sums whose order follows from the time at which threads arrive (a GPU's atomics) are switched off.
 - Place and shape follow from the other rows, so they must not matter. `_places_are_equal` tries each shape once with
   random numbers before its first use: one row in every place, then in every other place beside other rows. The order of
@@ -79,7 +80,9 @@ class RowGradients:
         self._layers = list(_replace_linears(model))
         self._on_gpu = model.device.type == "cuda"
         self._attention = model.config._attn_implementation
-        self._mixed = any("expert" in name for name, _ in model.named_modules())
+        self._mixed = any(
+            "expert" in f"{name} {type(module).__name__}".lower() for name, module in model.named_modules()
+        )
         self._places: dict[int, int] = {}
         self.weights = [layer.weight for layer in self._layers]
         if self._on_gpu:

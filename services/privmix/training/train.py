@@ -29,7 +29,7 @@ from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
 from privmix.training.reading import read
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 4
+_TRAINING = 5
 
 
 @contextmanager

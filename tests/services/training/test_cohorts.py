@@ -83,7 +83,7 @@ def test_a_user_of_the_base_of_one_cohort_is_in_no_other() -> None:
     """Everybody's text trained the base of A; C, of users who are in no part of A, would cost them a second epsilon."""
     digest = "2" * 64
     event = DpSgdEvent("user", 4.0, 1.0, 12)
-    training = PrivateTraining(clipping="exact", epsilon=4, delta=1e-5, clip=1, blocks=4, event=event)
+    training = PrivateTraining(clipping="alone", epsilon=4, delta=1e-5, clip=1, blocks=4, event=event)
     base = PrivateBase(ensemble="base", origin=digest, adapter=digest, marks=digest, training=training)
     others = base.model_copy(update={"ensemble": "another base"})
     of_base = Apart(ensemble=base.ensemble, marks=base.marks)

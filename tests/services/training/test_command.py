@@ -175,7 +175,7 @@ def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, argument
     ("verb", "options", "left_out"),
     [
         ("train", TrainingOptions(), {"layers", "learning_rate"}),
-        ("train-base", DP_SGD_TRAINING, {"part_kind", "text", "layers", "dropout", "epochs", "batch"}),
+        ("train-base", DP_SGD_TRAINING, {"part_kind", "text", "layers", "epochs", "batch"}),
     ],
 )
 def test_the_help_of_both_trainings_tells_the_defaults(verb: str, options: TrainingOptions, left_out: set[str]) -> None:

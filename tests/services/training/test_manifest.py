@@ -39,7 +39,8 @@ def test_no_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"format_version": 2}, "format_version"),
+        ({"format_version": 3}, "format_version"),
+        ({"format_version": 1}, "an earlier version, in which padding .* or dropout .* train again, into another"),
         ({"partition_rule": "round-robin"}, "partition_rule"),
         ({"base_revision": "short"}, "base_revision"),
         ({"rank": 0}, "rank"),

@@ -52,10 +52,10 @@ def trained_base(tiny: Path, corpus: Path, one_ray: str, tmp_path: Path) -> Path
 
 
 def test_a_training_whose_clip_was_no_bound_is_refused(tmp_path: Path) -> None:
-    """A manifest, or a merged base, of a version whose passes were shared does not say that its clip is exact."""
+    """A manifest, or a merged base, of an earlier version does not say that each user was alone."""
     base = write_tiny_base(tmp_path / "base", origin="0" * 64)
     config = json.loads((base / "config.json").read_bytes())
-    del config[PRIVATE_BASE]["training"]["clipping"]
+    config[PRIVATE_BASE]["training"]["clipping"] = "exact"
     (base / "config.json").write_text(json.dumps(config))
     with pytest.raises(ManifestError, match=r"clipping: .* its epsilon is larger than it states; train again"):
         private_base(base)

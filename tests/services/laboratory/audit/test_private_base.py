@@ -117,7 +117,7 @@ CASES: list[tuple[Kind, DpSgdEvent, bool]] = [
 
 def on(ensemble: Path, base: DpSgdEvent, apart: bool) -> Manifest:
     """Returns the manifest of an ensemble on a base with this training."""
-    training = PrivateTraining(clipping="exact", epsilon=4, delta=DELTA, clip=1, blocks=4, event=base)
+    training = PrivateTraining(clipping="alone", epsilon=4, delta=DELTA, clip=1, blocks=4, event=base)
     described = PrivateBase(ensemble="base", origin="1" * 64, adapter="2" * 64, marks="3" * 64, training=training)
     records = (Apart(ensemble=described.ensemble, marks=described.marks),) if apart else ()
     manifest = Manifest.load(ensemble)

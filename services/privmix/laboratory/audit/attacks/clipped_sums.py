@@ -29,7 +29,7 @@ def of_training() -> tuple[str, ...]:
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    model = with_lora(public_model.resolve(), public_model.DEFAULT, DP_SGD_TRAINING, device).train()
+    model = with_lora(public_model.resolve(), public_model.DEFAULT, DP_SGD_TRAINING, device)
     private = DpSgdOptions()
     return differences(UnitGradients(model, DP_SGD_TRAINING.block, private.matrices), *texts(), private.clip)
 

@@ -30,7 +30,7 @@ class SharedPasses(RowGradients):
 def attacked(folder: Path) -> tuple[str, ...]:
     torch.manual_seed(0)
     options = DP_SGD_TRAINING.model_copy(update={"precision": "bfloat16"})
-    model = with_lora(write_tiny_model(folder / "tiny"), "tiny", options, torch.device("cpu")).train()
+    model = with_lora(write_tiny_model(folder / "tiny"), "tiny", options, torch.device("cpu"))
     return clipped_sums.differences(UnitGradients(model, options.block), *clipped_sums.texts(), clip=1.0)
 
 
