@@ -129,11 +129,6 @@ def test_an_evaluation() -> None:
 
 
 @slow
-def test_the_training_of_heads() -> None:
-    keys(figures("heads", "--json"), "ratio", "ratio_bare")
-
-
-@slow
 def test_the_reduction_of_rows() -> None:
     measured = figures("reduction", "--json")
     assert (

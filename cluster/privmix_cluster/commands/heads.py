@@ -36,8 +36,7 @@ PopulationOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="About how many rows (users, with --user-field) your own table has, as is publicly known; for dp-sgd and "
-        "gnmax.",
+        help="About how many rows (users, with --user-field) your own table has, as is publicly known; for dp-sgd.",
     ),
 ]
 
@@ -49,41 +48,25 @@ def compare(
     user_field: UserField = None,
     bounds: Bounds = None,
     population: PopulationOption = None,
-    output: Annotated[
-        Path, typer.Option(help="The directory for results and report. An interrupted comparison continues there.")
-    ] = Path("run/heads"),
-    epsilon: Annotated[list[float] | None, typer.Option(help="An epsilon; may be repeated.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="The number of final trainings for each method and epsilon.")] = 10,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Skip the search and use four epsilons and three seeds: under three minutes."),
-    ] = False,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="An epsilon; may be repeated. Default: 0.001, 0.1, 1 and 10.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of trainings for each method and epsilon.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare all methods at several epsilons on the same split of a table."""
-    from privmix.foundation.ray_session import connected
+    """Compare all methods at several epsilons on the same split of a table, with the settings chosen in advance."""
     from privmix.laboratory.heads import compare as comparison
-    from privmix.laboratory.heads.report import write_report
     from privmix_cluster.work.heads import open_table, show_comparison
 
-    table = open_table(dataset, target, user_field, bounds, population)
-    epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
-    if any(not 0 < value <= 100 for value in epsilons):
+    if any(not 0 < value <= 100 for value in epsilon or ()):
         raise bad("epsilon", "must be above 0 and at most 100")
-    plan = comparison.HeadPlan(epsilons, seeds=3 if quick else seeds, search=not quick)
-    directory = output / table.name
+    table = open_table(dataset, target, user_field, bounds, population)
     with display(as_json) as shown:
-        if quick:
-            result = comparison.compare(table, plan, directory, comparison.in_process(shown), shown)
-        else:
-            with connected():
-                result = comparison.compare(table, plan, directory, comparison.on_cluster(shown), shown)
-    page = write_report(result, directory)
+        result = comparison.compare(table, shown, epsilon or comparison.EPSILONS, seeds=seeds)
     if as_json:
         typer.echo(json.dumps(result.record()))
     else:
         show_comparison(result)
-        typer.echo(f"report: {page}")
 
 
 @heads.command()
@@ -138,36 +121,6 @@ def predict(
 
     for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
         typer.echo(f"{value:.6f}")
-
-
-@heads.command()
-def intervals(
-    dataset: Dataset = "rand",
-    target: Target = None,
-    user_field: UserField = None,
-    bounds: Bounds = None,
-    share: Annotated[float, typer.Option(help="The share of the samples' predictions in an interval.")] = 0.9,
-    temper: Annotated[
-        float, typer.Option(help="The factor of the loss in the density; intervals narrow as it grows.")
-    ] = 2.0,
-    samples: Annotated[int, typer.Option(min=2, help="The number of parameter vectors drawn from the flow.")] = 1000,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the mean and an interval of each row's prediction, from many samples of one flow. For public data only."""
-    from privmix.laboratory.heads import uncertainty
-    from privmix_cluster.work.heads import open_table
-
-    if not 0 < share < 1:
-        raise bad("share", "must lie between 0 and 1")
-    if temper <= 0:
-        raise bad("temper", "must be positive")
-    result = uncertainty.intervals(open_table(dataset, target, user_field, bounds), temper, share, samples)
-    rows = zip(result.mean.tolist(), result.low.tolist(), result.high.tolist(), strict=True)
-    if as_json:
-        typer.echo(json.dumps({"share": share, "intervals": [list(row) for row in rows]}))
-    else:
-        for row in rows:
-            typer.echo(" ".join(f"{value:.6f}" for value in row))
 
 
 @heads.command()
@@ -239,25 +192,3 @@ def mimic_extract(
 
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
-
-
-@prepare.command(name="text")
-def texts(
-    file: Annotated[str, typer.Argument(help="A .jsonl, .csv or .parquet file, or a Hugging Face dataset.")],
-    target: Annotated[str, typer.Option(help="The column with the label, which has two values.")],
-    output: Annotated[Path, typer.Option(help="The table, a file that ends with .npz.")],
-    text_field: Annotated[str, typer.Option(help="The column with the text.")] = "text",
-    user_field: UserField = None,
-    model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
-) -> None:
-    """Create a table from labelled texts. The features are the public model's mean hidden states, which are bounded."""
-    from privmix.laboratory.heads.table import save_npz
-    from privmix.laboratory.heads.text import read_texts
-
-    if output.suffix != ".npz":
-        raise bad("output", "must end with .npz")
-    with display(False) as shown:
-        table = read_texts(file, text=text_field, target=target, user=user_field, model=model, display=shown)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    save_npz(table, output)
-    typer.echo(f"{output}: {len(table.y)} texts, {table.features} features; the unit is one {table.unit}")

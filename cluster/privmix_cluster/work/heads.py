@@ -34,23 +34,18 @@ def open_table(
 
 
 def show_comparison(result: comparison.HeadComparison) -> None:
-    table = RichTable(
-        "method", "epsilon", "settings", title=f"Area under the curve: {result.dataset}", title_justify="left"
-    )
+    table = RichTable("method", "epsilon", title=f"Area under the curve: {result.dataset}", title_justify="left")
     for column in ("AUC", "5 % - 95 %", "seconds"):
         table.add_column(column, justify="right")
     table.add_column("guarantee")
-    table.add_column("cost of the search")
     for cell in result.cells:
         table.add_row(
             METHODS[cell.name].label,
             stated(cell.epsilon) if cell.epsilon else "-",
-            cell.chosen,
             f"{cell.auc:.3f}",
             f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
             f"{cell.seconds:.2f}",
-            result.guarantee(cell.name),
-            cell.search_cost,
+            result.guarantees[cell.name],
         )
     console().print(table)
     for name, reason in result.left_out.items():

@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from privmix.foundation.errors import DataError
-from privmix.laboratory.heads.clinic import clinic
 from privmix.laboratory.heads.table import Table, owners
 
 
@@ -161,5 +160,5 @@ def _scaled(
     )
 
 
-DATASETS: Mapping[str, Callable[[], Table]] = {"rand": rand, "breast-cancer": breast_cancer, "clinic": clinic}
-"""The built-in data sets: those of libraries and the generated one."""
+DATASETS: Mapping[str, Callable[[], Table]] = {"rand": rand, "breast-cancer": breast_cancer}
+"""The built-in data sets."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from privmix.budget.ledger import charge_release
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import building, sha256, write_atomically
-from privmix.laboratory.heads import certified, methods, pate, sgd
+from privmix.laboratory.heads import certified, methods, sgd
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.score import outputs
@@ -97,7 +97,7 @@ def train(
         ledger: a SQLite file or a URL. Only methods with a proven guarantee can be charged.
         budget: the epsilon of a new ledger, for all heads of this table; by default that of this head.
         neighbours: the adjacency of the certified variant.
-        public: public rows, for the certified variant's candidates or the queries of `gnmax`.
+        public: public rows, for the certified variant's candidates.
 
     Raises:
         InputError: the method, the table or a setting is invalid.
@@ -123,10 +123,6 @@ def train(
         event = training = DpSgdEvent("record", noise.multiplier, noise.rate, noise.steps, uuid.uuid4().hex)
         _charge(ledger, training, table, budget or _RENYI_SHARE * epsilon)
         theta = methods.train_with_noise(make, table, noise, methods.DP_SGD)
-    elif name == "gnmax":
-        event = labelling = pate.event(table, epsilon, methods.DELTA, methods.PATE)
-        _charge(ledger, labelling, table, budget or _RENYI_SHARE * epsilon)
-        theta = pate.release(make, table, labelling, methods.PATE, public=public)
     else:
         theta = method.train(make, table, epsilon, method.advance, int.from_bytes(uuid.uuid4().bytes[:4]))[0]
     return _write(output, table, name, epsilon if method.private else None, event, theta)

@@ -1,6 +1,6 @@
-"""Registers the methods: each with a setting chosen in advance, a grid to search, and its guarantee."""
+"""Registers the methods: each with a setting chosen in advance and its guarantee."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,14 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.heads import certified, expm_nf, pate, sgd
+from privmix.laboratory.heads import certified, expm_nf, sgd
 from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from privmix.laboratory.heads.names import MethodName
-from privmix.laboratory.heads.pate import PateSettings
 from privmix.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
 from privmix.laboratory.heads.table import UNSTATED, Scaling, Table
-from privmix.privacy import accounting
 from privmix.privacy.events import GuaranteeStatus
 
 DELTA = 1e-5
@@ -29,14 +27,6 @@ SAMPLES = 1000
 DP_SGD = HeadDpSgdSettings()
 EXPM_NF = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=FitSettings(steps=300))
 CERTIFIED = CertifiedSettings()
-PATE = PateSettings()
-
-# A subset of the paper's grid. The refined search changes one hyper-parameter at a time.
-_FLOWS = tuple(
-    FlowSettings(kind=kind, layers=layers, sigma=sigma)
-    for kind, layers in (("planar", 2), ("planar", 8), ("sylvester", 2))
-    for sigma in (1e-3, 1e-2, 1e-1)
-)
 
 
 @dataclass(frozen=True)
@@ -50,8 +40,6 @@ class Method:
         status: the status of its guarantee.
         guarantee: the guarantee of a release, in words.
         advance: the setting chosen in advance.
-        grid: the settings of the first search.
-        refine: maps the best setting to the settings of the refined search.
         train: maps model, table, epsilon, settings and seed to parameter vectors [S, D], each a separate release.
         delta: the delta of its guarantee.
         unfit: returns why the method cannot train on a table, and the fix; None if it can.
@@ -63,8 +51,6 @@ class Method:
     status: GuaranteeStatus
     guarantee: str
     advance: BaseModel
-    grid: Sequence[BaseModel]
-    refine: Callable[[Any], Sequence[BaseModel]]
     train: Callable[[Callable[[], nn.Module], Table, float, Any, int], Tensor]
     delta: float = 0.0
     unfit: Callable[[Table], str | None] = lambda _: None
@@ -117,13 +103,6 @@ def _train_certified(
     return certified.release(Parametrised(make()), table, event, settings, seed=seed)[None]
 
 
-def _train_pate(
-    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: PateSettings, seed: int
-) -> Tensor:
-    event = pate.event(table, epsilon, DELTA, settings)
-    return pate.release(make, table, event, settings, seed=seed)[None]
-
-
 def _hides_rows(table: Table) -> str | None:
     if table.unit != "record":
         return "it hides single rows, and users have several; leave --user-field out"
@@ -138,32 +117,6 @@ def _needs_public_scaling(table: Table) -> str | None:
     return None if table.scaling == "public" else certified.UNSCALED
 
 
-def _needs_queries(table: Table) -> str | None:
-    if table.series:
-        return "its queries are drawn from all features between their bounds, and a time series has no such bounds"
-    return _needs_population(table) or _needs_public_scaling(table)
-
-
-def _refine_sgd(best: SgdSettings) -> Sequence[SgdSettings]:
-    return [best.model_copy(update={"learning_rate": factor * best.learning_rate}) for factor in (0.3, 3.0)]
-
-
-def _refine_expm_nf(best: ExpMNFSettings) -> Sequence[ExpMNFSettings]:
-    rate = best.fit.learning_rate
-    fits = [best.fit.model_copy(update={"learning_rate": factor * rate}) for factor in (0.3, 3.0)]
-    return [best.model_copy(update={"fit": fit}) for fit in fits] + [
-        best.model_copy(update={"regulariser": value}) for value in (0.0, 1.0)
-    ]
-
-
-def _refine_certified(best: CertifiedSettings) -> Sequence[CertifiedSettings]:
-    return [best.model_copy(update={"candidates": 4 * best.candidates})]
-
-
-def _refine_pate(best: PateSettings) -> Sequence[PateSettings]:
-    return [best.model_copy(update={"learning_rate": factor * best.learning_rate}) for factor in (0.3, 3.0)]
-
-
 METHODS: Mapping[MethodName, Method] = {
     method.name: method
     for method in (
@@ -174,8 +127,6 @@ METHODS: Mapping[MethodName, Method] = {
             "none",
             "none",
             SgdSettings(),
-            [SgdSettings(learning_rate=rate) for rate in (0.001, 0.01, 0.1)],
-            _refine_sgd,
             _train_sgd,
         ),
         Method(
@@ -185,8 +136,6 @@ METHODS: Mapping[MethodName, Method] = {
             "none",
             "none",
             SgdSettings(loss="l2"),
-            [SgdSettings(loss="l2", learning_rate=rate) for rate in (0.001, 0.01, 0.1)],
-            _refine_sgd,
             _train_sgd,
         ),
         Method(
@@ -196,12 +145,6 @@ METHODS: Mapping[MethodName, Method] = {
             "certified",
             f"(epsilon, {DELTA:g})-differential privacy, one row added or removed",
             DP_SGD,
-            [
-                HeadDpSgdSettings(loss=loss, learning_rate=rate, batch=batch, epochs=epochs)
-                for loss in ("l2", "cross-entropy")
-                for rate, batch, epochs in ((0.5, 1024, 10), (4.0, 1024, 10), (0.5, 4096, 30), (4.0, 4096, 30))
-            ],
-            _refine_sgd,
             _train_dp_sgd,
             DELTA,
             _hides_rows,
@@ -213,8 +156,6 @@ METHODS: Mapping[MethodName, Method] = {
             "none",
             expm_nf.GUARANTEE,
             EXPM_NF,
-            [ExpMNFSettings(flow=flow, fit=FitSettings(steps=300)) for flow in _FLOWS],
-            _refine_expm_nf,
             _train_expm_nf,
         ),
         Method(
@@ -224,24 +165,9 @@ METHODS: Mapping[MethodName, Method] = {
             "certified",
             "epsilon-differential privacy, delta 0, one user's rows replaced by any others",
             CERTIFIED,
-            [CertifiedSettings(rounds=rounds, sigma=sigma) for rounds in (1, 2, 4, 6) for sigma in (0.25, 0.5)],
-            _refine_certified,
             _train_certified,
             0.0,
             _needs_public_scaling,
-        ),
-        Method(
-            "gnmax",
-            "PATE, votes by GNMax",
-            True,
-            "certified",
-            f"(epsilon, {DELTA:g})-differential privacy, one user's rows in the table or not",
-            PATE,
-            [PateSettings(parts=parts, queries=queries) for parts in (200, 1000) for queries in (20, 50, 200)],
-            _refine_pate,
-            _train_pate,
-            DELTA,
-            _needs_queries,
         ),
     )
 }
@@ -284,14 +210,3 @@ def demand_fit(name: MethodName, table: Table) -> None:
     reason = method.unfit(table) or (_needs_public_scaling(table) if method.status == "certified" else None)
     if reason is not None:
         raise InputError(f"method {name}, table {table.name}: {reason}")
-
-
-def search_cost(method: Method, epsilon: float, trials: int) -> str:
-    """Describes the privacy cost of choosing a setting with this number of trainings on the private rows."""
-    if not method.private or trials <= 1:
-        return "nothing: the setting was chosen in advance"
-    if method.status != "certified":
-        return f"{trials} trainings and their scores on private rows: no bound"
-    delta = f", delta {trials * method.delta:g}" if method.delta else ""
-    composed = accounting.shown(trials * epsilon, 4)
-    return f"{trials} trainings: epsilon {composed}{delta} by composition, and the scores on private rows"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from privmix.foundation.errors import DataError
-from privmix.laboratory.heads.clinic import series
 from privmix.laboratory.heads.table import Table, save_npz
 
 HOURS, LEAST_HOURS, LONG_DAYS = 24, 30, 3.0
@@ -62,6 +62,24 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
         save_npz(table, output / f"{name}.npz")
         written[output / f"{name}.npz"] = len(table.x)
     return written
+
+
+def series(values: NDArray[np.float64], measured: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Returns standardised values carried forward, masks, and days since the last measurement, float32 [n, T, 3 F].
+
+    Args:
+        values: float64 [n, T, F], standardised. Only measured values are read.
+        measured: bool [n, T, F].
+    """
+    n, hours, variables = values.shape
+    carried, last = np.zeros((n, hours, variables)), np.zeros((n, variables))
+    since, elapsed = np.zeros((n, hours, variables)), np.zeros((n, variables))
+    for hour in range(hours):
+        since[:, hour] = elapsed
+        last = np.where(measured[:, hour], values[:, hour], last)
+        carried[:, hour] = last
+        elapsed = np.where(measured[:, hour], 1.0, elapsed + 1.0)
+    return np.asarray(np.concatenate([carried, measured, since / 24], axis=2), dtype=np.float32)
 
 
 def _means(measured: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Holds tables and time series with a binary target, and splits them by owner.
 
-parts = split(clinic(), seed=0)
+parts = split(table, seed=0)
 parts.train.x, parts.train.y
 """
 
@@ -114,15 +114,6 @@ def owners(users: Iterable[str]) -> NDArray[np.int64]:
     """Returns a number for each user, int64 [n]: a hash, so that no user changes the number of another one."""
     digests = (hashlib.sha256(user.encode()).digest()[:8] for user in users)
     return np.array([int.from_bytes(digest, signed=True) for digest in digests], dtype=np.int64)
-
-
-def fingerprint(table: Table) -> str:
-    """Returns the SHA-256 (hexadecimal) of the rows. It depends on private data and must stay private."""
-    digest = hashlib.sha256()
-    for array in (table.x, table.y, table.users):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    digest.update(str(table.population).encode())
-    return digest.hexdigest()
 
 
 def save_npz(table: Table, path: Path) -> None:

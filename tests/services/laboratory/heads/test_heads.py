@@ -13,21 +13,16 @@ from typer.testing import CliRunner
 
 from privmix.budget.reader import read
 from privmix.foundation.errors import DataError, InputError, WorkError
-from privmix.foundation.progress import Display
-from privmix.laboratory.heads import attacks, compare, expm_nf, head, methods, mimic, text
+from privmix.laboratory.heads import attacks, head, mimic
 from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.data import DATASETS
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.names import DATASET_NAMES
-from privmix.laboratory.heads.report import write_report
-from privmix.laboratory.heads.score import auc, auc_of
 from privmix.laboratory.heads.table import read_npz
-from privmix.laboratory.heads.uncertainty import predictive_intervals
 from privmix.privacy.events import from_json
 from privmix_cluster.cli import app
 from tests.support.tables import generated
-from tests.tiny import write_tiny_base, write_tiny_model
 
 
 @pytest.mark.slow
@@ -122,26 +117,6 @@ def test_the_command_requires_a_guarantee_by_default(tmp_path: Path) -> None:
     assert len(predicted.stdout.split()) == 300
 
 
-def test_the_report_has_every_method_and_its_guarantee(tmp_path: Path) -> None:
-    plan = compare.HeadPlan((1.0,), ("non-private", "expm-certified"), seeds=1, search=False)
-    comparison = compare.compare(generated(400), plan, tmp_path, compare.in_process(Display()), Display())
-    page = write_report(comparison, tmp_path).read_text()
-    for words in ("epsilon-differential privacy", "keeps 94 %", "chosen in advance", "data:image/png"):
-        assert words in page
-    assert json.loads((tmp_path / "comparison.json").read_text())["auc"].keys() == {"non-private", "expm-certified"}
-
-
-def test_the_intervals_of_a_larger_share_are_wider() -> None:
-    table = generated(500)
-    model = methods.parametrised(table)
-    x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
-    fitted = expm_nf.train(model, x, y, 10.0, ExpMNFSettings(fit=FitSettings(steps=100)), seed=0)
-    draws = expm_nf.release(fitted, 200, seed=1)
-    wide, narrow = (predictive_intervals(model, draws, table, share) for share in (0.9, 0.5))
-    assert (wide.low <= narrow.low).all()
-    assert (narrow.high <= wide.high).all()
-
-
 def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
     """Uses a generated file of the published layout: columns (variable, aggregate), rows by stay and hour."""
     rng = np.random.default_rng(0)
@@ -173,69 +148,3 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.y, patients["mort_hosp"].to_numpy()[5:])
     with pytest.raises(DataError, match="MIMIC-Extract"):
         mimic.prepare(tmp_path / "nothing.h5", tmp_path)
-
-
-def test_a_private_base_embeds_no_text(tmp_path: Path) -> None:
-    """The head's guarantee would lack its training."""
-    base = write_tiny_base(tmp_path / "base", "3" * 64)
-    with pytest.raises(InputError, match=r"model: .*/base was trained on private text"):
-        text.embed(["a text"], str(base))
-
-
-@pytest.mark.slow
-def test_a_label_of_texts_is_learnt_from_public_embeddings(public_model: Path) -> None:
-    urgent = [f"Please call me back at once, my chest hurts since {hour} o'clock." for hour in range(40)]
-    calm = [f"I would like to move my yearly check to {hour} o'clock next month." for hour in range(40)]
-    table = text.text_table([*urgent, *calm], [1] * 40 + [0] * 40, model=str(public_model))
-    assert abs(table.x).max() <= 1
-    method = methods.METHODS["non-private"]
-    thetas = method.train(methods.build(table), table, 1.0, method.advance, 0)
-    assert auc_of(methods.parametrised(table), thetas, table)[0] > 0.9
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "model"))
-
-
-def test_no_text_changes_a_bit_of_another_ones_features(tiny: str) -> None:
-    long, short, empty = "Please call me back at once, my chest hurts. " * 3, "My check?", ""
-    together, others = text.embed([long, short, empty], tiny), text.embed([short, short, long], tiny)
-    np.testing.assert_array_equal(together[[0, 1]], others[[2, 0]])
-    assert np.isfinite(together).all()
-
-
-def test_texts_become_a_table_with_users(tiny: str, tmp_path: Path) -> None:
-    lines = [
-        {"user": f"user-{number // 2}", "text": text.format(number), "urgent": urgent}
-        for number in range(24)
-        for urgent, text in (("yes", "My chest hurts since {} o'clock!"), ("no", "Please move my check to {} o'clock."))
-    ]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run, table, head_directory = CliRunner().invoke, str(tmp_path / "urgent.npz"), str(tmp_path / "head")
-    columns = ["--target", "urgent", "--user-field", "user", "--model", tiny]
-    made = run(app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), *columns, "--output", table])
-    assert made.exit_code == 0, made.output
-    assert "48 texts" in made.stdout
-    assert "one user" in made.stdout
-    trained = run(app, ["heads", "train", "--dataset", table, "--epsilon", "100", "--output", head_directory, "--json"])
-    assert json.loads(trained.stdout)["guarantee"].startswith("epsilon-differential privacy")
-    predicted = run(app, ["heads", "predict", head_directory, "--dataset", table])
-    urgent = np.array([line["urgent"] == "yes" for line in lines])
-    assert auc(np.array([[float(value) for value in predicted.stdout.split()]]), urgent.astype(np.float32))[0] > 0.9
-    refused = run(
-        app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), "--target", "mood", "--output", table]
-    )
-    assert refused.exit_code == 2
-    assert "has no column 'mood'" in refused.stderr
-
-
-def test_intervals_contain_their_means(tmp_path: Path) -> None:
-    def widths(temper: float) -> np.ndarray:
-        options = ["--dataset", "breast-cancer", "--samples", "50", "--temper", str(temper), "--json"]
-        result = CliRunner().invoke(app, ["heads", "intervals", *options])
-        mean, low, high = np.array(json.loads(result.stdout)["intervals"]).T
-        assert ((low <= mean) & (mean <= high)).mean() > 0.95
-        return np.asarray(high - low)
-
-    assert widths(10.0).mean() < widths(0.01).mean()

@@ -17,6 +17,7 @@ from privmix.laboratory.heads import certified, compare, data, head, methods, sg
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
 from privmix.laboratory.heads.data import read_table
 from privmix.laboratory.heads.methods import METHODS
+from privmix.laboratory.heads.mimic import series
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.row_function import ROWS, RowFunction
@@ -40,7 +41,7 @@ def test_every_method_learns() -> None:
 
 def test_a_required_guarantee_excludes_the_published_method() -> None:
     assert METHODS["expm-nf"].guarantee == "none proven"
-    assert methods.certified_methods() == ["dp-sgd", "expm-certified", "gnmax"]
+    assert methods.certified_methods() == ["dp-sgd", "expm-certified"]
     with pytest.raises(InputError, match="none proven"):
         methods.demand_certified("expm-nf")
 
@@ -148,32 +149,43 @@ def test_the_influence_of_a_missing_value_decays_in_gru_d() -> None:
     assert 0 < old < 0.2 * fresh
 
 
-def test_the_clinic_is_mostly_missing_and_its_last_values_are_carried() -> None:
-    from privmix.laboratory.heads.clinic import clinic, series
-
-    table = clinic(stays=500)
-    masks = table.x[:, :, 12:24]
-    assert abs((1 - masks.mean()) - 0.89) < 0.01
+def test_the_last_values_of_a_series_are_carried() -> None:
     values = np.array([[[1.0], [2.0], [3.0]]])
     carried = series(values, np.array([[[True], [False], [False]]]))
     np.testing.assert_allclose(carried[0] * [1, 1, 24], np.array([[1, 1, 0], [1, 0, 1], [1, 0, 2]]))
 
 
-def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
-    table = generated(400)
-    plan = compare.HeadPlan((1.0,), ("non-private", "expm-certified"), seeds=2, search=False)
-    run = compare.in_process(Display())
-    first = compare.compare(table, plan, tmp_path, run, Display()).record()
-    assert first["guarantee"]["expm-certified"].startswith("epsilon-differential privacy")
-    assert set(first["auc"]["expm-certified"]) == {"1"}
+def test_a_comparison_has_every_method_and_its_guarantee() -> None:
+    record = compare.compare(generated(400), Display(), (1.0,), ("non-private", "expm-certified"), seeds=2).record()
+    assert record["guarantees"]["expm-certified"].startswith("epsilon-differential privacy")
+    assert [(cell["name"], cell["epsilon"]) for cell in record["cells"]] == [("non-private", 0), ("expm-certified", 1)]
+    assert record["cells"][0]["kept"] == 1
+    assert 0.5 < record["cells"][1]["auc"] < 1
 
-    def refuse(jobs: object) -> object:
-        assert not jobs
-        return iter(())
 
-    assert compare.compare(table, plan, tmp_path, refuse, Display()).record() == first  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="results of another table"):
-        compare.compare(generated(401), plan, tmp_path, run, Display())
+@pytest.mark.parametrize(
+    ("table", "left_out"),
+    [(generated(300, users=60), "dp-sgd"), (replace(generated(), scaling="private"), "expm-certified")],
+    ids=["users", "private scaling"],
+)
+def test_a_comparison_names_the_methods_that_it_leaves_out(table: Table, left_out: MethodName) -> None:
+    record = compare.compare(table, Display(), (1.0,), ("non-private", left_out), seeds=1).record()
+    assert record["left_out"].keys() == {left_out}
+    assert {cell["name"] for cell in record["cells"]} == {"non-private"}
+
+
+def test_no_guarantee_covers_scales_that_come_from_the_rows() -> None:
+    record = compare.compare(replace(generated(), scaling="private"), Display(), (1.0,), ("dp-sgd",), seeds=1).record()
+    assert "does not cover" in record["guarantees"]["dp-sgd"]
+
+
+@pytest.mark.parametrize("method", ["expm-certified", "dp-sgd"])
+def test_no_head_with_a_guarantee_is_trained_on_features_scaled_by_private_rows(
+    method: MethodName, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="scaled by the private rows"):
+        head.train(replace(generated(), scaling="private"), method, 1.0, tmp_path / "head")
+    assert not (tmp_path / "head").exists()
 
 
 def test_users_stay_together_in_a_split() -> None:
@@ -218,9 +230,7 @@ def test_the_data_sets_of_libraries_are_available() -> None:
     assert abs(rand.x).max() <= 1
 
 
-@pytest.mark.parametrize(
-    ("method", "users"), [("dp-sgd", None), ("gnmax", None), ("gnmax", 400), ("expm-certified", 400)]
-)
+@pytest.mark.parametrize(("method", "users"), [("dp-sgd", None), ("expm-certified", 400)])
 def test_a_row_changes_no_number_of_a_release(method: MethodName, users: int | None, tmp_path: Path) -> None:
     """The rate, the noise and the steps of DP-SGD were computed from the number of rows, and tell it."""
     table = generated(2049, users)
@@ -251,10 +261,9 @@ def test_a_row_changes_no_factor_of_the_noise(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(*released)
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "gnmax"])
-def test_a_number_that_nobody_stated_is_not_counted(method: MethodName, tmp_path: Path) -> None:
+def test_a_number_that_nobody_stated_is_not_counted(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give --population"):
-        head.train(replace(generated(300), population=None), method, 1.0, tmp_path / "head")
+        head.train(replace(generated(300), population=None), "dp-sgd", 1.0, tmp_path / "head")
 
 
 def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:

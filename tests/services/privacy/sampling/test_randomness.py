@@ -50,7 +50,6 @@ NOT_PRIVATE = {
     ),
     "privmix/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
     "privmix/requests/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "privmix/requests/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
     "privmix/requests/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "privmix/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
@@ -60,7 +59,6 @@ NOT_PRIVATE = {
         {"Generator", "manual_seed", "randn"},
         "candidates, which need not be secret; `select` draws from them",
     ),
-    "privmix/laboratory/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
     "privmix/laboratory/heads/table.py": ({"default_rng"}, "the rows of a comparison"),
     "privmix/laboratory/heads/expm_nf.py": (
         {"Generator", "manual_seed", "randperm"},
@@ -69,16 +67,11 @@ NOT_PRIVATE = {
     "privmix/laboratory/heads/flows.py": ({"randn"}, "initial weights, and a method without a guarantee"),
     "privmix/laboratory/heads/methods.py": ({"manual_seed"}, "initial weights"),
     "privmix/laboratory/heads/models.py": ({"rand"}, "initial weights"),
-    "privmix/laboratory/heads/pate.py": (
-        {"manual_seed", "rand"},
-        "queries, initial weights and assignment to parts; `discrete_gaussian` hides the votes",
-    ),
     "privmix/laboratory/heads/row_function.py": (
         {"Generator", "manual_seed", "rand", "randperm"},
         "numbers on which places of a batch are compared",
     ),
     "privmix/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
-    "privmix/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
     "privmix/keys/records.py": ({"secrets"}, "API keys"),
     "privmix/training/adapter.py": (
         {"Generator", "manual_seed", "randperm"},
