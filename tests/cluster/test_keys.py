@@ -9,12 +9,8 @@ from typer.testing import Result
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
 from privmix.database.service import ServiceDatabase
-from privmix.foundation.errors import ConfigurationError, KeysUnavailable
-from privmix.keys import move
-from privmix.keys.records import Share
-from privmix.keys.subjects import subjects_of
+from privmix.foundation.errors import ConfigurationError
 from privmix_cluster.checks import check_files, check_keys, keys_database
 from privmix_cluster.configuration import Configuration
 from tests.key_store import RequestStore
@@ -130,59 +126,6 @@ def test_a_ledger_remembers_keys_where_the_ensembles_directory_cannot(tmp_path: 
     Ledger.create(tmp_path / "ledger.db", terms)
     with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
         check_keys(configured(tmp_path))
-    moved = privmix("ledger", "move", str(tmp_path / "ledger.db"), str(tmp_path / "other.db"))
-    assert moved.exit_code == 0, moved.output
-    with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
-        check_keys(Configuration.of({"ensemble": "ensemble", "budget": {"ledger": "other.db"}}, tmp_path))
-
-
-def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
-    tmp_path: Path, postgresql: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
-    source, target = str(tmp_path / "ledger.db"), postgresql.database()
-    Ledger.create(source, terms)
-    key, secret = RequestStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
-
-    def fails(*_: object) -> int:
-        raise KeysUnavailable("the server is gone")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(move, "move_keys", fails)
-        failed = privmix("ledger", "move", source, target)
-    assert failed.exit_code == 1
-    assert "Run this command again" in failed.output
-    assert read(source).moved is not None
-    repeated = privmix("ledger", "move", source, target)
-    assert repeated.exit_code == 0, repeated.output
-    assert RequestStore(ServiceDatabase(target)).find(secret.hash) == key
-
-
-def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Server) -> None:
-    """The keys' default place follows the ledger's. A moved ledger used to be served to everybody."""
-    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
-    source, target = str(tmp_path / "ledger.db"), postgresql.database()
-    Ledger.create(source, terms)
-    store = RequestStore(ServiceDatabase(tmp_path / "keys.db"))
-    key, secret = store.create("team", share=Share(tokens=9))
-    store.reserve("a", subjects_of(key), 4, 1, "gateway")
-    store.settle("a", 3)
-    for _ in range(2):  # a repeated move has no effect
-        moved = privmix("ledger", "move", source, target)
-        assert moved.exit_code == 0, moved.output
-        there = RequestStore(
-            ServiceDatabase(keys_database(Configuration.of({"ensemble": "e", "budget": {"ledger": target}})))
-        )
-        assert there.find(secret.hash) == key
-        assert there.account("team") == store.account("team")
-    assert "1 keys" not in moved.output
-    other = postgresql.database()
-    RequestStore(ServiceDatabase(other)).create("foreign")
-    refused = privmix("ledger", "move", target, other)
-    assert refused.exit_code == 1
-    assert "has other keys" in refused.output
-    assert read(target).moved is None
-    assert privmix("ledger", "move", target, other, "--keys-stay").exit_code == 0
 
 
 def test_the_command_uses_the_database_that_belongs_to_the_ledger(

@@ -69,7 +69,7 @@ def test_an_export_has_every_row_in_order_and_can_be_verified_alone(ledger: Ledg
     for what in (place, str(file)):
         found = json.loads(run("verify", what, "--json").stdout)
         checked = {"chain": True, "head": False, "rows": False, "signature": False}
-        state = {"rows": 5, "head": ledger.balance().head, "epoch": 1, "moved": None}
+        state = {"rows": 5, "head": ledger.balance().head, "epoch": 1}
         assert found == {"valid": True, **state, "checked": checked, "signed_with": None}
     assert ledger.lease(EVENT, 1).count == 1, "neither fences the writer"
 
@@ -134,21 +134,6 @@ def test_options_that_are_not_a_hash_or_a_number_are_refused(place: str, options
     assert options[0] in refused.stderr
 
 
-def test_a_ledger_moves_from_a_file_to_a_server(tmp_path: Path, postgresql: Server) -> None:
-    source, target = str(tmp_path / "ledger.db"), postgresql.database()
-    Ledger.create(source, TERMS).lease(EVENT, 10)
-    noted = read(source)
-    moved = run("move", source, target)
-    assert moved.exit_code == 0
-    assert noted.head in moved.stdout
-    assert json.loads(run("verify", target, "--head", noted.head, "--json").stdout)["rows"] == noted.rows
-    assert "moved to postgresql+psycopg://" in run("verify", source).stdout
-    assert Ledger.create(target, TERMS).lease(EVENT, 5).count == 5
-    again = run("move", target, source)
-    assert again.exit_code == 1
-    assert f"ledger {source}: there is a ledger already" in again.stderr
-
-
 def test_a_ledger_is_begun_by_a_command_and_only_once(ensemble: Path, tmp_path: Path) -> None:
     own = own_ensemble(ensemble, tmp_path)
     config = str(configure(tmp_path, own))
@@ -196,7 +181,7 @@ def test_a_rolled_back_ledger_is_not_served_until_its_tokens_are_forfeited(ensem
 
 
 def test_a_missing_place_is_reported(tmp_path: Path) -> None:
-    for arguments in (["export"], ["verify"], ["move", str(tmp_path / "target.db")]):
+    for arguments in (["export"], ["verify"]):
         refused = run(arguments[0], str(tmp_path / "none.db"), *arguments[1:])
         assert refused.exit_code == 1
         assert "there is no such file" in refused.stderr

@@ -1,4 +1,4 @@
-"""Implements `privmix ledger`, which creates, exports, verifies, moves and charges ledgers."""
+"""Implements `privmix ledger`, which creates, exports, verifies and charges ledgers."""
 
 import json
 import os
@@ -12,15 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from privmix.foundation.errors import KeysError, LeaseRefused, LedgerError
+from privmix.foundation.errors import LeaseRefused, LedgerError
 from privmix_cluster.options import JsonOption
 
 if TYPE_CHECKING:
     from privmix.budget.signing import SigningKey
 
-ledger = typer.Typer(
-    name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
-)
+ledger = typer.Typer(name="ledger", help="Create, export, verify or charge the budget's ledger.", no_args_is_help=True)
 
 KeyFileOption = Annotated[
     Path | None,
@@ -173,15 +171,13 @@ def verify(
         "rows": balance.rows,
         "head": balance.head,
         "epoch": balance.epoch,
-        "moved": balance.moved,
         "checked": {"chain": True, "head": head is not None, "rows": rows is not None, "signature": key is not None},
         "signed_with": balance.signature and balance.signature.key,
     }
     if as_json:
         print(json.dumps({"valid": True, **summary}, indent=2))
         return
-    moved = f"; moved to {balance.moved}" if balance.moved else ""
-    print(f"{balance.rows} rows, epoch {balance.epoch}, last hash {balance.head}: the chain is whole{moved}")
+    print(f"{balance.rows} rows, epoch {balance.epoch}, last hash {balance.head}: the chain is whole")
     if key is not None:
         print(f"The key {key.name} signed all of it: nobody without this key wrote or rewrote a row.")
     elif balance.signature is not None:
@@ -193,38 +189,6 @@ def verify(
         print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")
     if head is None:
         print("Only a hash kept elsewhere (--head), or an anchor, shows that nothing was taken off its end.")
-
-
-@ledger.command()
-def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger: a SQLite file or a database URL.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="A database without a ledger: a file or a URL.")],
-    keys_stay: Annotated[
-        bool, typer.Option("--keys-stay", help="Leave the keys: `keys.database` names their place.")
-    ] = False,
-) -> None:
-    """Move a ledger with its chain, and the keys beside it; the old ledger can never be written again.
-
-    Stop the service first. If the move is interrupted, run it again.
-    """
-    from privmix.budget import move as moving
-    from privmix.keys.move import move_keys, moved_database
-
-    try:
-        keys = None if keys_stay else moved_database(source, target)
-        with _ledger_errors_printed():
-            balance = moving.move(source, target)
-    except KeysError as error:
-        raise _refusal(error) from error
-    try:
-        count = move_keys(*keys) if keys else 0
-    except KeysError as error:
-        typer.echo("The ledger has moved, and its keys have not. Run this command again to move them.", err=True)
-        raise _refusal(error) from error
-    print(f"{balance.rows} rows, last hash {balance.head}, are verified in the new ledger; set budget.ledger to it.")
-    print("The old one can still be read, and never be written again.")
-    if count:
-        print(f"{count} keys with their shares moved too, to the place that follows from the ledger's.")
 
 
 def _signing_key(file: Path | None) -> "SigningKey | None":
@@ -247,7 +211,7 @@ def _ledger_errors_printed() -> Iterator[None]:
         raise _refusal(error) from error
 
 
-def _refusal(error: LedgerError | KeysError) -> typer.Exit:
+def _refusal(error: LedgerError) -> typer.Exit:
     Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
     return typer.Exit(1)
 

@@ -23,7 +23,7 @@ from privmix.budget.statement import AccountsStatement, Statement, statement
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation import tracing
 from privmix.foundation.actors import HEAD, concurrent
-from privmix.foundation.errors import Fenced, LedgerError, LedgerMoved
+from privmix.foundation.errors import Fenced, LedgerError
 
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6
@@ -136,12 +136,12 @@ class Budget:
     def health(self) -> LedgerHealth:
         """Returns "writable" if a token can be charged now.
 
-        Returns "fenced" if another deployment has the ledger or it was moved, and "unavailable" if the database does
+        Returns "fenced" if another deployment has the ledger, and "unavailable" if the database does
         not answer or holds no ledger of this budget.
         """
         try:
             self._opened().check()
-        except (Fenced, LedgerMoved):
+        except Fenced:
             return "fenced"
         except LedgerError:
             return "unavailable"

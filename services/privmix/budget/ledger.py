@@ -41,7 +41,6 @@ from privmix.foundation.errors import (
     Fenced,
     LeaseRefused,
     LedgerError,
-    LedgerMoved,
     LedgerRolledBack,
     LedgerUnsigned,
     WorkError,
@@ -388,7 +387,6 @@ class Ledger:
             if schema.migrate(connection, create=create):
                 append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
-            _check_not_moved(state)
             check_same_ledger(state, self.terms, identity)
             if create:
                 state = self._signed(connection, state)
@@ -529,7 +527,6 @@ class Ledger:
         # A commit that was not confirmed has charged, and a repeated call gets its grant without another charge.
         self._anchor_due |= state.head != self._confirmed
         self._state, self._confirmed = state, state.head
-        _check_not_moved(state)
         return state
 
     def _must_take_over(self, connection: Connection, state: LedgerState) -> bool:
@@ -613,14 +610,6 @@ def _repeated(lease: Lease, event: Event) -> int:
     if lease.event != event or lease.used is not None:
         raise LeaseRefused("a lease with this name was granted before, for another event, or is already settled")
     return lease.count
-
-
-def _check_not_moved(state: LedgerState) -> None:
-    if state.moved is not None:
-        raise LedgerMoved(
-            f"it was moved to {state.moved} and continues there: configure that place. It is never written here again, "
-            "because two ledgers of one budget would spend it twice"
-        )
 
 
 def charge_release(ledger: str, event: Event, subject: str, budget: float, delta: float) -> None:

@@ -148,13 +148,6 @@ class Checkpoint(Record):
     clients_needed_keys: bool = Field(False, alias="keyed")
 
 
-class Moved(Record):
-    """Ends the ledger here: it continues in the database `to`, without this row."""
-
-    kind = "moved"
-    to: str = Field(min_length=1, description="the path, or the URL without its password")
-
-
 class Signed(Record):
     """Signs the chain up to the row before this one (`budget/signing.py`). `key` is the key's public name."""
 
@@ -163,7 +156,7 @@ class Signed(Record):
     signature: str = Field(min_length=64, max_length=64)
 
 
-_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Forfeited, Checkpoint, Moved, Signed)
+_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Forfeited, Checkpoint, Signed)
 KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
 
 __all__ = [
@@ -174,7 +167,6 @@ __all__ = [
     "Epoch",
     "Forfeited",
     "Leased",
-    "Moved",
     "Opened",
     "Record",
     "Settled",

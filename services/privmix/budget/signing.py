@@ -54,12 +54,12 @@ class SigningKey:
         return Signed(key=self.name, signature=self._mac(_ROW + head.encode()))
 
     def check(self, balance: Balance) -> None:
-        """Checks that this key signed the whole chain. A last row that records a move needs no signature.
+        """Checks that this key signed the whole chain.
 
         Raises:
             LedgerUnsigned: it did not.
         """
-        signature, rows = balance.signature, balance.rows - (balance.moved is not None)
+        signature, rows = balance.signature, balance.rows
         if signature is None:
             problem = f"no row of it was signed, but the key {self.name} is configured"
         elif signature.key != self.name:

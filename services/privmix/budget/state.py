@@ -21,7 +21,6 @@ from privmix.budget.records import (
     Epoch,
     Forfeited,
     Leased,
-    Moved,
     Opened,
     Record,
     Settled,
@@ -107,7 +106,6 @@ class Balance:
         head: the hash of the last row.
         losses: the losses measured on the private text.
         stopped: whether the ledger has stopped: it grants no more private tokens.
-        moved: the place where the ledger continues, if it was moved.
         id: the permanent id of the ledger.
         accounts: what was charged to each part's account. It is private.
         clients_needed_keys: whether clients of a service with this ledger ever needed a key.
@@ -123,7 +121,6 @@ class Balance:
     head: str
     losses: Losses = NO_LOSSES
     stopped: bool = False
-    moved: str | None = None
     id: str = ""
     accounts: Accounts = NO_ACCOUNTS
     clients_needed_keys: bool = False
@@ -152,7 +149,6 @@ class LedgerState:
         self.stopped = False
         self.clients_needed_keys = False
         self.signature: Signature | None = None
-        self.moved: str | None = None
         self.charged: Counter[Event] = Counter()
         self.held: Counter[Event] = Counter()
         self.latest: Event | None = None
@@ -196,8 +192,6 @@ class LedgerState:
         record = _record(row)
         if row.epoch != self.epoch + isinstance(record, Epoch):
             raise LedgerCorrupt(f"row {row.seq} was written in epoch {row.epoch} while epoch {self.epoch} was current")
-        if self.moved is not None:
-            raise LedgerCorrupt(f"row {row.seq} was written after the ledger had moved to {self.moved}")
         match record:
             case Epoch():
                 self.epoch, self.writer = row.epoch, record.writer
@@ -226,8 +220,6 @@ class LedgerState:
                 self.checkpointed = row.seq
             case Signed():
                 self.signature = Signature(row.seq, row.previous, record.key, record.signature)
-            case Moved():
-                self.moved = record.to
             case _:
                 raise LedgerCorrupt(f"row {row.seq} ({record.kind}) contradicts the rows before it")
         self.head = row
@@ -274,7 +266,6 @@ class LedgerState:
             head=self.head.hash,
             losses=self.losses,
             stopped=self.stopped,
-            moved=self.moved,
             id=self.id,
             accounts=self.accounts,
             clients_needed_keys=self.clients_needed_keys,

@@ -10,11 +10,11 @@ from sqlalchemy.exc import DBAPIError
 
 from privmix.foundation.errors import DatabaseError
 
-Access = Literal["read", "write", "copy", "create"]
+Access = Literal["read", "write", "create"]
 """The purpose of opening a database.
 
-A "write" is short, so that a writer that hangs does not stop others. "copy" reads or writes all of the content in one
-transaction. "create" does so too, to create or migrate tables, and it alone creates a file that does not exist.
+A "write" is short, so that a writer that hangs does not stop others. "create" creates or migrates tables, which may
+take long, and it alone creates a file that does not exist.
 """
 
 

@@ -14,8 +14,8 @@ from psycopg.waiting import Ready, Wait
 
 SILENCE_S = 45.0
 """The longest silence in a statement. The server's own limits (`postgresql.STATEMENT_TIMEOUT`) end before it."""
-COPY_SILENCE_S = 960.0
-"""The same where all of the content is copied or migrated, which one statement or commit may do in silence."""
+MIGRATION_SILENCE_S = 960.0
+"""The same where all of the content is migrated, which one statement or commit may do in silence."""
 
 CANCEL_S = 5.0
 """How long the client tries to tell the server that it has given up."""
@@ -50,12 +50,12 @@ class LimitedConnection(Connection[Any]):
             raise
 
 
-class CopyConnection(LimitedConnection):
-    """Waits longer, while all of the content is copied or migrated."""
+class MigrationConnection(LimitedConnection):
+    """Waits longer, while all of the content is migrated."""
 
     @property
     def silence_s(self) -> float:
-        return COPY_SILENCE_S
+        return MIGRATION_SILENCE_S
 
 
 class _SilentError(OperationalError):

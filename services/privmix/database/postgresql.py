@@ -16,8 +16,8 @@ from privmix.foundation.errors import DatabaseError, DatabaseUnavailable, ExtraM
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
 STATEMENT_TIMEOUT = "40s"  # the server ends a writer's statement that takes longer, including its wait for a lock
-# The same two for a copy or a migration: a client may read all of a ledger between two statements.
-COPY_TIMEOUT = "900s"
+# The same two for a migration.
+MIGRATION_TIMEOUT = "900s"
 
 # The client gives up a network that is cut after about 30 seconds, and a server that hangs after
 # `limited_connection.SILENCE_S`. Parameters in the URL take precedence.
@@ -60,12 +60,14 @@ class PostgreSQL(Backend):
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(f"{url} {ExtraMissing.of(error) or error}") from error
-        copies = access in ("copy", "create")
-        event.listen(engine, "do_connect", lambda *given: _connect(*given, copies=copies))
+        migrates = access == "create"
+        event.listen(engine, "do_connect", lambda *given: _connect(*given, migrates=migrates))
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
-        idle, statement = (IDLE_TIMEOUT, STATEMENT_TIMEOUT) if access == "write" else (COPY_TIMEOUT, COPY_TIMEOUT)
+        idle, statement = (
+            (IDLE_TIMEOUT, STATEMENT_TIMEOUT) if access == "write" else (MIGRATION_TIMEOUT, MIGRATION_TIMEOUT)
+        )
         event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock, idle, statement))
         return engine
 
@@ -85,12 +87,12 @@ def _encryption(url: URL) -> dict[str, str]:
 
 
 def _connect(
-    _: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any], *, copies: bool
+    _: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any], *, migrates: bool
 ) -> Any:
     # It needs psycopg, which only an extra installs.
-    from privmix.database.limited_connection import CopyConnection, LimitedConnection
+    from privmix.database.limited_connection import LimitedConnection, MigrationConnection
 
-    return (CopyConnection if copies else LimitedConnection).connect(*arguments, **parameters)
+    return (MigrationConnection if migrates else LimitedConnection).connect(*arguments, **parameters)
 
 
 def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

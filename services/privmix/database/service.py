@@ -191,7 +191,6 @@ class ServiceDatabase:
 
     Args:
         create: create a file that does not exist.
-        copies: all of the content is read or written in one transaction, which may take long.
 
     Attributes:
         name: the absolute path, or the URL without its password.
@@ -200,10 +199,10 @@ class ServiceDatabase:
         KeysUnavailable: the database cannot be opened, or a later version of privmix wrote it.
     """
 
-    def __init__(self, place: str | Path, *, create: bool = True, copies: bool = False) -> None:
+    def __init__(self, place: str | Path, *, create: bool = True) -> None:
         self.name = re.sub(r"//.*@", "//***@", str(place))
         with self._errors():
-            self._database = Database(place, "copy" if copies else "write", _KEYS)
+            self._database = Database(place, "write", _KEYS)
             self.name = self._database.name
             new = Database(place, "create", _KEYS) if create else self._database
             with new.transaction() as connection:

@@ -98,7 +98,7 @@ def _open_file(path: Path, access: Access, usage: DatabaseUsage) -> sqlite3.Conn
         raise DatabaseMissing(f"there is no directory {path.parent}; create it, or choose another path")
     if access == "read" and not path.exists():
         raise DatabaseMissing("there is no such file; the service creates it at its first start")
-    if access in ("write", "copy") and not path.exists():
+    if access == "write" and not path.exists():
         raise DatabaseMissing("the file is missing; put it back, because a new one would forget what was spent")
     if access == "read":
         return _open_to_read(path)

@@ -152,14 +152,6 @@ class LedgerUnavailable(LedgerError):
     """The ledger could not be read or written now: a full or read-only disk, a lock, a lost connection."""
 
 
-class LedgerExists(LedgerError):
-    """The target already has a ledger."""
-
-
-class LedgerMoved(LedgerError):
-    """The ledger was moved and must not be written here again. The message names its new place."""
-
-
 class Fenced(LedgerError):
     """Another writer has taken over the ledger. This one must not write again."""
 

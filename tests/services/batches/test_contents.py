@@ -17,8 +17,6 @@ from privmix.batches.store import DELETING, Answered, BatchStore, OpenBatch
 from privmix.database.database import Database
 from privmix.database.service import _KEYS, ServiceDatabase, migrations
 from privmix.foundation.errors import BatchesError, ConfigurationError, FilesUnavailable, NotStored
-from privmix.keys.move import move_keys
-from privmix.keys.store import KeyStore
 from tests.support.batches import begin, put, result
 
 DAY_S = 86_400
@@ -428,15 +426,6 @@ def test_the_contents_of_earlier_versions_move_out(
     assert rows(moved, "privmix_file_contents") == 0
     moved.delete_file("alice", "file-1")
     assert (ids(moved), moved._contents.ids()) == ({"file-2"}, {"file-2"})
-
-
-def test_a_database_that_moves_finds_its_contents(tmp_path: Path) -> None:
-    here, there, files = tmp_path / "a.db", tmp_path / "b.db", str(tmp_path / "files")
-    KeyStore(ServiceDatabase(here)).create("team")
-    file = put(BatchStore(ServiceDatabase(here), files))
-    move_keys(str(here), str(there))
-    assert BatchStore(ServiceDatabase(there), files).content("alice", file.id) == b'{"prompt": "Wilhelmina"}'
-    assert BatchStore(ServiceDatabase(tmp_path / "c.db"), files)._contents.ids() == set(), "a service sees its own only"
 
 
 def test_an_id_names_no_other_file(store: BatchStore, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from privmix.budget.client import BudgetClient
 from privmix.budget.export import export
 from privmix.budget.filter import UNLIMITED
 from privmix.budget.ledger import CHECKPOINT_ROWS, Ledger
-from privmix.budget.move import move
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.statement import statement
@@ -158,7 +157,7 @@ def test_new_parts_begin_with_a_full_account_and_others_go_on_with_what_is_left(
     assert len(ledger.balance().accounts.charged) == 5
 
 
-def test_a_checkpoint_an_export_and_a_move_keep_the_accounts(
+def test_a_checkpoint_and_an_export_keep_the_accounts(
     ledger: Ledger, place: str, terms: PrivacyBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privmix.budget.ledger.CHECKPOINT_ROWS", 6)
@@ -172,9 +171,6 @@ def test_a_checkpoint_an_export_and_a_move_keep_the_accounts(
     with (tmp_path / "rows.jsonl").open("w") as file:
         export(place, file, private=True)
     assert verify(tmp_path / "rows.jsonl").accounts == balance.accounts == verify(place).accounts
-    moved = move(place, tmp_path / "there.db")
-    assert moved.accounts == balance.accounts
-    assert Ledger.create(tmp_path / "there.db", terms).lease(EVENT, 4, None, PARTS).allowances
 
 
 def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(

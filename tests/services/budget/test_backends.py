@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy.engine import URL
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.move import move
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.database import database
@@ -40,14 +39,6 @@ def test_a_new_backend_keeps_a_ledger(terms: PrivacyBudget, tmp_path: Path) -> N
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     assert read(place).charged == {COARSE: 4}
     assert (tmp_path / "ledger.suffixed").exists()
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_ledger_moves_to_a_new_backend(terms: PrivacyBudget, tmp_path: Path) -> None:
-    source, target = str(tmp_path / "ledger.db"), f"suffixed:///{tmp_path}/moved"
-    Ledger.create(source, terms).lease(COARSE, 10)
-    move(source, target)
-    assert read(target).held == read(target).charged == {COARSE: 10}
 
 
 def test_an_unknown_database_is_refused_with_the_names_of_the_backends(terms: PrivacyBudget) -> None:

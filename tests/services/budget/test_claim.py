@@ -8,9 +8,7 @@ import pytest
 from privmix.budget.anchor import anchor_at
 from privmix.budget.claim import Claim, key_of
 from privmix.budget.ledger import Ledger
-from privmix.budget.move import move
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
 from privmix.budget.receipt import FILE, Receipt, anchors_of, begin, verified_ledger_id
 from privmix.foundation.errors import LedgerRolledBack, LedgerUnknown
 from tests.services.budget.conftest import die_at_creation
@@ -134,14 +132,3 @@ def test_of_many_claims_at_once_one_is_kept(second: str) -> None:
         kept = [ledger for ledger in pool.map(store, "abcdefgh") if ledger]
     assert len(kept) == 1
     Claim(second, "clinic", "ledger.db").check(kept[0])
-
-
-def test_a_moved_ledger_keeps_its_claim(
-    path: Path, tmp_path: Path, terms: PrivacyBudget, ensemble: Path, second: str
-) -> None:
-    begun, target = begin(str(path), terms, ensemble, anchor=second), tmp_path / "moved.db"
-    spend(path, terms, ensemble, second)
-    move(path, target)
-    assert verified_ledger_id(str(target), terms, ensemble, anchor=second) == begun.ledger
-    assert begin(str(target), terms, ensemble, anchor=second).ledger == begun.ledger == read(target).id
-    assert spend(target, terms, ensemble, second) == 10

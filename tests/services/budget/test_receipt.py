@@ -8,7 +8,6 @@ import pytest
 
 from privmix.budget import receipt
 from privmix.budget.ledger import Ledger
-from privmix.budget.move import move
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
@@ -154,15 +153,6 @@ def test_an_interrupted_beginning_continues(
         verified_ledger_id(place, terms, ensemble)
     monkeypatch.undo()
     assert begin(place, terms, ensemble).ledger == promised.ledger == verified_ledger_id(place, terms, ensemble)
-
-
-def test_a_moved_ledger_still_belongs_to_the_ensemble(
-    path: Path, terms: PrivacyBudget, ensemble: Path, postgresql: Server
-) -> None:
-    begun, target = begin(str(path), terms, ensemble), postgresql.database()
-    Ledger.create(path, terms).lease(COARSE, 3)
-    move(path, target)
-    assert verified_ledger_id(target, terms, ensemble) == begun.ledger
 
 
 def test_the_error_names_an_unreadable_receipt(place: str, terms: PrivacyBudget, ensemble: Path) -> None:

@@ -9,7 +9,6 @@ from sqlalchemy import delete, insert
 from privmix.budget.chain import LedgerRow, link
 from privmix.budget.export import export
 from privmix.budget.ledger import Ledger
-from privmix.budget.move import move
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.records import Leased, Settled
 from privmix.budget.signing import SigningKey
@@ -121,14 +120,6 @@ def test_a_damaged_chain_is_not_signed(path: Path, terms: PrivacyBudget) -> None
     with pytest.raises(Exception, match="was changed"):
         Ledger.create(path, terms, key=KEY, holder="init")
     assert stored(path) == before
-
-
-def test_a_moved_ledger_stays_signed_in_both_places(path: Path, terms: PrivacyBudget, tmp_path: Path) -> None:
-    Ledger.create(path, terms, key=KEY).lease(COARSE, 10)
-    move(path, tmp_path / "new.db")
-    assert verify(path, key=KEY).moved is not None
-    assert verify(tmp_path / "new.db", key=KEY).charged == {COARSE: 10}
-    assert Ledger.open(tmp_path / "new.db", terms, key=KEY).lease(COARSE, 1).count == 1
 
 
 def test_a_key_is_long_and_is_not_shown() -> None:

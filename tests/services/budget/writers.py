@@ -9,13 +9,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from uuid import uuid4
 
-from sqlalchemy import Connection as DatabaseConnection
-from sqlalchemy import Engine, event
-
 from privmix.budget import ledger as ledger_module
 from privmix.budget.anchor import ChainEnd, DirectoryAnchor
 from privmix.budget.ledger import Grant, Ledger
-from privmix.budget.move import move
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.receipt import LedgerCreation, anchors_of, begin
@@ -151,19 +147,6 @@ def meet_a_read_only_ensemble(
                     told.append(error)
         ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
     connection.send(told)
-
-
-def die_before_commit(connection: Connection, number: int, source: str, target: str) -> None:
-    """Moves a ledger, and exits the process before the commit of this number (counted from 1)."""
-    commits_left = iter(range(number - 1))
-
-    def count_down(_: DatabaseConnection) -> None:
-        if next(commits_left, None) is None:
-            os._exit(0)
-
-    event.listen(Engine, "commit", count_down)
-    move(source, target)
-    connection.send("moved")
 
 
 def lease_under_faults(

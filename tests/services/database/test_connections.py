@@ -13,9 +13,8 @@ from sqlalchemy import Connection
 
 from privmix.budget.anchor import ChainEnd, DatabaseAnchor
 from privmix.budget.store.database import LedgerDatabase
-from privmix.database.backend import Access
-from privmix.database.limited_connection import COPY_SILENCE_S, SILENCE_S
-from privmix.database.postgresql import COPY_TIMEOUT, LOCK_TIMEOUT, STATEMENT_TIMEOUT
+from privmix.database.limited_connection import MIGRATION_SILENCE_S, SILENCE_S
+from privmix.database.postgresql import LOCK_TIMEOUT, MIGRATION_TIMEOUT, STATEMENT_TIMEOUT
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import DatabaseUnavailable, KeysUnavailable, LedgerUnavailable
 from privmix.keys.store import KeyStore
@@ -117,14 +116,11 @@ def test_the_servers_limits_end_before_the_clients() -> None:
     limits = [float(limit.removesuffix("s")) for limit in (LOCK_TIMEOUT, STATEMENT_TIMEOUT)]
     assert limits == sorted(limits)
     assert limits[-1] < SILENCE_S, "the server's own error says more"
-    assert float(COPY_TIMEOUT.removesuffix("s")) < COPY_SILENCE_S
+    assert float(MIGRATION_TIMEOUT.removesuffix("s")) < MIGRATION_SILENCE_S
 
 
-@pytest.mark.parametrize("access", ["copy", "create"])
-def test_a_copy_may_take_longer_than_a_charge(
-    access: Access, postgresql: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A migration or the commit of a copy that was given up would be given up again at each attempt."""
+def test_a_migration_may_take_longer_than_a_charge(postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that was given up would be given up again at each attempt."""
     limits = {
         "limited_connection.SILENCE_S": 1.0,
         "postgresql.STATEMENT_TIMEOUT": "1s",
@@ -132,23 +128,22 @@ def test_a_copy_may_take_longer_than_a_charge(
     }
     for name, limit in limits.items():
         monkeypatch.setattr(f"privmix.database.{name}", limit)
-    database = LedgerDatabase(postgresql.database(), access)
+    database = LedgerDatabase(postgresql.database(), "create")
     with database.transaction() as connection:
         connection.exec_driver_sql("SELECT pg_sleep(3)")
         time.sleep(2)
         connection.exec_driver_sql("SELECT 1")
 
 
-@pytest.mark.parametrize("access", ["copy", "create"])
-def test_a_copy_from_a_server_process_that_hangs_is_given_up(
-    access: Access, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+def test_a_migration_at_a_server_process_that_hangs_is_given_up(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privmix.database.limited_connection.COPY_SILENCE_S", 2.0)
+    monkeypatch.setattr("privmix.database.limited_connection.MIGRATION_SILENCE_S", 2.0)
     url = postgresql.database()
     with (
         ExitStack() as hanging,
         pytest.raises(LedgerUnavailable, match="silent"),
-        LedgerDatabase(url, access).transaction() as connection,
+        LedgerDatabase(url, "create").transaction() as connection,
     ):
         hanging.enter_context(postgresql.hanging_sessions(url))
         connection.exec_driver_sql("SELECT 1")
