@@ -150,7 +150,7 @@ def _text_rows(
     if not start or start.startswith(b"{") or (delimiter is None and any(suffix in _SUFFIXES for suffix in suffixes)):
         yield from _json_rows(text, progress)
     elif delimiter is not None:
-        yield from _csv_rows(text, delimiter, name, progress)
+        yield from _csv_rows(text, delimiter, fields.needed[0], name, progress)
     elif any(mark in head.partition(b"\n")[0] for mark in (b",", b";", b"\t")):
         raise CorpusError(
             f"{name}: its first line names no columns {_listed(fields.needed)}; name those that hold the user and the "
@@ -189,7 +189,7 @@ def _delimiter(head: bytes, fields: RowFields) -> str | None:
 
 
 def _csv_rows(
-    text: io.BufferedReader, delimiter: str, name: str, progress: Callable[[], None]
+    text: io.BufferedReader, delimiter: str, user: str, name: str, progress: Callable[[], None]
 ) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of CSV.
 
@@ -205,7 +205,8 @@ def _csv_rows(
         for number, row in enumerate(_numbered(reader)):
             if not number % 256:
                 progress()
-            yield _csv_row(row, header, name)
+            _check_quotes(row, header, delimiter, user, name)
+            yield _csv_row(row, header)
     except csv.Error:
         raise CorpusError(
             f"{name}, line {reader.line_num}: has a quote that is not closed, or a text of more than "
@@ -223,16 +224,44 @@ def _numbered(reader: Any) -> Iterator[tuple[int, int, list[str]]]:
         before = reader.line_num
 
 
-def _csv_row(row: tuple[int, int, list[str]], header: list[str], name: str) -> tuple[str, CorpusRow]:
-    first, last, cells = row
+def _csv_row(row: tuple[int, int, list[str]], header: list[str]) -> tuple[str, CorpusRow]:
+    first, _, cells = row
     if len(cells) == len(header):
         return f"line {first}", dict(zip(header, cells, strict=True))
-    if last > first:
-        raise CorpusError(
-            f"{name}, line {first}: has {len(cells)} cells on {last - first + 1} lines, not {len(header)}. A quote in "
-            "it may have taken rows of others, so --skip-bad does not skip it; double the quotes in texts"
-        )
     return f"line {first}", BadRow("has more or fewer cells than the first line", "put texts with commas in quotes")
+
+
+def _check_quotes(row: tuple[int, int, list[str]], header: list[str], delimiter: str, user: str, name: str) -> None:
+    """Checks that a quote which a text begins with has not taken rows of others, where the writer quotes no texts.
+
+    Raises:
+        CorpusError: a row on several lines has too few or too many cells, or one of its lines is a whole row by itself.
+    """
+    first, last, cells = row
+    if last == first:
+        return
+    taken = "A quote in it may have taken rows of others, so --skip-bad does not skip it; "
+    if len(cells) != len(header):
+        raise CorpusError(
+            f"{name}, line {first}: has {len(cells)} cells on {last - first + 1} lines, not {len(header)}. {taken}"
+            "double the quotes in texts"
+        )
+    column = header.index(user)
+    for index, cell in enumerate(cells):
+        if lines := cell.splitlines()[1:]:
+            lines[-1] = delimiter.join([lines[-1], *cells[index + 1 :]])
+        if any(_is_row(line.split(delimiter), cells[column], column, len(header)) for line in lines):
+            raise CorpusError(
+                f"{name}, line {first}: a line of a quoted text is a whole row by itself. {taken}give the rows as JSON "
+                "Lines or Parquet, which need no quotes"
+            )
+
+
+def _is_row(cells: list[str], user: str, column: int, width: int) -> bool:
+    """Returns whether cells are a row's and not prose, in which spaces follow commas and part words."""
+    if len(cells) != width or not all(cells) or any(cell[0].isspace() for cell in cells[1:]):
+        return False
+    return len(cells[column].split()) <= len(user.split())
 
 
 def _decoded(text: io.BufferedReader, name: str) -> Iterator[str]:

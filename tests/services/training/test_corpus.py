@@ -237,6 +237,21 @@ OTHER_KINDS = {
 }
 
 
+@pytest.mark.parametrize("taken", [["u2,my text", 'u3,a board of 5"'], ['u3,a board of 5"'], ["u 2,x y", "u2,x", 'y"']])
+def test_a_quote_takes_no_rows_of_others_where_the_writer_quotes_nothing(tmp_path: Path, taken: list[str]) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text("\n".join(["user,text", "u1,hello", 'mallory,"so it goes', *taken, "u4,last"]))
+    with pytest.raises(CorpusError, match="line 3: a line of a quoted text is a whole row by itself"):
+        list(Corpus(path, skip_bad=True))
+
+
+def test_prose_with_commas_on_several_lines_is_a_text(tmp_path: Path) -> None:
+    texts = ["Hello, Ann.\nIt costs 10,000 dollars\n\nyes, and 5\n", "one\ntwo,", 'a "b"\nc, d']
+    with (tmp_path / "notes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("user", "text"), *((f"u{index}", text) for index, text in enumerate(texts))])
+    assert [document.text for document in Corpus(tmp_path / "notes.csv")] == texts
+
+
 @pytest.mark.parametrize("skip_bad", [False, True])
 @pytest.mark.parametrize(("content", "problem"), OTHER_KINDS.values(), ids=OTHER_KINDS)
 def test_a_file_that_cannot_be_read_whole_is_refused_and_never_skipped(
