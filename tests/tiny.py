@@ -37,7 +37,7 @@ def write_tiny_base(folder: Path, origin: str) -> Path:
     write_tiny_model(folder)
     event = DpSgdEvent(noise_multiplier=1.0, sampling_rate=0.1, steps=12, unit="user", run="0" * 32)
     training = PrivateTraining(clipping="alone", epsilon=4, delta=1e-5, clip=1, blocks=1, event=event)
-    described = PrivateBase(ensemble="one", origin=origin, adapter="1" * 64, marks="2" * 64, training=training)
+    described = PrivateBase(origin=origin, adapter="1" * 64, training=training)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {PRIVATE_BASE: described.model_dump(mode="json")}))
     return folder

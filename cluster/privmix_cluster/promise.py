@@ -45,7 +45,7 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
     accountant = None if kept is None else kept.accountant
     try:
         base = None if manifest.private_base is None else manifest.private_base.training.event
-        settings = configuration.privacy.for_training(manifest.dp_sgd).on_base(None if manifest.base_apart else base)
+        settings = configuration.privacy.for_training(manifest.dp_sgd).on_base(base)
         protocol = settings.plan(parts_served(configuration, manifest), accountant)
         terms = PrivacyBudget.of(
             manifest.ensemble,
@@ -53,7 +53,6 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
             protocol,
             accountant,
             base=base,
-            base_apart=manifest.base_apart,
             partition=manifest.partition,
             counter=None if kept is None else kept.counter,
         )

@@ -204,24 +204,9 @@ def test_a_platform_team_learns_what_a_private_base_would_give() -> None:
     assert "private base" in shown
 
 
-@pytest.mark.parametrize("cohorts", [2, 9])
-def test_cohorts_leave_a_small_radius_smaller_by_their_root(cohorts: int) -> None:
-    """N / k parts for T / k tokens: the cost of a token grows with (radius k / N)^2, so a radius falls by root k."""
-    words = ["plan", "--users", "50000", "--tokens", "90000000", "--protocol", "pmixed", "--parts", "1800"]
-    answer = json.loads(privmix(*words, "--cohorts", str(cohorts), "--json").stdout)
-    own = answer["cohorts"]
-    assert (own["count"], own["parts"], own["tokens"]) == (cohorts, 1800 // cohorts, 90_000_000 // cohorts)
-    assert own["radius"] == pytest.approx(answer["radius"] / cohorts**0.5, rel=0.05)
-    assert own["better"] is False
-    shown = privmix(*words, "--cohorts", str(cohorts)).stdout
-    assert "cohorts are for users who come later" in " ".join(shown.split())
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--parts", "4", "--cohorts", "2"], "--cohorts: needs --users"),
-        (["--users", "3", "--cohorts", "4"], "cohorts: must be from 2"),
         ([], "--parts: is missing; give the number of parts"),
         (["--users", "0"], "--users"),
         (["--users", "1.5"], "--users"),

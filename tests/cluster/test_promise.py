@@ -11,9 +11,8 @@ from privmix.budget.ledger import Ledger
 from privmix.budget.reader import check
 from privmix.foundation.errors import LedgerMismatch, LedgerMissing
 from privmix.privacy.protocols import PROTOCOLS
-from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from privmix.privacy.protocols.pmixed import PMixed
-from privmix.training.manifest import Apart, Manifest, PrivateBase, PrivateTraining
+from privmix.training.manifest import Manifest
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
 from tests import postgresql as postgresql_server
@@ -73,20 +72,6 @@ def test_a_database_without_a_ledger_is_where_one_begins(
     assert promise(configuration, manifest).terms == first.terms
     with pytest.raises(LedgerMismatch, match="delta"):
         check(url, first.terms.model_copy(update={"delta": 1e-7}))
-
-
-def test_a_service_on_others_base_with_all_of_epsilon_starts_again(ensemble: Path, tmp_path: Path) -> None:
-    base = DpSgdEvent("user", noise_multiplier(8.0, 1e-5, 1.0, 12), 1.0, 12, "base")
-    training = PrivateTraining(clipping="alone", epsilon=8, delta=1e-5, clip=1, blocks=4, event=base)
-    described = PrivateBase(ensemble="base", origin="1" * 64, adapter="2" * 64, marks="3" * 64, training=training)
-    apart = Apart(ensemble=described.ensemble, marks=described.marks)
-    manifest = Manifest.load(ensemble).model_copy(update={"private_base": described, "disjoint_from": (apart,)})
-    configuration = configured(tmp_path, ensemble, tokens=1000, epsilon=8.0, delta=1e-5)
-    first = promise(configuration, manifest)
-    assert first.terms.base_apart
-    assert first.terms.counter is not None
-    Ledger.create(tmp_path / "ledger.db", first.terms)
-    assert promise(configuration, manifest) == first
 
 
 @pytest.mark.parametrize("name", [name for name, settings in PROTOCOLS.items() if not settings.one_model])

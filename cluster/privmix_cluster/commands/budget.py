@@ -124,8 +124,7 @@ def _totals(stated: "LedgerStatement") -> Table:
     table.add_row("tokens charged", str(stated.tokens_charged), f"including {stated.tokens_held} in open leases")
     left = "-" if stated.tokens_left is None else str(stated.tokens_left)
     if stated.base is not None:
-        whose = "of other users: a person pays the larger of the two" if stated.base_apart else "part of what is spent"
-        table.add_row("private base", _number(stated.epsilon_base), whose)
+        table.add_row("private base", _number(stated.epsilon_base), "part of what is spent")
     table.add_row("tokens left", left, "at the cost of the last charged event")
     table.add_row("ledger", str(stated.rows), f"rows, epoch {stated.epoch}, last hash {stated.head[:16]}")
     return table

@@ -67,12 +67,6 @@ def plan_(
             "--corpus-tokens the better one, otherwise reader."
         ),
     ] = None,
-    cohorts: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="With --users: also plan this number of cohorts, ensembles of different users of equal number."
-        ),
-    ] = None,
     as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option(help="The picture file for a plot of epsilon over tokens.")] = None,
 ) -> None:
@@ -86,7 +80,6 @@ def plan_(
     from privmix.training.expectation import Population, Requirements, propose
     from privmix.training.splitting import divide
     from privmix_cluster.work.plan import (
-        Cohorts,
         IndividualComparison,
         SplitBudget,
         base_event,
@@ -105,9 +98,7 @@ def plan_(
         kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
         proposal = propose(wanted)
-        compared: list[Cohorts | IndividualComparison | SplitBudget] = []
-        if cohorts is not None:
-            compared.append(Cohorts.of(cohorts, wanted, proposal))
+        compared: list[IndividualComparison | SplitBudget] = []
         if protocol is None:
             with suppress(InputError):  # a budget can be too small for accounts
                 compared.append(IndividualComparison.of(wanted, proposal))
@@ -121,7 +112,7 @@ def plan_(
             for each in compared:
                 Console().print(escape(each.sentence))
         return
-    for name, value in (("corpus-tokens", corpus_tokens), ("part-kind", part_kind), ("cohorts", cohorts)):
+    for name, value in (("corpus-tokens", corpus_tokens), ("part-kind", part_kind)):
         if value is not None:
             raise bad(name, "needs --users")
     if parts is None:

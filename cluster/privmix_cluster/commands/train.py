@@ -1,7 +1,7 @@
 """Implements `privmix train`, which trains an ensemble of adapters from a private corpus."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -73,13 +73,6 @@ class PartsOptions:
             "again without this option removes them.",
         ),
     ] = False
-    earlier: Annotated[
-        list[Path],
-        _parts_option(
-            help="An earlier ensemble; repeat for more. Documents of its users are left out, so that both can be "
-            "cohorts of one model: each user is in one of them."
-        ),
-    ] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ class BaseOptions:
         _model_option(
             metavar="DIRECTORY",
             help="A directory from `train-base`, whose model the parts are trained on instead of a public one. "
-            "The service charges both. With --earlier and the same directory, no user is in both. `auto` trains it "
+            "The service charges both. `auto` trains it "
             "first, from the same corpus into OUTPUT/base, with --base-share of --epsilon.",
         ),
     ] = None
@@ -204,7 +197,7 @@ def train(
     budget = token_budget(parts.epsilon, parts.delta, parts.tokens)
     size = None if parts.users is None else StatedSize.rounded(parts.users, parts.tokens_per_user)
     if below.base is not None:
-        check_base(below.base, run.model, parts.earlier)
+        check_base(below.base, run.model)
     number = (
         proposed_parts(size, run.output, options, budget)
         if parts.parts is None
@@ -218,7 +211,6 @@ def train(
         documents,
         run.output,
         parts=number,
-        earlier=parts.earlier,
         stated=size or earlier_size(run.output, parts.parts),
         halves=parts.halves,
         model=model,

@@ -84,57 +84,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cohorts:
-    """Compares one ensemble of all users with `count` cohorts of different users. `own` is the plan of one cohort."""
-
-    count: int
-    whole: Proposal
-    own: Proposal
-
-    @classmethod
-    def of(cls, count: int, wanted: Requirements, whole: Proposal) -> Self:
-        """Plans the cohorts of what was planned as one ensemble."""
-        return cls(count, whole, propose(replace(wanted.of_cohort(count), part_kind=whole.part_kind)))
-
-    @property
-    def better(self) -> bool:
-        return self.own.is_better_than(self.whole)
-
-    @property
-    def sentence(self) -> str:
-        """The comparison in words."""
-        unit = "of the gain without privacy" if self.own.gain is None else "nats per token"
-        own, whole = (
-            f"{plan.worth:.0%}" if plan.gain is None else f"{plan.worth:.2f}" for plan in (self.own, self.whole)
-        )
-        advice = (
-            f"{self.count} cohorts are better"
-            if self.better
-            else "one ensemble of all users is as good or better; cohorts are for users who come later"
-        )
-        parts, tokens = self.own.protocol.parts, self.own.settings.tokens
-        return (
-            f"{self.count} cohorts, each with {parts:,} parts and {tokens:,} tokens at radius "
-            f"{self.own.radius:.4g}, give {own} {unit}; one ensemble gives {whole} at "
-            f"{self.whole.radius:.4g}: {advice}."
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Returns the JSON output."""
-        return {
-            "cohorts": {
-                "count": self.count,
-                "parts": self.own.protocol.parts,
-                "protocol": self.own.protocol.name,
-                "radius": self.own.radius,
-                "tokens": self.own.settings.tokens,
-                "gain_expected": self.own.expectation(),
-                "better": self.better,
-            }
-        }
-
-
-@dataclass(frozen=True)
 class IndividualComparison:
     """Compares a proposal with individual budgets, `own`, which ask all parts for every token."""
 

@@ -1,7 +1,7 @@
 """Does the work of `privmix train` and `privmix train-base`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +50,13 @@ def earlier_size(output: Path, parts: int | None) -> StatedSize | None:
     return manifest.stated if parts in (None, len(manifest.parts)) else None
 
 
-def check_base(base: str, model: str | None, earlier: Sequence[Path]) -> None:
+def check_base(base: str, model: str | None) -> None:
     """Raises `typer.BadParameter` if parts cannot be trained on this base."""
     if base == AUTO_BASE:
-        if earlier:
-            raise bad("base", "auto trains the base on the users of the parts; leave --earlier out")
-    elif model is not None:
+        return
+    if model is not None:
         raise bad("base", "is the model that the parts are trained on; leave --model out")
-    elif Manifest.load(Path(base)).dp_sgd is None:
+    if Manifest.load(Path(base)).dp_sgd is None:
         raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train-base`")
 
 
@@ -180,7 +179,6 @@ def report_training(trained: Trained, run: RunOptions, seconds: float) -> None:
             "kept": trained.kept,
             "skipped": sum(trained.skipped.values()),
             "skipped_by_kind": dict(trained.skipped),
-            "left_out": trained.left_out,
             "seconds": round(seconds, 1),
         }
         if trained.manifest.private_base:
@@ -197,13 +195,10 @@ def report_training(trained: Trained, run: RunOptions, seconds: float) -> None:
         )
         if trained.skipped:
             typer.echo(f"skipped: {kinds(trained.skipped)}. These numbers are private: they depend on users' rows")
-        if trained.manifest.disjoint_from:
-            typer.echo(f"{trained.left_out} documents of users of earlier ensembles were left out")
         if trained.manifest.private_base:
             training = trained.manifest.private_base.training
-            whose = "of other users" if trained.manifest.base_apart else "of the same users"
             typer.echo(
-                f"the parts are on a private base {whose}, which cost epsilon {stated(training.epsilon)} at delta "
+                f"the parts are on a private base, which cost epsilon {stated(training.epsilon)} at delta "
                 f"{training.delta:g}; a service charges it once"
             )
         if private := trained.manifest.dp_sgd:

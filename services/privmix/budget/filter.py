@@ -93,8 +93,6 @@ class Filter:
             return _counted_epsilon(self.terms, self.stated_tokens(spent))
         if (base := self.terms.base_event) is None:
             return self._composed(spent, losses)
-        if self.terms.base_apart:  # a user is in the base or in a part, never in both
-            return max(self._composed(spent, losses), self._composed({base: 1}, NO_LOSSES))
         return self._composed({**spent, base: 1}, losses)
 
     def estimate(self, spent: Mapping[Event, int]) -> float:
@@ -103,7 +101,7 @@ class Filter:
         The budget's order is the best one for the whole budget and overstates the cost of a few tokens. The estimate is
         never above `epsilon`. It guarantees nothing if events were chosen after looking at answers.
         """
-        best = max(accounting.epsilon(_divergences(paid), self.terms.delta).epsilon for paid in self.paid(spent))
+        best = accounting.epsilon(_divergences(self.paid(spent)), self.terms.delta).epsilon
         return min(best, self.epsilon(spent))
 
     def stated_tokens(self, spent: Mapping[Event, int]) -> int:
@@ -117,11 +115,10 @@ class Filter:
         used, step = counter.used(spent, self.terms.delta), -(-counter.tokens // _STEPS)
         return used if used > counter.tokens else min(counter.tokens, -(-used // step) * step)
 
-    def paid(self, spent: Mapping[Event, int]) -> list[Mapping[Event, int]]:
-        """Returns what one person may have paid: one of the two where the users of the private base are in no part."""
-        if (base := self.terms.base_event) is None:
-            return [spent]
-        return [spent, {base: 1}] if self.terms.base_apart else [{**spent, base: 1}]
+    def paid(self, spent: Mapping[Event, int]) -> Mapping[Event, int]:
+        """Returns what one person may have paid: these tokens, and the private base."""
+        base = self.terms.base_event
+        return spent if base is None else {**spent, base: 1}
 
     def _composed(self, spent: Mapping[Event, int], losses: Losses) -> float:
         measured = self.terms.enforced == "measured"
@@ -202,7 +199,7 @@ def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> P
     if not Filter(terms)._fits({}, NO_LOSSES):  # the private base alone costs more, which no counter of tokens sees
         return terms
     by_filter = Filter(terms).affordable({}, event)
-    before = {} if terms.base_event is None or terms.base_apart else {terms.base_event: 1}
+    before = {} if terms.base_event is None else {terms.base_event: 1}
     if by_filter == UNLIMITED:
         return terms
     starts = [least for least in (planned or 0, by_filter) if least >= max(1, by_filter)]
@@ -219,18 +216,14 @@ def counted(terms: PrivacyBudget, event: Event, planned: int | None = None) -> P
 def _counted_epsilon(terms: PrivacyBudget, used: int) -> float:
     """Returns the epsilon of `used` tokens of the counter's event, together with the private base.
 
-    Blocks of tokens take a part of delta, so tokens are converted at what remains, and the base with them. A person who
-    pays for the base alone meets one release and no block, so its cost is that of a ledger without a counter: converted
+    Blocks of tokens take a part of delta, so tokens are converted at what remains, and the base with them. Before the
+    first token there is one release and no block, so the base's cost is that of a ledger without a counter: converted
     at all of delta. A ledger that is about to be made has no counter yet, and finds the same number.
     """
     assert terms.counter is not None
     event, delta = terms.counter.unit, terms.delta
-    alone = counting.epsilon(event, used, delta, {}) if used else 0.0
-    if (base := terms.base_event) is None:
-        return alone
-    if terms.base_apart or not used:
-        return max(alone, Filter(terms)._composed({base: 1}, NO_LOSSES))
-    return counting.epsilon(event, used, delta, {base: 1})
+    before = {} if terms.base_event is None else {terms.base_event: 1}
+    return counting.epsilon(event, used, delta, before) if used else Filter(terms)._composed(before, NO_LOSSES)
 
 
 def _divergences(spent: Mapping[Event, int]) -> Divergences:

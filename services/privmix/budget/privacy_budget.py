@@ -42,7 +42,6 @@ class PrivacyBudget(BaseModel):
             when it is created (random stopping, SubMix, Proposition C.3).
         base: the event of the private base, as JSON, which the ledger charges once, from its creation on; None where
             the base is a public model.
-        base_apart: whether no user of the base is in a part. Then a person pays for the base or for the tokens.
         counter: the number of tokens of one event that exact composition allows, fixed when the ledger is created; it
             then replaces the filter at `order`. None where the filter allows as many (`filter.counted`).
         horizon: the number of tokens over which the parts' accounts should last; None without accounts.
@@ -66,7 +65,6 @@ class PrivacyBudget(BaseModel):
     partition: str | None = None
     parts: int | None = Field(None, ge=1)
     base: str | None = None
-    base_apart: bool = False
     counter: TokenCounter | None = None
 
     @model_validator(mode="before")
@@ -80,10 +78,7 @@ class PrivacyBudget(BaseModel):
 
     @model_validator(mode="after")
     def _check_base(self) -> Self:
-        if self.base is None:
-            if self.base_apart:
-                raise ValueError("base_apart: there is no base")
-        elif from_json(self.base).adjacency != self.adjacency:
+        if self.base is not None and from_json(self.base).adjacency != self.adjacency:
             raise ValueError("base: its guarantee is for other neighbouring corpora than the tokens'")
         if self.counter is not None and (self.epsilon is None or self.enforced != "bound" or self.horizon is not None):
             raise ValueError("counter: it limits tokens of a fixed cost, in a budget with an epsilon and no accounts")
@@ -108,7 +103,6 @@ class PrivacyBudget(BaseModel):
         protocol: Protocol,
         kept: Accountant | None = None,
         base: Event | None = None,
-        base_apart: bool = False,
         partition: str | None = None,
         counter: TokenCounter | None = None,
     ) -> Self:
@@ -119,7 +113,7 @@ class PrivacyBudget(BaseModel):
             partition: the manifest's, which states the number of its parts; ignored where all parts are charged alike.
                 Without it, all parts are those of `protocol`.
             kept: of the existing ledger; None chooses the Rényi order at which the budget lasts longest.
-            base, base_apart, counter: see the attributes.
+            base, counter: see the attributes.
         """
         return cls(
             ensemble=ensemble,
@@ -130,7 +124,6 @@ class PrivacyBudget(BaseModel):
             enforced=settings.enforced,
             stop_within=settings.stop_within,
             base=None if base is None else base.to_json(),
-            base_apart=base_apart,
             counter=counter,
             horizon=settings.horizon,
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,

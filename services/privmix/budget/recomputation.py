@@ -1,7 +1,7 @@
 """Recomputes epsilons from the events of a ledger, which are tighter than what a filter compares."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,7 +33,7 @@ class Recomputed(BaseModel):
 def recompute(balance: Balance, delta: float) -> Recomputed:
     """Computes tighter epsilons from the events in a ledger and its private base."""
     paid = Filter(balance.terms).paid(balance.charged)
-    best = max((accounting.epsilon(accounting.rdp(spent), delta) for spent in paid), key=lambda one: one.epsilon)
+    best = accounting.epsilon(accounting.rdp(paid), delta)
     return Recomputed(
         delta=delta,
         epsilon_rdp=rounded_up(best.epsilon, RECOMPUTED_DIGITS),
@@ -42,7 +42,6 @@ def recompute(balance: Balance, delta: float) -> Recomputed:
     )
 
 
-def _on_grid(paid: Iterable[Mapping[Event, int]], delta: float, interval: float) -> float | None:
-    epsilons = [accounting.pld_epsilon(spent, delta, interval) for spent in paid]
-    largest = max((math.inf if epsilon is None else epsilon for epsilon in epsilons), default=0.0)
-    return rounded_up(largest, RECOMPUTED_DIGITS)
+def _on_grid(paid: Mapping[Event, int], delta: float, interval: float) -> float | None:
+    epsilon = accounting.pld_epsilon(paid, delta, interval)
+    return rounded_up(math.inf if epsilon is None else epsilon, RECOMPUTED_DIGITS)

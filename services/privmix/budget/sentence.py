@@ -36,11 +36,6 @@ def _of_base(terms: PrivacyBudget) -> str:
     if terms.base is None:
         return ""
     cost = accounting.shown(Filter(terms).epsilon({}), DIGITS)
-    if terms.base_apart:
-        return (
-            f" The base was trained on other users' text: a person pays for the base, epsilon {cost}, or for the "
-            "tokens, not for both."
-        )
     return f" The base's training, epsilon {cost} alone, is part of it and is charged once."
 
 

@@ -73,7 +73,6 @@ class Statement(BaseModel):
         tokens_left: the number of tokens left at the cost of `event`, the current event.
         exhausted: whether no tokens are left.
         base: the event of the private base, which `epsilon_spent` contains from the start; None for a public model.
-        base_apart: whether no user of the base is in a part. `epsilon_spent` is then the larger of the two costs.
         epsilon_base: the epsilon of the base alone, rounded up.
         stopped: whether the ledger has stopped for ever.
         horizon: the number of tokens over which the parts plan to spend their accounts; None without accounts.
@@ -99,7 +98,6 @@ class Statement(BaseModel):
     horizon: int | None = None
     event: dict[str, Any] | None
     base: dict[str, Any] | None = None
-    base_apart: bool = False
     epsilon_base: float | None = None
 
 

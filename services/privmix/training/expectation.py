@@ -10,7 +10,7 @@ does not cover.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -90,25 +90,6 @@ class Requirements:
     parts: int | None = None
     part_kind: PartKind | None = None
     base: Event | None = None
-
-    def of_cohort(self, count: int) -> Self:
-        """Returns the requirements of one of `count` cohorts of equal size, over which the tokens are spread equally.
-
-        With N parts in all and T tokens, a cohort has N / k parts for T / k tokens. The cost of a token is proportional
-        to (radius k / N)^2, so k cohorts leave each radius smaller by the root of k. They are for users who come later.
-
-        Raises:
-            InputError: there are fewer users or tokens than cohorts.
-        """
-        users, tokens = self.population.users, self.population.tokens
-        if not 2 <= count <= min(users, self.budget.tokens):
-            raise InputError(f"cohorts: must be from 2 to the number of users and of tokens, not {count}")
-        return replace(
-            self,
-            population=Population(users // count, None if tokens is None else max(1, tokens // count)),
-            budget=self.budget.model_copy(update={"tokens": -(-self.budget.tokens // count)}),
-            parts=None if self.parts is None else max(1, self.parts // count),
-        )
 
     def check(self) -> None:
         """Raises `InputError` if a value is out of range."""

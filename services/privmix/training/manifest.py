@@ -44,20 +44,6 @@ class Part(Adapter):
     halves: tuple[Adapter, Adapter] | None = None
 
 
-class Apart(BaseModel):
-    """Names an ensemble whose users' text was left out, as it was then.
-
-    Attributes:
-        ensemble: its id.
-        marks: the digest of its marks. After another training of it, they differ, and this record proves nothing.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    ensemble: str
-    marks: Digest
-
-
 class StatedSize(BaseModel):
     """Holds the size of a corpus as the operator states it, rounded to one significant digit. It is public.
 
@@ -131,10 +117,8 @@ class PrivateBase(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ensemble: str = Field(min_length=1, description="the id of its training's directory")
     origin: Digest = Field(description="the revision of the public model under it")
     adapter: Digest = Field(description="the adapter that was merged into the public model")
-    marks: Digest = Field(description="the digest of the marks of its text, and of all text trained on there before")
     training: PrivateTraining
 
 
@@ -180,9 +164,6 @@ class Manifest(BaseModel):
     )
     parts: tuple[Part, ...] = Field(min_length=1)
     marks: Digest | None = Field(default=None, description="the digest of the marks of all text that it was trained on")
-    disjoint_from: tuple[Apart, ...] = Field(
-        default=(), description="the ensembles none of whose users is marked here (`privmix train --earlier`)"
-    )
     stated: StatedSize | None = Field(
         default=None, description="from which the number of parts was chosen; None: given"
     )
@@ -233,11 +214,6 @@ class Manifest(BaseModel):
         """Identifies the assignment of users to parts: equal ids give each user the same part."""
         return f"{self.salt_id}, {len(self.parts)} parts"
 
-    @property
-    def base_apart(self) -> bool:
-        """Whether no user of the private base is in a part, whatever the corpus (`privmix train --earlier`)."""
-        return self.private_base is not None and self.is_apart_from_users_of(self.private_base)
-
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Reads `directory`/manifest.json.
@@ -260,14 +236,6 @@ class Manifest(BaseModel):
     def save(self, directory: Path) -> None:
         """Writes `directory`/manifest.json atomically."""
         write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n")
-
-    def is_apart_from(self, other: "Manifest") -> bool:
-        """Returns whether it records that no user is in both ensembles, as they are now."""
-        return other.marks is not None and Apart(ensemble=other.ensemble, marks=other.marks) in self.disjoint_from
-
-    def is_apart_from_users_of(self, base: PrivateBase) -> bool:
-        """Returns whether it records that no user of a private base is in a part."""
-        return Apart(ensemble=base.ensemble, marks=base.marks) in self.disjoint_from
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
         """Returns the directory of an adapter of the ensemble in `directory`."""

@@ -1,6 +1,6 @@
 """Marks a private corpus with keyed hashes of its user ids and texts, so that it can be recognised later.
 
-`privmix tune` must never run on the text to be protected, and checks these marks, as do cohorts. An ensemble keeps the
+`privmix tune` must never run on the text to be protected, and checks these marks. An ensemble keeps the
 marks of all its trainings, because what it released about a user stays released after the user's text is removed. The
 key derives from the partition's salt. Only with the salt can a guess be tested, so keep the file as secret as the salt.
 """
@@ -114,19 +114,11 @@ class Marks:
         """The SHA-256 of the file that `save` writes."""
         return hashlib.sha256(self._content).hexdigest()
 
-    def __le__(self, other: "Marks") -> bool:
-        """Returns whether all marks are among the others, which must have the same salt."""
-        return self._marks <= other._marks
-
     def __or__(self, other: "Marks") -> "Marks":
         """Returns the marks of both, which must have the same salt."""
         both = copy(self)
         both._marks = self._marks | other._marks
         return both
-
-    def has_user(self, document: Document) -> bool:
-        """Returns whether a marked document has the same user."""
-        return self._user(document) in self._marks
 
     @contextmanager
     def saving(self, directory: Path) -> Iterator[None]:

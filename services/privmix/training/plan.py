@@ -32,14 +32,12 @@ class Trained:
     Attributes:
         trained, kept: the numbers of adapters.
         skipped: the numbers of bad rows of the corpus by kind, which are private.
-        left_out: the number of documents whose users are in earlier ensembles.
     """
 
     manifest: Manifest
     trained: int
     kept: int
     skipped: Mapping[str, int]
-    left_out: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,6 @@ class TrainingPlan:
         manifest: returns the manifest. It is called once all adapters exist.
         marks: the marks of the corpus, and of all earlier trainings of the ensemble.
         skipped: the numbers of skipped rows of the corpus by kind.
-        left_out: the number of documents whose users are in earlier ensembles.
     """
 
     output: Path
@@ -106,7 +103,6 @@ class TrainingPlan:
     manifest: Callable[[], Manifest]
     marks: Marks
     skipped: Mapping[str, int]
-    left_out: int = 0
 
     def missing(self) -> list[PlannedAdapter]:
         return [
@@ -119,7 +115,7 @@ class TrainingPlan:
         with self.marks.saving(self.output):
             manifest.save(self.output)
         remove_others(self.output, manifest)
-        return Trained(manifest, trained, len(self.adapters) - trained, self.skipped, self.left_out)
+        return Trained(manifest, trained, len(self.adapters) - trained, self.skipped)
 
 
 OpenPlan = AbstractContextManager[TrainingPlan]

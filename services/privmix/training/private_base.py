@@ -17,8 +17,6 @@ from privmix.foundation.errors import InputError
 from privmix.foundation.files import building
 from privmix.training import public_model
 from privmix.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase, private_base
-from privmix.training.marks import FILE as MARKS
-from privmix.training.marks import marks_file
 
 _COPIED = (".json", ".txt", ".model", ".jinja")
 
@@ -61,8 +59,6 @@ def merged(directory: Path) -> Path:
         )
     if training.event.unit != "user":
         raise InputError(f"model {directory}: protects single {training.event.unit}s; train the base with --unit user")
-    if manifest.marks is None:
-        raise InputError(f"model {directory}: its manifest does not name its marks; run its training again")
     manifest.verify(directory)
     adapter = manifest.parts[0]
     target = (directory / f"base-{adapter.sha256[:12]}").resolve()
@@ -70,16 +66,13 @@ def merged(directory: Path) -> Path:
         if not target.is_dir():
             origin = public_model.resolve(manifest.base_model)
             described = PrivateBase(
-                ensemble=manifest.ensemble,
                 origin=manifest.base_revision,
                 adapter=adapter.sha256,
-                marks=manifest.marks,
                 training=training,
             )
             with building(target) as unfinished:
                 merge_adapter(origin, manifest.adapter_path(directory, adapter), unfinished)
                 _complete(origin, unfinished, described)
-                shutil.copy(marks_file(directory), unfinished / MARKS)
     return target
 
 

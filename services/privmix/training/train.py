@@ -8,7 +8,7 @@ It trains one adapter for each part and, with `halves`, one for each half of a p
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,9 @@ from pathlib import Path
 from privmix.foundation.errors import InputError
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
-from privmix.training.cohorts import EarlierEnsembles
 from privmix.training.corpus import Corpus
 from privmix.training.directory import SALT, ensemble_id, only_writer
-from privmix.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
+from privmix.training.manifest import Adapter, Manifest, Part, StatedSize
 from privmix.training.marks import Marks
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens, size_bucket, tokenize
@@ -42,7 +41,6 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
-    earlier: Sequence[Path] = (),
     stated: StatedSize | None = None,
 ) -> Iterator[TrainingPlan]:
     """Plans an ensemble in `output`, new or to complete. Locks `output` meanwhile.
@@ -55,7 +53,6 @@ def plan(
             it, existing adapters of halves are removed.
         model: see `public_model.resolve`.
         salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
-        earlier: ensembles whose users' documents are left out, so that no user is in both (`cohorts`).
         stated: the public size of the corpus from which `parts` was chosen, for the manifest.
 
     Raises:
@@ -71,20 +68,18 @@ def plan(
         salt = read_salt(salt_file or output / SALT)
         tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        before, others = Marks.of_ensemble(output, salt), EarlierEnsembles(earlier)
+        before = Marks.of_ensemble(output, salt)
         partition = Partition(salt, parts, halves)
-        text = read(corpus, salt, partial(tokenize, tokenizer=tokenizer, partition=partition), others)
+        text = read(corpus, salt, partial(tokenize, tokenizer=tokenizer, partition=partition))
         entries = _entries(text.content, base, salt, options)
-        apart = others.apart_from(output, before, text.marks)
         yield TrainingPlan(
             output,
             base,
             [entry.planned for entry in entries],
             options.part_kind,
-            manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated, corpus.form),
+            manifest=lambda: _manifest(entries, output, base, salt, options, stated, corpus.form),
             marks=before | text.marks,
             skipped=text.skipped,
-            left_out=text.left_out,
         )
 
 
@@ -148,7 +143,6 @@ def _manifest(
     base: Base,
     salt: bytes,
     options: TrainingOptions,
-    disjoint_from: tuple[Apart, ...],
     stated: StatedSize | None,
     form: str,
 ) -> Manifest:
@@ -164,7 +158,6 @@ def _manifest(
         layers=options.layers,
         private_base=base.private,
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
-        disjoint_from=disjoint_from,
         stated=stated,
         text=form,
     )

@@ -29,9 +29,9 @@ OTHER = DpSgdEvent("user", noise_multiplier(4.0, DELTA, 1.0, STEPS), 1.0, STEPS,
 SETTINGS = ExponentialSettings(epsilon=8.0, delta=DELTA, tokens=TOKENS)
 
 
-def terms(base: DpSgdEvent | None = BASE, *, apart: bool = False, settings: Settings = SETTINGS) -> PrivacyBudget:
-    settings = settings.on_base(None if apart else base)
-    return PrivacyBudget.of("e", settings, settings.plan(64), base=base, base_apart=apart)
+def terms(base: DpSgdEvent | None = BASE, *, settings: Settings = SETTINGS) -> PrivacyBudget:
+    settings = settings.on_base(base)
+    return PrivacyBudget.of("e", settings, settings.plan(64), base=base)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, PMixedSettings(epsilon=2.0, delta=DELTA, tokens=TOKENS, q=0.5)])
@@ -83,9 +83,9 @@ def test_a_ledger_charges_the_base_once_from_its_creation_on(tmp_path: Path) -> 
     assert "The base's training, epsilon 3.9999 alone, is part of it and is charged once." in sentence
 
 
-@pytest.mark.parametrize("forged", [terms(None), terms(OTHER), terms(BASE, apart=True)])
+@pytest.mark.parametrize("forged", [terms(None), terms(OTHER)])
 def test_a_ledger_refuses_a_service_that_counts_another_base(forged: PrivacyBudget, tmp_path: Path) -> None:
-    """The planted faults: the base is not charged; another base takes its place; it is said to be of other users."""
+    """The planted faults: the base is not charged; another base takes its place."""
     Ledger.create(tmp_path / "ledger.db", terms())
     with pytest.raises(LedgerMismatch, match="base"):
         Ledger.create(tmp_path / "ledger.db", forged.model_copy(update={"order": terms().order}))
@@ -95,16 +95,6 @@ def test_a_service_with_a_base_refuses_a_ledger_without_it(tmp_path: Path) -> No
     Ledger.create(tmp_path / "ledger.db", terms(None))
     with pytest.raises(LedgerMismatch, match="base"):
         Ledger.create(tmp_path / "ledger.db", terms().model_copy(update={"order": terms(None).order}))
-
-
-def test_where_users_are_apart_a_person_pays_one_of_the_two() -> None:
-    event = SETTINGS.plan(64).event
-    apart = Filter(terms(apart=True))
-    assert apart.epsilon({}) == pytest.approx(4.0, abs=1e-3)
-    assert apart.epsilon({event: TOKENS}) == Filter(terms(None)).epsilon({event: TOKENS})
-    assert apart.affordable({}, event) == pytest.approx(TOKENS, abs=1)
-    small = terms(apart=True).model_copy(update={"epsilon": 3.0})
-    assert Filter(small).affordable({}, event) == 0, "the base alone costs more"
 
 
 def test_a_base_of_records_is_no_base_for_users() -> None:

@@ -20,7 +20,7 @@ from privmix.privacy import accounting
 from privmix.privacy.accounting import counting
 from privmix.privacy.accounting.channel import WorstCaseRatios
 from privmix.privacy.events import Accountant, Event
-from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.protocols.gnmax import GNMaxSettings
 from privmix.privacy.protocols.individual import IndividualSettings
@@ -139,30 +139,9 @@ def test_a_private_base_counts_too() -> None:
     assert both.tokens < alone.tokens
     most = counting.epsilon(protocol.event, both.tokens, DELTA, {base: 1})
     assert most <= 8 < counting.epsilon(protocol.event, both.tokens + 1, DELTA, {base: 1})
-    apart = counted(with_base.model_copy(update={"base_apart": True}), protocol.event)
-    assert apart.counter == alone
     # One release, beside which no block is bought: all of delta is its own.
-    assert Filter(apart).epsilon({}) == Filter(with_base).epsilon({}) == accounting.pld_epsilon({base: 1}, DELTA)
-
-
-@pytest.mark.parametrize(("cost", "epsilon"), [(8.0, 8.0), (2.0, 2.0), (8.0, 2.0)])
-def test_a_base_apart_costs_the_same_before_and_after_the_counter_is_made(cost: float, epsilon: float) -> None:
-    """So what a first start accepts a second one does not refuse, even if the base has all of epsilon."""
-    base = DpSgdEvent("user", noise_multiplier(cost, DELTA, 1.0, 12), 1.0, 12, "base")
-    settings = PMixedSettings(epsilon=epsilon)
-    protocol = settings.plan(64)
-    before = PrivacyBudget.of("ensemble", settings, protocol, base=base, base_apart=True)
-    after = counted(before, protocol.event, settings.planned)
-    most = Filter(after).affordable({}, protocol.event)
-    assert Filter(after).epsilon({}) == Filter(before).epsilon({}) == pytest.approx(cost, abs=1e-3)
-    if cost > epsilon:
-        assert after == before
-        assert most == 0, "the base alone costs more than the budget"
-    else:
-        assert after.counter is not None
-        assert most >= settings.tokens
-        assert Filter(after).epsilon({}) <= epsilon
-        assert Filter(after).epsilon({protocol.event: most}) <= epsilon
+    kept = counted(with_base, protocol.event)
+    assert Filter(kept).epsilon({}) == Filter(with_base).epsilon({}) == accounting.pld_epsilon({base: 1}, DELTA)
 
 
 def test_another_number_of_parts_pays_in_blocks(terms: PrivacyBudget) -> None:

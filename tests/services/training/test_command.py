@@ -12,15 +12,13 @@ import pytest
 from privmix.budget.receipt import Receipt
 from privmix.training.corpus import Document
 from privmix.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
-from privmix.training.directory import SALT as DIRECTORY_SALT
-from privmix.training.manifest import Apart, Manifest
-from privmix.training.marks import Marks
+from privmix.training.manifest import Manifest
 from privmix.training.options import DP_SGD_TRAINING, TrainingOptions
 from privmix_cluster.cli import load
 from tests.inline import run_inline
 from tests.services.training.perplexity import perplexities
 from tests.support.cli import privmix
-from tests.support.training import PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
+from tests.support.training import PARTS, SMALL, Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 
@@ -47,30 +45,7 @@ def test_the_command_trains_and_prints_one_json_object(ensemble: Ensemble, tmp_p
         "kept": PARTS,
         "skipped": 1,
         "skipped_by_kind": {"is not JSON": 1},
-        "left_out": 0,
     }
-
-
-def test_users_of_an_earlier_ensemble_are_left_out(ensemble: Ensemble, tmp_path: Path) -> None:
-    earlier, directory = tmp_path / "earlier", ensemble.copy(tmp_path / "copy")
-    earlier.mkdir()
-    (earlier / DIRECTORY_SALT).write_bytes(SALT)
-    marks = Marks(SALT)
-    list(marks.of([Document("dora", "A text of last year.")]))
-    last_year = Apart(ensemble="last-year", marks=marks.digest)
-    with marks.saving(earlier):
-        ensemble.trained.manifest.model_copy(update={"ensemble": "last-year", "marks": marks.digest}).save(earlier)
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_bytes(ensemble.corpus.read_bytes() + b'{"user": "dora", "text": "A text of this year."}\n')
-    words = ["train", str(corpus), *flags(ensemble, directory), "--earlier", str(earlier), "--json"]
-    summary = json.loads(privmix(*words).stdout)
-    assert (summary["left_out"], summary["kept"]) == (1, PARTS), "no adapter learns from it"
-    assert Manifest.load(directory).disjoint_from == (last_year,)
-    assert not Marks.of_ensemble(directory, SALT).has_user(Document("dora", ""))
-    (earlier / DIRECTORY_SALT).unlink()
-    refused = privmix(*words)
-    assert refused.exit_code == 2
-    assert f"earlier {earlier}: has no {DIRECTORY_SALT}" in refused.stderr
 
 
 def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble, tmp_path: Path) -> None:
@@ -215,7 +190,6 @@ def test_options_in_a_file_are_those_of_the_command_line(ensemble: Ensemble, tmp
         ("rank:", "rank: must be a text or a number, got None"),
         ("halves: 1", "halves: must be true or false, got 1"),
         ("dp-sgd: true", "dp-sgd: is no option; `privmix train-base` trains with DP-SGD"),
-        ("earlier: old", "earlier: must be a list, got 'old'"),
         ("rank", "must hold keys and values"),
         ("rank: {", "is not YAML"),
     ],
@@ -231,12 +205,11 @@ def test_a_wrong_line_in_a_file_of_options_is_named(tmp_path: Path, line: str, p
 def test_paths_in_a_file_of_options_are_relative_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     (tmp_path / "model").mkdir()
-    file.write_text("{output: out, earlier: [first, /second], model: model, base: auto, user-field: model}")
+    file.write_text("{output: out, model: model, base: auto, user-field: model}")
     command = load("train")
     context = command.make_context("train", ["corpus.jsonl", "--config", str(file)])
     assert context.params["corpus"] == [Path("corpus.jsonl")]
     assert context.params["output"] == tmp_path / "out"
-    assert context.params["earlier"] == [tmp_path / "first", Path("/second")]
     names = {name: context.params[name] for name in ("model", "base", "user_field")}
     assert names == {"model": str(tmp_path / "model"), "base": "auto", "user_field": "model"}
 

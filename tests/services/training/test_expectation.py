@@ -121,12 +121,3 @@ def test_an_impossible_proposal_names_the_field(
 ) -> None:
     with pytest.raises(InputError, match=f"^{field}:"):
         propose(Requirements(population, TokenBudget(epsilon=0.01, delta=1e-5, tokens=10**9), protocol, parts))
-
-
-def test_a_cohort_has_its_share_of_everything() -> None:
-    wanted = Requirements(Population(1000, 100_000), TokenBudget(epsilon=8.0, delta=1e-5, tokens=1025), parts=9)
-    own = wanted.of_cohort(2)
-    assert (own.population, own.budget.tokens, own.parts) == (Population(500, 50_000), 513, 4)
-    assert own.budget.epsilon == wanted.budget.epsilon, "a user is in one cohort, which has the whole epsilon"
-    with pytest.raises(InputError, match=r"^cohorts: must be from 2 to the number of users and of tokens, not 1001"):
-        wanted.of_cohort(1001)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from safetensors import safe_open
 
@@ -76,11 +76,9 @@ def charge_faults(manifest: Manifest, balance: Balance) -> Iterator[str]:
         yield f"the ledger charges one base and the parts are on another, which was {_trained(base)}; both are released"
     elif base is None and charged is not None:
         yield "the ledger charges a base, and the manifest has none"
-    if balance.terms.base_apart and not manifest.base_apart:
-        yield "the ledger counts the base's users as others than the parts', which the manifest does not show"
     if balance.terms.enforced == "bound" and base is not None:
         reference = _by_order if balance.terms.counter is None else _by_counter
-        due, stated = reference(balance, base.training.event, manifest.base_apart), _stated(balance)
+        due, stated = reference(balance, base.training.event), _stated(balance)
         if abs(due - stated) > PRECISION:
             way = "at its order" if balance.terms.counter is None else "by its counter"
             yield f"the ledger states epsilon {stated:.6f}, and the two events cost {due:.6f} {way}"
@@ -90,18 +88,16 @@ def _stated(balance: Balance) -> float:
     return Filter(balance.terms).epsilon(balance.charged)
 
 
-def _by_order(balance: Balance, base: DpSgdEvent, apart: bool) -> float:
+def _by_order(balance: Balance, base: DpSgdEvent) -> float:
     """Returns the epsilon of the ledger's tokens and the base by Rényi divergences at the ledger's order."""
     order, delta = balance.terms.order, balance.terms.delta
     tokens = accounting.rdp(dict(balance.charged), [order]).item() if balance.charged else 0.0
     if not tokens:
         return _alone(base, order, delta)
-    if apart:
-        return max(_alone(base, order, delta), _converted(tokens, order, delta))
     return _converted(_divergence(base, order) + tokens, order, delta)
 
 
-def _by_counter(balance: Balance, base: DpSgdEvent, apart: bool) -> float:
+def _by_counter(balance: Balance, base: DpSgdEvent) -> float:
     """Returns the epsilon of the ledger's tokens and the base by privacy loss distributions.
 
     A counter states the cost of a few tokens more than it granted, of its own event, at what blocks leave of delta. It
@@ -118,9 +114,8 @@ def _by_counter(balance: Balance, base: DpSgdEvent, apart: bool) -> float:
         (accounting.pld({counter.unit: tokens}), counting.room(terms.delta, tokens)),
         (accounting.pld(costly), terms.delta),
     ]
-    before = identity() if apart else _losses(base)
-    due = max(float(before.compose(losses).get_epsilon_for_delta(delta)) for losses, delta in composed)
-    return max(alone, due) if apart else due
+    before = _losses(base)
+    return max(float(before.compose(losses).get_epsilon_for_delta(delta)) for losses, delta in composed)
 
 
 def _alone(base: DpSgdEvent, order: float, delta: float) -> float:

@@ -175,10 +175,10 @@ class _Comparison:
     def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> tuple[str, Case]:
         """Returns settings that draw no more parts than are scored, if they can, and their label.
 
-        The budget pays the ensemble's private base too, unless no user of the base is in a part.
+        The budget pays the ensemble's private base too.
         """
         training, drawn = ensemble.base_training, self._options.drawn
-        if training is not None and not isinstance(settings, _WITHOUT_BASE) and not ensemble.manifest.base_apart:
+        if training is not None and not isinstance(settings, _WITHOUT_BASE):
             settings = settings.on_base(training.event)
         if drawn is not None and self._few(ensemble):
             with suppress(ValueError):

@@ -22,7 +22,7 @@ from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSett
 from privmix.privacy.settings import Settings
 from privmix.training import dp_sgd
 from privmix.training.corpus import Corpus
-from privmix.training.manifest import PRIVATE_BASE, Apart, Manifest, PrivateBase, PrivateTraining
+from privmix.training.manifest import PRIVATE_BASE, Manifest, PrivateBase, PrivateTraining
 from privmix.training.options import DpSgdOptions, TrainingOptions
 from privmix.training.plan import run_training
 from privmix.training.private_base import merged
@@ -38,12 +38,12 @@ PRIVATE = DpSgdOptions(steps=2, epsilon=2)
 SETTINGS = ExponentialSettings(epsilon=8.0, delta=1e-5, tokens=64)
 
 
-def ledger(path: Path, ensemble: Path, base: Event | None, apart: bool = False) -> str:
+def ledger(path: Path, ensemble: Path, base: Event | None) -> str:
     """Writes the ledger of a service that charges this base and has released ten tokens."""
-    settings: Settings = SETTINGS.on_base(None if apart else base)
+    settings: Settings = SETTINGS.on_base(base)
     protocol = settings.plan(2)
     name = Manifest.load(ensemble).ensemble
-    written = Ledger.create(path, PrivacyBudget.of(name, settings, protocol, base=base, base_apart=apart))
+    written = Ledger.create(path, PrivacyBudget.of(name, settings, protocol, base=base))
     written.settle(written.lease(protocol.event, 10).lease, 10)
     return str(path)
 
@@ -77,9 +77,6 @@ def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> N
     found = faults(made.others, ledger(tmp_path / "once.db", made.others, event(made.parts)))
     assert "charges one base and the parts are on another" in found[0]
 
-    found = faults(made.parts, ledger(tmp_path / "apart.db", made.parts, event(made.parts), apart=True))
-    assert "counts the base's users as others than the parts'" in found[0]
-
     passed = tmp_path / "public-looking"
     AutoModelForCausalLM.from_pretrained(merged(made.base)).save_pretrained(passed)
     AutoTokenizer.from_pretrained(made.tiny).save_pretrained(passed)
@@ -102,38 +99,31 @@ def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> N
 DELTA = 1e-5
 FULL = DpSgdEvent("user", noise_multiplier(4.0, DELTA, 1.0, 12), 1.0, 12, "full")
 SAMPLED = DpSgdEvent("user", noise_multiplier(4.0, DELTA, 0.5, 40), 0.5, 40, "sampled")
-SMALL = DpSgdEvent("user", noise_multiplier(0.05, DELTA, 1.0, 12), 1.0, 12, "small")
-ALL = DpSgdEvent("user", noise_multiplier(8.0, DELTA, 1.0, 12), 1.0, 12, "all of epsilon")
 
 Kind = Callable[..., Settings]
 COUNTED: tuple[Kind, ...] = (PMixedSettings, SubsampleAggregateSettings)
 """By exact composition; the others are counted at one order, and the last by accounts."""
-CASES: list[tuple[Kind, DpSgdEvent, bool]] = [
-    *((kind, FULL, apart) for kind in (*COUNTED, ExponentialSettings, IndividualSettings) for apart in (False, True)),
-    *((kind, SAMPLED, False) for kind in (PMixedSettings, ExponentialSettings)),
-    *((kind, base, True) for kind in (PMixedSettings, ExponentialSettings) for base in (SMALL, ALL)),
+CASES: list[tuple[Kind, DpSgdEvent]] = [
+    *((kind, FULL) for kind in (*COUNTED, ExponentialSettings, IndividualSettings)),
+    *((kind, SAMPLED) for kind in (PMixedSettings, ExponentialSettings)),
 ]
 
 
-def on(ensemble: Path, base: DpSgdEvent, apart: bool) -> Manifest:
+def on(ensemble: Path, base: DpSgdEvent) -> Manifest:
     """Returns the manifest of an ensemble on a base with this training."""
     training = PrivateTraining(clipping="alone", epsilon=4, delta=DELTA, clip=1, blocks=4, event=base)
-    described = PrivateBase(ensemble="base", origin="1" * 64, adapter="2" * 64, marks="3" * 64, training=training)
-    records = (Apart(ensemble=described.ensemble, marks=described.marks),) if apart else ()
+    described = PrivateBase(origin="1" * 64, adapter="2" * 64, training=training)
     manifest = Manifest.load(ensemble)
-    return manifest.model_copy(update={"private_base": described, "disjoint_from": records})
+    return manifest.model_copy(update={"private_base": described})
 
 
 def balances(
     path: Path, manifest: Manifest, kind: Kind, base: DpSgdEvent | None, counts: Sequence[int], parts: int = 64
 ) -> Iterator[Balance]:
     """Yields the balances of a ledger for 64 parts that charges this base, after these numbers of tokens."""
-    apart = manifest.base_apart and base is not None
-    settings = kind(epsilon=8, delta=DELTA, tokens=1024).on_base(None if apart else base)
+    settings = kind(epsilon=8, delta=DELTA, tokens=1024).on_base(base)
     protocol = settings.plan(64)
-    terms = PrivacyBudget.of(
-        manifest.ensemble, settings, protocol, base=base, base_apart=apart, partition="salt, 64 parts"
-    )
+    terms = PrivacyBudget.of(manifest.ensemble, settings, protocol, base=base, partition="salt, 64 parts")
     terms = counted(terms, protocol.event, settings.planned)
     assert (terms.counter is not None) == (kind in COUNTED)
     event = settings.plan(parts, terms.accountant).event
@@ -146,11 +136,11 @@ def balances(
         yield ledger.balance()
 
 
-@pytest.mark.parametrize(("kind", "base", "apart"), CASES)
+@pytest.mark.parametrize(("kind", "base"), CASES)
 def test_no_ledger_that_charges_its_base_has_a_fault(
-    ensemble: Path, tmp_path: Path, kind: Kind, base: DpSgdEvent, apart: bool
+    ensemble: Path, tmp_path: Path, kind: Kind, base: DpSgdEvent
 ) -> None:
-    manifest = on(ensemble, base, apart)
+    manifest = on(ensemble, base)
     for balance in balances(tmp_path / "ledger.db", manifest, kind, base, (0, 10, 1000)):
         assert tuple(charge_faults(manifest, balance)) == ()
 
@@ -158,22 +148,19 @@ def test_no_ledger_that_charges_its_base_has_a_fault(
 @pytest.mark.parametrize("kind", COUNTED)
 def test_tokens_of_another_number_of_parts_are_no_fault(ensemble: Path, tmp_path: Path, kind: Kind) -> None:
     """They are bought in blocks, which cost more than the tokens alone."""
-    manifest = on(ensemble, FULL, apart=False)
+    manifest = on(ensemble, FULL)
     (balance,) = balances(tmp_path / "ledger.db", manifest, kind, FULL, (10,), parts=48)
     assert tuple(charge_faults(manifest, balance)) == ()
 
 
-@pytest.mark.parametrize(("kind", "base", "apart"), CASES)
+@pytest.mark.parametrize(("kind", "base"), CASES)
 def test_every_kind_of_ledger_without_its_base_is_found(
-    ensemble: Path, tmp_path: Path, kind: Kind, base: DpSgdEvent, apart: bool
+    ensemble: Path, tmp_path: Path, kind: Kind, base: DpSgdEvent
 ) -> None:
-    manifest = on(ensemble, base, apart)
+    manifest = on(ensemble, base)
     for balance in balances(tmp_path / "ledger.db", manifest, kind, None, (0, 10, 500)):
-        (free, *too_little) = charge_faults(manifest, balance)
+        (free, _too_little) = charge_faults(manifest, balance)
         assert "does not charge the base" in free
-        # Where users are apart, the tokens may cost more than the base, and then the sum is right.
-        stated = Filter(balance.terms).epsilon(balance.charged)
-        assert len(too_little) == (not apart or stated < base.epsilon(DELTA))
 
 
 @pytest.mark.parametrize("kind", COUNTED)
@@ -181,7 +168,7 @@ def test_a_counter_that_counts_too_few_tokens_is_found(
     ensemble: Path, tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted fault: the ledger states the cost of fewer tokens than it charged."""
-    manifest = on(ensemble, FULL, apart=False)
+    manifest = on(ensemble, FULL)
     (balance,) = balances(tmp_path / "ledger.db", manifest, kind, FULL, (500,))
     monkeypatch.setattr(Filter, "stated_tokens", lambda self, spent: 480)
     (too_little,) = charge_faults(manifest, balance)

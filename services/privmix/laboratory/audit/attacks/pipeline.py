@@ -102,7 +102,7 @@ def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], ru
     stated = [] if "--parts" in words else ["--users", str(STATED)]
     output = ["--output", str(directory), "--salt-file", str(salt), "--json"]
     summary, _, said = run(["train", str(corpus), *output, *stated, *words]).partition("\n\n")
-    shown = {name: json.loads(summary)[name] for name in ("parts", "adapters", "skipped", "left_out")}
+    shown = {name: json.loads(summary)[name] for name in ("parts", "adapters", "skipped")}
     # Several processes train, and the order in which they end follows the machine's load.
     lines = sorted(re.sub(r" \(\d+ of \d+\)$", "", line) for line in said.splitlines() if "parts:" in line)
     return PipelineWorld(directory, json.dumps([shown, lines]), Manifest.load(directory))
