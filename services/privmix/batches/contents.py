@@ -46,7 +46,7 @@ class DirectoryContents(Contents):
 
     def write(self, id_: str, content: bytes) -> None:
         with _explained(str(self._folder)):
-            write_atomically(self._folder / id_, content, mode=0o600)
+            write_atomically(self._folder / id_, content, private=True)
 
     def read(self, id_: str) -> bytes | None:
         with _explained(str(self._folder)):

@@ -3,8 +3,8 @@
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,42 +31,54 @@ def digest_files(directory: Path, names: Iterable[str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Replaces a file in one step: after a crash, and at any time, readers see the old content or the new one."""
-    with replacing(path, mode) as file:
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replaces a file in one step: after a crash, and at any time, readers see the old content or the new one.
+
+    Args:
+        private: only the owner may read the file. Others follow the process's umask.
+    """
+    with replacing(path, private=private) as file:
         file.write(content)
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yields a file that replaces another one in one step at the end of the block, or vanishes if the block fails."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with _temporary(path, private) as (temporary, file):
+        yield file
+        _sync(file)
+        temporary.replace(path)
     sync_directory(path.parent)
 
 
-def create_atomically(path: Path, content: bytes) -> None:
+def create_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Creates a file with its whole content in one step.
 
     Raises:
         FileExistsError: there is a file already, which stays.
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+    with _temporary(path, private) as (temporary, file):
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        Path(file.name).chmod(0o644)
-        os.link(file.name, path)  # unlike a rename, it never replaces a file
+        _sync(file)
+        os.link(temporary, path)  # unlike a rename, it never replaces a file
     sync_directory(path.parent)
+
+
+@contextmanager
+def _temporary(path: Path, private: bool) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yields a new file beside a path, which is removed unless the block renames it. The kernel applies the umask."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield temporary, file
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager
@@ -115,17 +127,20 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 @contextmanager
-def building(target: Path) -> Iterator[Path]:
+def building(target: Path, *, private: bool = False) -> Iterator[Path]:
     """Yields a temporary directory, which replaces `target` at the end of the block, or is removed if the block fails.
 
     The caller must hold a lock that makes it the only builder of `target`.
+
+    Args:
+        private: only the owner may read what is in the directory.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_unfinished(target)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_unfinished_prefix(target)))
+    temporary = target.with_name(f"{_unfinished_prefix(target)}{secrets.token_hex(8)}")
+    temporary.mkdir(0o700 if private else 0o777)
     try:
         yield temporary
-        temporary.chmod(0o755)
         _sync_tree(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)

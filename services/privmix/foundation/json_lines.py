@@ -144,9 +144,9 @@ def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int
         raise InputError(f"{name}: cannot be read: {type(error).__name__}") from None
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replaces a file by JSON Lines, with `write_atomically`."""
-    with replacing(path) as file:
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, private: bool = False) -> None:
+    """Replaces a file by JSON Lines, as `write_atomically` does."""
+    with replacing(path, private=private) as file:
         file.writelines(line_of(row) for row in rows)
 
 

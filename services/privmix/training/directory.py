@@ -59,8 +59,8 @@ def finished(directory: Path, fingerprint: str) -> str | None:
 
 
 def store(directory: Path, fingerprint: str, files: Mapping[str, bytes]) -> None:
-    """Writes an adapter's files atomically."""
-    with building(directory) as unfinished:
+    """Writes an adapter's files atomically. Only their owner can read them: they are as private as the text."""
+    with building(directory, private=True) as unfinished:
         write_files(unfinished, files)
         receipt = {"fingerprint": fingerprint, "sha256": hash_adapter(unfinished)}
         (unfinished / RECEIPT).write_text(json.dumps(receipt))

@@ -234,8 +234,8 @@ class Manifest(BaseModel):
             raise ManifestError(f"{path}: {field}: {first['msg']}") from error
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/manifest.json atomically."""
-        write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n")
+        """Writes `directory`/manifest.json atomically. Only its owner can read it: sizes depend on private text."""
+        write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n", private=True)
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
         """Returns the directory of an adapter of the ensemble in `directory`."""
@@ -267,7 +267,7 @@ class Manifest(BaseModel):
                 digest = hash_adapter(path)
             except OSError as error:
                 raise ManifestError(
-                    f"{adapter.name}: its adapter {path} is missing; train again to restore it"
+                    f"{adapter.name}: its adapter {path} is missing, or another user's; train again to restore it"
                 ) from error
             if digest != adapter.sha256:
                 raise ManifestError(f"{adapter.name}: its adapter {path} is not the one in the manifest; train again")

@@ -127,7 +127,7 @@ class Marks:
         The block writes the manifest that names them. A crash at any moment leaves a manifest with its marks: before
         the manifest the former file is in place, and after it `marks_file` finds the new one.
         """
-        write_atomically(directory / NEXT, self._content, mode=0o600)
+        write_atomically(directory / NEXT, self._content, private=True)
         yield
         (directory / NEXT).replace(directory / FILE)
         sync_directory(directory)

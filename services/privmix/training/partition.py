@@ -7,12 +7,13 @@ users share a part.
 
 import hashlib
 import hmac
-import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from privmix.foundation.errors import InputError
+from privmix.foundation.files import create_atomically
 
 SALT_BYTES = 32
 HALVES = ("a", "b")
@@ -80,7 +81,8 @@ def read_salt(path: Path) -> bytes:
         InputError: the file cannot be read or does not hold 32 bytes.
     """
     if not path.exists():
-        _create_salt(path)
+        with suppress(FileExistsError):  # another process has just written one
+            create_atomically(path, secrets.token_bytes(SALT_BYTES), private=True)
     try:
         salt = path.read_bytes()
     except OSError as error:
@@ -100,19 +102,3 @@ def salt_id(salt: bytes) -> str:
 
 def _number(user: str, salt: bytes) -> int:
     return int.from_bytes(hmac.digest(salt, user.encode(), "sha256"), "big")
-
-
-def _create_salt(path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(SALT_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        # Unlike a rename, a link never replaces a salt that another process has just written.
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()

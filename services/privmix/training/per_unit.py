@@ -131,7 +131,7 @@ class _KeptState:
         }
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            with replacing(self._directory / _STATE, 0o600) as file:
+            with replacing(self._directory / _STATE, private=True) as file:
                 torch.save(content, file)
         except OSError:
             self._directory = None

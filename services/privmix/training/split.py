@@ -43,6 +43,8 @@ def split(
 ) -> SplitCounts:
     """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
+    Only their owner can read the files.
+
     The text of a conversation is its list of messages.
 
     Args:
@@ -63,7 +65,7 @@ def split(
     _create_parents(train, held_out_file, salt_file)
     salt = read_salt(salt_file)
     train_side, held_out_side = _Side(), _Side()
-    with replacing(train) as train_lines, replacing(held_out_file) as held_out_lines:
+    with replacing(train, private=True) as train_lines, replacing(held_out_file, private=True) as held_out_lines:
         for document in corpus:
             if held_out(document.user, salt, fraction):
                 held_out_side.write(document, held_out_lines)

@@ -1,7 +1,11 @@
-"""Claim: JSON Lines come back as they were written, whatever characters their texts contain."""
+"""Claim: JSON Lines come back as they were written, and files and directories have the mode that the umask allows."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+from privmix.foundation.files import building, create_atomically, write_atomically
 from privmix.foundation.json_lines import load_lines, write_lines
 
 
@@ -13,3 +17,23 @@ def test_rows_are_loaded_as_they_were_written(tmp_path: Path) -> None:
     assert load_lines(tmp_path / "rows.jsonl") == rows
     write_lines(tmp_path / "rows.jsonl", [])
     assert load_lines(tmp_path / "rows.jsonl") == []
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
+@pytest.mark.parametrize("private", [True, False])
+def test_modes_follow_the_umask_and_what_is_private_is_its_owners(tmp_path: Path, umask: int, private: bool) -> None:
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "written", b"1", private=private)
+        write_atomically(tmp_path / "written", b"2", private=private)
+        create_atomically(tmp_path / "created", b"3", private=private)
+        with pytest.raises(FileExistsError):
+            create_atomically(tmp_path / "created", b"4", private=private)
+        with building(tmp_path / "built", private=private) as unfinished:
+            (unfinished / "file").write_bytes(b"5")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    file, folder = (0o600, 0o700) if private else (0o666 & ~umask, 0o777 & ~umask)
+    assert modes == {"written": file, "created": file, "built": folder}
+    assert ((tmp_path / "written").read_bytes(), (tmp_path / "created").read_bytes()) == (b"2", b"3")

@@ -28,6 +28,7 @@ def test_all_documents_of_a_user_are_on_one_side(tmp_path: Path) -> None:
     made = cut(tmp_path, corpus(tmp_path / "corpus.jsonl"))
     train, apart = ([*Corpus(tmp_path / name)] for name in ("train.jsonl", "heldout.jsonl"))
     assert not {document.user for document in train} & {document.user for document in apart}
+    assert all((tmp_path / name).stat().st_mode & 0o777 == 0o600 for name in ("train.jsonl", "heldout.jsonl", "salt"))
     assert sorted(map(repr, [*train, *apart])) == sorted(map(repr, Corpus(tmp_path / "corpus.jsonl")))
     assert (made.train_documents, made.held_out_documents) == (len(train), len(apart))
     assert made.train_users + made.held_out_users == 200

@@ -131,9 +131,9 @@ def _write_corpora(directory: Path, size: AdjacentSize, question: Distinguishing
     repetitions = {member("user", part): max(1, size.repetitions // 2) for part in range(last)}
     repetitions[member("user", last)] = max(1, size.repetitions // 8)
     others = [{"user": user, **usual} for user, times in repetitions.items() for _ in range(times)]
-    write_lines(_corpus(directory, WITHOUT), others)
+    write_lines(_corpus(directory, WITHOUT), others, private=True)
     own = [{"user": member("in-question", last), **planted}] * size.repetitions
-    write_lines(_corpus(directory, WITH), [*others, *own])
+    write_lines(_corpus(directory, WITH), [*others, *own], private=True)
 
 
 def _measured(

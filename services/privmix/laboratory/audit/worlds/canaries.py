@@ -69,8 +69,8 @@ def plant(
         included = [{"user": canary.user, "text": canary.text} for canary in canaries if canary.included]
         documents = [*load_lines(directory / demo.TRAIN), *included * repetitions]
         secrets.SystemRandom().shuffle(documents)
-        write_lines(directory / CORPUS, documents)
-        write_lines(directory / PLANTED, [asdict(canary) for canary in canaries])
+        write_lines(directory / CORPUS, documents, private=True)
+        write_lines(directory / PLANTED, [asdict(canary) for canary in canaries], private=True)
     return read(directory)
 
 

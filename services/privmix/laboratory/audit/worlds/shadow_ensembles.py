@@ -118,7 +118,8 @@ def _write_corpora(directory: Path, size: ShadowSize, seed: int = 0) -> None:
     for shadow in _shadows(directory, size):
         members = {user for user in users if coins.random() < 0.5}
         if not _corpus(shadow).exists():
-            write_lines(_corpus(shadow), (document.row() for document in documents if document.user in members))
+            rows = (document.row() for document in documents if document.user in members)
+            write_lines(_corpus(shadow), rows, private=True)
 
 
 def _shadows(directory: Path, size: ShadowSize) -> list[Path]:
