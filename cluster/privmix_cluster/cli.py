@@ -18,12 +18,8 @@ VERBS: Mapping[str, str] = {
     "train": "Fine-tune one adapter on each part of a private corpus.",
     "train-base": "Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.",
     "split": "Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users.",
-    "tune": "Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model "
-    "rows.",
     "evaluate": "Compare the perplexity of all methods on held-out text at the same budget, with their actual "
     "guarantees.",
-    "compare": "Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out "
-    "users.",
     "protocols": "List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters.",
     "topology": "Show the shards of a deployment with their parts, their copies, and the resources that each copy "
     "reserves.",

@@ -83,65 +83,6 @@ def test_an_evaluation_of_drawn_parts_names_what_it_leaves_out(held_out: Path, e
     assert "2 of the parts were scored" in " ".join((tmp_path / "report" / "report.html").read_text().split())
 
 
-@pytest.mark.slow
-def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "split.salt").write_bytes(SALT)
-    small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--tokens", 48, "--runs", 1]
-    small += ["--epsilon", 2, "--epsilon", 8]
-    command = ["compare", held_out, "--output", tmp_path, *small, "--sweep", "none"]
-    done = privmix(*command, "--json")
-    assert done.exit_code == 0, done.output
-    tables = json.loads(done.stdout)["tables"]
-    for table in tables:
-        by_label = {each["label"]: each for each in table["results"]}
-        assert {"Public model", "Fine-tuned, not private", "DP-SGD", "PMixed, clip", "SubMix", "GNMax"} <= set(by_label)
-        assert by_label["DP-SGD"]["status"] == "certified"
-    promised = [Manifest.load(tmp_path / "ensembles" / f"dp-sgd-{epsilon}").dp_sgd for epsilon in (2, 8)]
-    epsilons = [table["budget"]["epsilon"] for table in tables]
-    assert 2 * [training.epsilon for training in promised if training] == epsilons, (
-        "one model for all numbers of tokens"
-    )
-    again = privmix(*command)
-    assert again.exit_code == 0, again.output
-    assert "training" not in again.stderr, "trained adapters are kept"
-    assert (tmp_path / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_the_quick_form_trains_nothing(held_out: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "split.salt").write_bytes(SALT)
-    # The salt of the partition decides which users share a half, hence whether SubMix can answer.
-    (tmp_path / "ensembles" / "text-2").mkdir(parents=True)
-    (tmp_path / "ensembles" / "text-2" / "partition.salt").write_bytes(SALT)
-    small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--runs", 1, "--epsilon", 8, "--run-tokens", 12]
-    done = privmix("compare", held_out, "--output", tmp_path, "--quick", *small, "--json")
-    assert done.exit_code == 0, done.output
-    assert "writing 6 texts" in done.stderr, "two parts with two halves each"
-    found = json.loads(done.stdout)
-    by_label = {each["label"]: each for each in found["tables"][0]["results"]}
-    assert {"Fine-tuned, not private", "DP-SGD"}.isdisjoint(by_label)
-    assert by_label["Exponential mechanism"]["ensemble"] == "text-2"
-    assert by_label["SubMix"]["answered"] > 0
-    assert (found["positions"], found["sweeps"]) == (12, [])
-    assert [path.name for path in (tmp_path / "ensembles").iterdir()] == ["text-2"]
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--parts", "16", "--parts", "1"], "parts: give numbers of at least 2"),
-        (["--part-kind", "none"], "part_kind: "),
-    ],
-)
-def test_impossible_comparisons_are_named(held_out: Path, tmp_path: Path, options: list[str], problem: str) -> None:
-    failed = privmix("compare", held_out, "--output", tmp_path / "comparison", *options)
-    assert failed.exit_code == 2, failed.output
-    assert failed.stderr.startswith(f"privmix compare: {problem}")
-    assert not (tmp_path / "comparison").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -181,10 +122,3 @@ def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
     failed = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
     assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")
-
-
-def test_perplexity_is_the_command_if_none_is_named(tmp_path: Path) -> None:
-    missing, options = tmp_path / "missing.jsonl", ["--ensemble", tmp_path, "--output", tmp_path / "report"]
-    for words in ([missing, *options], [*options, missing], ["perplexity", missing, *options]):
-        refused = privmix("evaluate", *words)
-        assert (refused.exit_code, "there is no such file" in refused.stderr) == (2, True)

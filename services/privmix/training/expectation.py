@@ -47,7 +47,7 @@ LEAVES_OUT = (
     "the gain of averaging over more parts than were measured",
     "parts with more text than was measured: they count as the largest measured part",
     "users whose texts are much longer than others', which make parts of unequal size",
-    "a private base, whose tokens cost nothing (its own expectation is `private_base`): privmix compare measures both",
+    "a private base, whose tokens cost nothing (its own expectation is `private_base`): privmix evaluate measures both",
 )
 
 

@@ -1,8 +1,8 @@
 """Marks a private corpus with keyed hashes of its user ids and texts, so that it can be recognised later.
 
-`privmix tune` must never run on the text to be protected, and checks these marks. An ensemble keeps the
-marks of all its trainings, because what it released about a user stays released after the user's text is removed. The
-key derives from the partition's salt. Only with the salt can a guess be tested, so keep the file as secret as the salt.
+An ensemble keeps the marks of all its trainings, because what it released about a user stays released after the user's
+text is removed. The key derives from the partition's salt. Only with the salt can a guess be tested, so keep the file
+as secret as the salt.
 """
 
 import hashlib

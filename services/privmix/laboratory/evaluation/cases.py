@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from privmix.engine.engine import AdapterFiles
 from privmix.foundation.files import write_atomically
 from privmix.laboratory.evaluation.rows import EnsembleRows
 from privmix.laboratory.evaluation.text import EvaluationText
@@ -32,14 +31,6 @@ class PlannedCase:
     case: Case
     protocol: Protocol
     files: EnsembleRows
-
-
-@dataclass(frozen=True)
-class CandidateSettings:
-    """Holds settings of one ensemble to choose from, with their protocols, and the ensemble's adapters."""
-
-    adapters: Sequence[AdapterFiles]
-    planned: Sequence[tuple[Settings, Protocol]]
 
 
 class Outcomes:

@@ -6,7 +6,7 @@
 A protocol without an entry in `COMPARISONS` has its name as its label, and the default settings at the budget.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,6 @@ SAMPLES = (16, 4)
 WHOLE_VOCABULARY = 2**31
 """A number of candidates that no vocabulary exceeds."""
 
-TUNED_BETAS = (0.05, 0.1, 0.2, 0.4)
-
 
 @dataclass(frozen=True)
 class ProtocolComparison:
@@ -43,8 +41,6 @@ class ProtocolComparison:
         label: names settings in tables and figures.
         distinct_label: the label that distinguishes settings from the others of `compared`; None if `label` does.
         compared: (parts, limits) to the settings of a table at one budget; none for references.
-        tuned: (parts, limits, fractions) to the settings that `privmix tune` compares, where the fractions are the
-            probabilities of drawing a part; None for those of `compared`.
         drawing: (settings, rows) to settings with at most so many part rows for a token, or None if they need the rows
             of all parts.
         varied: (settings, quantity, value, parts) to settings with another value, or None if they have no such
@@ -53,7 +49,6 @@ class ProtocolComparison:
 
     label: Callable[[Any], str]
     compared: Callable[[int, Limits], Iterable[Settings]]
-    tuned: Callable[[int, Limits, Sequence[float]], Iterable[Settings]] | None = None
     distinct_label: Callable[[Any], str] | None = None
     drawing: Callable[[Any, int], Settings | None] = lambda settings, rows: None
     varied: Callable[[Any, Quantity, float, int], Settings | None] = lambda settings, quantity, value, parts: None
@@ -81,18 +76,6 @@ def distinct_label(settings: Settings) -> str:
 def compared(name: str, parts: int, limits: Limits) -> Iterable[Settings]:
     """Returns the settings of a protocol that a table compares at one budget."""
     return of(name).compared(parts, limits)
-
-
-def tuned(name: str, parts: int, limits: Limits, fractions: Sequence[float]) -> Iterable[Settings]:
-    """Returns the settings of a protocol that `privmix tune` compares.
-
-    Args:
-        fractions: the probabilities of drawing a part to try.
-    """
-    comparison = of(name)
-    return (
-        comparison.compared(parts, limits) if comparison.tuned is None else comparison.tuned(parts, limits, fractions)
-    )
 
 
 def drawing(settings: Settings, rows: int) -> Settings:
@@ -131,13 +114,6 @@ def _pmixed(parts: int, limits: Limits) -> Iterator[PMixedSettings]:
     yield PMixedSettings.model_validate({"projection": "mix", **limits})
 
 
-def _tuned_pmixed(parts: int, limits: Limits, fractions: Sequence[float]) -> Iterator[PMixedSettings]:
-    for q in fractions:
-        yield _published(limits, q)
-        yield PMixedSettings.model_validate({"q": q, **limits})
-        yield PMixedSettings.model_validate({"q": q, "projection": "mix", **limits})
-
-
 def _published(limits: Limits, q: float) -> PMixedSettings:
     order = published.preferred_order(PMixedSettings().order, limits["epsilon"], limits["delta"])
     return PMixedSettings.model_validate({"mollifier": "renyi", "q": q, "order": order, **limits})
@@ -156,12 +132,6 @@ def _adapmixed_label(settings: AdaPMixedSettings) -> str:
 def _adapmixed(parts: int, limits: Limits) -> Iterator[AdaPMixedSettings]:
     yield AdaPMixedSettings.model_validate({"mollifier": "renyi", **limits})
     yield AdaPMixedSettings.model_validate(limits)
-
-
-def _tuned_adapmixed(parts: int, limits: Limits, fractions: Sequence[float]) -> Iterator[AdaPMixedSettings]:
-    yield AdaPMixedSettings.model_validate(limits)
-    for beta in TUNED_BETAS:
-        yield AdaPMixedSettings.model_validate({"mollifier": "renyi", "beta": beta, **limits})
 
 
 def _vary_adapmixed(
@@ -197,11 +167,6 @@ def _exponential(parts: int, limits: Limits) -> Iterator[ExponentialSettings]:
         yield ExponentialSettings.model_validate({"sample": sample, **limits})
 
 
-def _tuned_exponential(parts: int, limits: Limits, fractions: Sequence[float]) -> Iterator[ExponentialSettings]:
-    for sample in dict.fromkeys(_nearest(fraction, parts) for fraction in fractions):
-        yield ExponentialSettings.model_validate({"sample": sample, **limits})
-
-
 def _draw_exponential(settings: ExponentialSettings, rows: int) -> ExponentialSettings:
     return settings.model_copy(update={"sample": rows if settings.sample is None else min(rows, settings.sample)})
 
@@ -227,33 +192,27 @@ COMPARISONS: Mapping[str, ProtocolComparison] = {
     "pmixed": ProtocolComparison(
         _pmixed_label,
         _pmixed,
-        _tuned_pmixed,
         drawing=lambda settings, rows: settings if settings.mollifier == "ratio" else None,
         varied=_vary_pmixed,
     ),
-    "adapmixed": ProtocolComparison(_adapmixed_label, _adapmixed, _tuned_adapmixed, varied=_vary_adapmixed),
-    # Tuning trains no models of half-parts.
-    "submix": ProtocolComparison(lambda _: "SubMix", _submix, lambda parts, limits, fractions: (), varied=_vary_submix),
+    "adapmixed": ProtocolComparison(_adapmixed_label, _adapmixed, varied=_vary_adapmixed),
+    "submix": ProtocolComparison(lambda _: "SubMix", _submix, varied=_vary_submix),
     "exponential": ProtocolComparison(
         lambda _: _EXPONENTIAL,
         _exponential,
-        _tuned_exponential,
         _distinct_exponential_label,
         _draw_exponential,
         _vary_exponential,
     ),
     "individual": ProtocolComparison(lambda _: "Individual budgets", _default(PROTOCOLS["individual"])),
-    # A bound of the token probabilities is no basis for a choice.
-    "gnmax": ProtocolComparison(lambda _: "GNMax", _gnmax, lambda parts, limits, fractions: ()),
+    "gnmax": ProtocolComparison(lambda _: "GNMax", _gnmax),
     "subsample-aggregate": ProtocolComparison(
         lambda _: "Subsample and aggregate", _default(PROTOCOLS["subsample-aggregate"])
     ),
     "dp-sgd": _reference("DP-SGD"),
-    # The public model is the only reference that tuning may choose: it costs nothing.
     "public": ProtocolComparison(
         lambda _: "Public model",
         lambda parts, limits: (),
-        lambda parts, limits, fractions: (PROTOCOLS["public"].model_validate({}),),
         drawing=lambda settings, rows: settings,
     ),
     "finetuned": _reference("Fine-tuned, not private"),

@@ -10,13 +10,6 @@ from privmix.training.options import TokenBudget
 if TYPE_CHECKING:
     from privmix.privacy.settings import Settings
 
-COMPARED_PARTS = (16, 8, 4)
-"""The sizes of the ensembles that a comparison trains."""
-TUNED_PARTS = (4, 8, 16)
-"""The sizes of the ensembles that a tuning trains."""
-TUNED_RUN_TOKENS = 1024
-"""The maximum number of positions in a tuning's run by default. A budget of more tokens charges each several times."""
-
 Quantity = Literal["epsilon", "tokens", "q", "order", "radius"]
 """What a sweep varies."""
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -76,13 +69,6 @@ class EvaluationOptions(Options):
     def scores_few(self, parts: int) -> bool:
         """Returns whether only some of an ensemble's ``parts`` parts are scored at a position."""
         return self.drawn is not None and self.drawn < parts
-
-    def needs_halves(self, parts: int) -> bool:
-        """Returns whether a protocol with models of half-parts is to be evaluated on an ensemble of ``parts`` parts."""
-        from privmix.privacy.protocols import PROTOCOLS  # slow to import
-
-        chosen = PROTOCOLS if self.protocols is None else self.protocols
-        return not self.scores_few(parts) and any(PROTOCOLS[name].mechanism.halves for name in chosen)
 
     @property
     def sweep_budget(self) -> TokenBudget:

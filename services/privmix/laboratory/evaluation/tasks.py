@@ -12,15 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmix.engine.engine import AdapterFiles
-from privmix.laboratory.evaluation.cases import CandidateSettings
 from privmix.laboratory.evaluation.options import Precision
 from privmix.laboratory.evaluation.rows import EnsembleRows, RowReader, writing
 from privmix.laboratory.evaluation.scoring import Scorer
 from privmix.laboratory.evaluation.text import EvaluationText
 from privmix.laboratory.evaluation.trial import TrialResult, run_trials
 from privmix.privacy.protocol import Protocol
-from privmix.privacy.protocols.public import Public, PublicSettings
-from privmix.privacy.sampling.selection import loss_units
 from privmix.privacy.settings import Settings
 
 
@@ -71,50 +68,6 @@ def trials(
 ) -> list[TrialResult]:
     """Runs `run_trials` on rows from files."""
     return run_trials(planned, RowReader.open(files), positions, tokens, contexts)
-
-
-def losses_of_users(
-    base: Path, ensembles: Sequence[CandidateSettings], texts: Sequence[EvaluationText]
-) -> NDArray[np.int64]:
-    """Returns each user's loss under each candidate, in `LOSS_UNITS`, int64 [users, candidates].
-
-    Every text is scored alone, so that no user changes the shapes, and thus the rounding, of another one's scores.
-    """
-    scorer = _scorer(base, "auto")
-    losses = []
-    for text in texts:
-        (public,) = _in_memory(scorer, [], text)
-        losses.append(np.concatenate([_losses(scorer, own, text, public) for own in ensembles]))
-    return np.array(losses)
-
-
-def _losses(
-    scorer: Scorer, candidates: CandidateSettings, text: EvaluationText, public: NDArray[np.float32]
-) -> NDArray[np.int64]:
-    """Returns a user's loss under each candidate: 1/2 - g/2 for a gain of g nats per token over the public model.
-
-    `public` holds the public model's hidden states.
-    """
-    if not text.positions:
-        return loss_units(np.full(len(candidates.planned), 0.5))
-    reader = RowReader(scorer.head, public, _in_memory(scorer, candidates.adapters, text))
-    reference = PublicSettings(), Public(len(candidates.adapters))
-    outcomes = run_trials([reference, *candidates.planned], reader, text.runs[0], text.true_tokens)
-    public_outcome, *others = outcomes
-    gains = [
-        public_outcome.loss - outcome.loss if outcome.possible >= public_outcome.possible else -np.inf
-        for outcome in others
-    ]
-    return loss_units(0.5 - np.array(gains) / 2)
-
-
-def _in_memory(scorer: Scorer, adapters: Sequence[AdapterFiles], text: EvaluationText) -> list[NDArray[np.float32]]:
-    """Returns the hidden states of each adapter, or of the public model without any: float32 [positions, D]."""
-    states = [np.empty((text.positions, scorer.head.size), np.float32) for _ in range(len(adapters) or 1)]
-    for model, index, hidden in scorer.hidden_states(text.blocks, adapters):
-        first = text.offsets[index]
-        states[model][first : first + len(hidden)] = hidden.float().cpu().numpy()
-    return states
 
 
 @lru_cache(maxsize=1)

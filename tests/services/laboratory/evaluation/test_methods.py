@@ -48,14 +48,6 @@ def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
         EvaluationOptions.checked(protocols=("mixed",))
 
 
-def test_models_of_half_parts_are_trained_for_submix_alone() -> None:
-    assert EvaluationOptions().needs_halves(64)
-    assert EvaluationOptions(drawn=64).needs_halves(64)
-    assert not EvaluationOptions(drawn=16).needs_halves(64)
-    assert EvaluationOptions(protocols=("pmixed", "submix")).needs_halves(64)
-    assert not EvaluationOptions(protocols=("pmixed", "exponential")).needs_halves(64)
-
-
 @pytest.mark.parametrize(("epsilon", "published", "halves"), [(8.0, 3, 4.0), (2.0, None, None)])
 def test_an_order_is_the_papers_where_the_budget_allows_it(
     epsilon: float, published: int | None, halves: float | None
