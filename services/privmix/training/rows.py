@@ -22,10 +22,15 @@ from privmix.foundation.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered,
 
 @dataclass(frozen=True)
 class RowFields:
-    """Names the fields that rows are read for. Tables need the first ones, and are not read for others."""
+    """Names the fields that rows are read for. Tables need the first ones, and are not read for others.
+
+    Attributes:
+        needed: the fields that a table must have.
+        optional: further fields; None for all that there are.
+    """
 
     needed: tuple[str, ...]
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] | None = ()
 
 
 CorpusRow = Mapping[str, Any] | BadRow
@@ -326,7 +331,8 @@ def wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
                 f"{name}: has no column {field!r}, only {_listed(names)}; name the columns that hold the user and the "
                 "text (--user-field, --text-field)"
             )
-    return [field for field in (*fields.needed, *fields.optional) if field in names]
+    optional = names if fields.optional is None else fields.optional
+    return [field for field in dict.fromkeys((*fields.needed, *optional)) if field in names]
 
 
 def _arrow_file(file: BinaryIO) -> Any:

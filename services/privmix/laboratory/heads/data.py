@@ -1,16 +1,24 @@
 """Reads tables and time series with a binary target, and scales them by public bounds."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from privmix.foundation.errors import DataError
+from privmix.foundation.identifiers import identifier
+from privmix.foundation.json_lines import BadRow
 from privmix.laboratory.heads.table import Table, owners
+from privmix.privacy.arrays import Reals
+from privmix.training.rows import RowFields
+from privmix.training.sources import check, sources
+
+_SPLIT = "train"
+"""The split of data sets that have several."""
 
 
 def rand() -> Table:
@@ -34,7 +42,10 @@ def rand() -> Table:
         "hlthp": (0.0, 1.0),
     }
     target = frame["mdvis"].to_numpy() > 0
-    return replace(_scaled("rand", frame[list(bounds)], target, bounds, None), population=20_190)
+    return replace(
+        _scaled("rand", list(bounds), frame[list(bounds)].to_numpy(dtype=np.float64), target, bounds, None),
+        population=20_190,
+    )
 
 
 def breast_cancer() -> Table:
@@ -54,71 +65,71 @@ def breast_cancer() -> Table:
     for column in dataset.data.columns:
         name = column.removeprefix("mean ").removeprefix("worst ").removesuffix(" error")
         bounds[column] = (0.0, float((errors if column.endswith(" error") else high)[name]))
-    return replace(_scaled("breast-cancer", dataset.data, dataset.target.to_numpy(), bounds, None), population=569)
+    values, target = dataset.data.to_numpy(dtype=np.float64), dataset.target.to_numpy(dtype=np.bool_)
+    return replace(_scaled("breast-cancer", list(bounds), values, target, bounds, None), population=569)
 
 
 def read_table(source: str, *, target: str, user: str | None = None, bounds: Path | None = None) -> Table:
     """Reads a CSV, Parquet or JSON Lines file, a directory of Hugging Face `datasets`, or a data set from the hub.
 
+    Each value is read alone. A type that is guessed from a whole column would let one row change the others.
+
     Args:
         source: the file, the directory or the hub id.
         target: the column of the target, with two values: 0 and 1, or two strings or booleans, the greater being 1.
-        user: the column of the row's owner; by default each row has its own owner.
+        user: the column of the row's owner (`privmix.foundation.identifiers`); by default each row has its own owner.
         bounds: a JSON file with [low, high] for every feature. By default, features are standardised with the means and
             deviations of the rows, which no guarantee covers.
 
     Raises:
-        DataError: the source cannot be read, or a column is invalid. The message names it.
+        InputError: the source cannot be read, or a value is missing or invalid. The message names the column.
     """
-    frame, y = labelled_rows(source, target, (user,))
-    features = frame.drop(columns=[column for column in (target, user) if column is not None])
-    for column in features:
-        if not pd.api.types.is_numeric_dtype(features[column]):
-            raise DataError(f"{source}: column {column!r} is not numeric; encode it or leave it out")
-    limits = None if bounds is None else _bounds(bounds, list(features.columns))
-    return _scaled(Path(source).stem, features, y, limits, None if user is None else frame[user])
+    rows = list(_rows(source))
+    names = list(rows[0][1]) if rows else []
+    for column in (target, user):
+        if column is not None and column not in names:
+            raise DataError(f"{source}: has no column {column!r}; it has {', '.join(names)}")
+    features = [name for name in names if name not in (target, user)]
+    values = np.array([[_number(row, name, f"{source}, {place}") for name in features] for place, row in rows])
+    owner = None if user is None else owners(_owner(row, user, f"{source}, {place}") for place, row in rows)
+    limits = None if bounds is None else _bounds(bounds, features)
+    y = _greater([row.get(target) for _, row in rows], f"{source}: column {target!r}")
+    return _scaled(Path(source).stem, features, values, y, limits, owner)
 
 
-def labelled_rows(
-    source: str, target: str, columns: Sequence[str | None] = ()
-) -> tuple[pd.DataFrame, NDArray[np.bool_]]:
-    """Reads the rows of a source, and whether the target has the greater of its two values in each.
-
-    Args:
-        columns: further columns that the source must have; None is ignored.
-
-    Raises:
-        DataError: the source cannot be read, a column is missing, or the target has not two values.
-    """
-    frame = _read(source)
-    for column in (target, *columns):
-        if column is not None and column not in frame:
-            raise DataError(f"{source}: has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
-    values = frame[target].dropna().unique()
-    if len(values) != 2 or frame[target].isna().any():
-        raise DataError(f"{source}: column {target!r} must have two values and none missing, it has {len(values)}")
-    return frame, (frame[target] == max(values)).to_numpy()
+def _rows(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    check([source], _SPLIT)
+    for each in sources([source], _SPLIT):
+        for place, row in each.rows(RowFields((), None), lambda _: None):
+            if isinstance(row, BadRow):
+                raise DataError(f"{source}, {place}: {row.kind}; {row.fix}")
+            yield place, row
 
 
-def _read(source: str) -> pd.DataFrame:
-    path = Path(source)
+def _owner(row: Mapping[str, Any], column: str, place: str) -> str:
     try:
-        if path.suffix == ".jsonl":
-            return pd.read_json(path, lines=True)
-        if path.suffix == ".csv":
-            return pd.read_csv(path)
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        import datasets
+        return identifier(row.get(column), column)
+    except BadRow as bad:
+        raise DataError(f"{place}: {bad.kind}; {bad.fix}") from None
 
-        dataset = datasets.load_from_disk(source) if path.is_dir() else datasets.load_dataset(source, split="train")
-        return dataset["train"].to_pandas() if isinstance(dataset, datasets.DatasetDict) else dataset.to_pandas()
-    # The reader of each format raises its own error types.
-    except Exception as error:
-        raise DataError(
-            f"{source}: cannot be read ({type(error).__name__}: {error}); give a .csv, .parquet or .jsonl file, a "
-            "directory of Hugging Face datasets, or the id of one on the hub"
-        ) from error
+
+def _number(row: Mapping[str, Any], column: str, place: str) -> float:
+    try:
+        return float(row[column])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{place}: column {column!r} is not numeric; encode it or leave it out") from None
+
+
+def _greater(values: Sequence[Any], column: str) -> NDArray[np.bool_]:
+    """Returns whether each value is the greater one of two."""
+    try:
+        values = [float(value) for value in values]
+    except (TypeError, ValueError):
+        values = ["" if value is None else str(value) for value in values]
+    distinct = set(values)
+    if len(distinct) != 2 or "" in distinct:
+        raise DataError(f"{column} must have two values and none missing, it has {len(distinct - {''})}")
+    return np.array([value == max(distinct) for value in values])
 
 
 def _bounds(path: Path, columns: Sequence[str]) -> Mapping[str, tuple[float, float]]:
@@ -137,24 +148,24 @@ def _bounds(path: Path, columns: Sequence[str]) -> Mapping[str, tuple[float, flo
 
 def _scaled(
     name: str,
-    frame: pd.DataFrame,
+    features: Sequence[str],
+    values: Reals,
     target: NDArray[np.bool_],
     bounds: Mapping[str, tuple[float, float]] | None,
-    users: "pd.Series[str] | None",
+    users: NDArray[np.int64] | None,
 ) -> Table:
     """Scales features to [-1, 1] by their bounds; without bounds, standardises them with statistics of the rows."""
-    values = frame.to_numpy(dtype=np.float64)
     if bounds is None:
         deviation = values.std(axis=0)
         scaled = (values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
     else:
-        low, high = np.array([bounds[column] for column in frame.columns]).T
+        low, high = np.array([bounds[feature] for feature in features]).T
         scaled = np.clip(2 * (values - low) / (high - low) - 1, -1.0, 1.0)
     return Table(
         name,
         scaled.astype(np.float32),
         target.astype(np.float32),
-        np.arange(len(frame)) if users is None else owners(users.astype(str)),
+        np.arange(len(values)) if users is None else users,
         "private" if bounds is None else "public",
         "record" if users is None else "user",
     )

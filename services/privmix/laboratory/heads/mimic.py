@@ -12,7 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from privmix.foundation.errors import DataError
-from privmix.laboratory.heads.table import Table, save_npz
+from privmix.foundation.identifiers import identifier
+from privmix.laboratory.heads.table import Table, owners, save_npz
 
 HOURS, LEAST_HOURS, LONG_DAYS = 24, 30, 3.0
 _STAY = ["subject_id", "hadm_id", "icustay_id"]
@@ -49,7 +50,7 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
     cube = standard.reshape(len(stays), HOURS, int(kept.sum()))
     x = series(np.nan_to_num(cube), np.isfinite(cube))
     chosen = patients.loc[stays]
-    users = np.unique(stays.get_level_values("subject_id"), return_inverse=True)[1].astype(np.int64)
+    users = owners(map(identifier, stays.get_level_values("subject_id").tolist()))
     targets = {
         "mortality": chosen["mort_hosp"].to_numpy() == 1,
         "stay": chosen["los_icu"].to_numpy() > LONG_DAYS,

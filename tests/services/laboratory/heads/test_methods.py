@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -195,15 +196,30 @@ def test_users_stay_together_in_a_split() -> None:
     assert len(set.union(*owners)) == 30
 
 
-def test_no_user_changes_the_number_of_another_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    rows = ["bob,0.1,0", "ada,0.2,1", "bob,0.3,1"]
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("other", ["A007", "12", "2020-01-01", None])
+def test_no_user_changes_the_number_of_another_one(kind: str, other: str | None, tmp_path: Path) -> None:
+    """A type that is guessed from the column makes `0001` a number until somebody is called `A007`."""
+    names = ["0001", "0002", "0001", "0003"] if kind != "parquet" or other is not None else [1, 2, 1, 3]
+    rows = [{"name": name, "x": number / 10, "ill": number % 2} for number, name in enumerate(names)]
     tables = []
-    for lines in (rows, rows[::2]):
-        path.write_text("\n".join(["name,x,ill", *lines]) + "\n")
+    for written in (rows, [*rows, {"name": other, "x": 0.5, "ill": 1}]):
+        path = tmp_path / f"rows-{len(written)}.{kind}"
+        frame = pd.DataFrame(written)
+        match kind:
+            case "csv":
+                frame.to_csv(path, index=False)
+            case "jsonl":
+                path.write_text("".join(json.dumps(row) + "\n" for row in written))
+            case _:
+                frame.to_parquet(path)
+        if len(written) > len(rows) and other is None:
+            with pytest.raises(DataError, match=r"(line|row) \d: field 'name': names no user"):
+                read_table(str(path), target="ill", user="name")
+            return
         tables.append(read_table(str(path), target="ill", user="name"))
-    assert tables[0].users[[0, 2]].tolist() == tables[1].users.tolist()
-    assert len(set(tables[0].users)) == 2
+    assert tables[0].users.tolist() == tables[1].users[:4].tolist()
+    assert len(set(tables[0].users)) == 3
 
 
 def test_unusable_tables_are_refused_by_the_field(tmp_path: Path) -> None:
@@ -212,7 +228,7 @@ def test_unusable_tables_are_refused_by_the_field(tmp_path: Path) -> None:
     for target, user, named in (("sick", None, "sick"), ("ill", None, "sex"), ("ill", "name", "name")):
         with pytest.raises(DataError, match=named):
             read_table(str(path), target=target, user=user)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"nothing.parquet: there is no such file"):
         read_table(str(tmp_path / "nothing.parquet"), target="ill")
     path.write_text("age,ill\n30,1\n40,0\n200,0\n")
     limits = tmp_path / "bounds.json"
