@@ -48,15 +48,11 @@ class TrainingRecipe:
 
     Attributes:
         batch: the average number of users in a step; None for all.
-        public: the number of other users whose text the training begins with, without noise.
-        only_public: end after that text.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     private: Mapping[str, Any] = field(default_factory=dict)
     batch: int | None = None
-    public: int = 0
-    only_public: bool = False
 
     def training(self) -> TrainingOptions:
         return TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(self.options))
@@ -97,8 +93,6 @@ RECIPES: Mapping[str, TrainingRecipe] = {
     "v, rank 4, rate 2e-2, 6 steps": _v(4, 2e-2, steps=6),
     "v, rank 4, rate 3e-2, 4 steps": _v(4, 3e-2, steps=4),
     "default": TrainingRecipe(),
-    "default after public text": TrainingRecipe(public=64),
-    "public text alone": TrainingRecipe(public=64, only_public=True),
 }
 
 
@@ -143,8 +137,6 @@ class DpSgdBench:
             recipe.training(),
             private,
             folder,
-            public=recipe.public,
-            only_public=recipe.only_public,
         )
         return time.process_time() - begun
 
@@ -171,8 +163,6 @@ def train_for(
     private: DpSgdOptions,
     folder: Path,
     *,
-    public: int = 0,
-    only_public: bool = False,
     kept: Path | None = None,
     report: Callable[[float], None] = lambda done: None,
 ) -> None:
@@ -181,14 +171,11 @@ def train_for(
     Args:
         population: the number of users. If the corpus has fewer, each stands for several.
         users: the average number of users in a step.
-        public: the number of other users whose text the training begins with, without noise.
-        only_public: end after that text.
         kept: a directory from which a training that was killed goes on.
         report: called with the fraction done.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), population + public)
-    others, units = texts[:public], texts[public:]
+    units = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), population)
     event = planned(private)
     batch = event.sampling_rate * population
     standing = min(users, batch, len(units))
@@ -201,10 +188,9 @@ def train_for(
         report,
         noise_multiplier=event.noise_multiplier * standing / batch,
         sampling_rate=standing / len(units),
-        steps=0 if only_public else event.steps,
+        steps=event.steps,
         clip=private.clip,
         matrices=private.matrices,
-        public=others,
         kept=kept,
     )
     write_files(folder, files)

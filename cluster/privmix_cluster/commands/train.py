@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -95,7 +94,6 @@ class BaseOptions:
             "--users, --tokens-per-user and --tokens."
         ),
     ] = None
-    warm_start: Annotated[Path | None, _model_option(help="With --base auto: as for `train-base`.")] = None
 
 
 @dataclass(frozen=True)
@@ -185,11 +183,8 @@ def train(
     started = time.monotonic()
     documents = reading.corpus(corpus)
     options = recipe.checked()
-    if below.base != AUTO_BASE:
-        for name in ("base_share", "warm_start"):
-            if getattr(below, name) is not None:
-                raise bad(name, "belongs to --base auto; add it")
-    warm_start = None if below.warm_start is None else reading.corpus(below.warm_start)
+    if below.base != AUTO_BASE and below.base_share is not None:
+        raise bad("base-share", "belongs to --base auto; add it")
     if parts.users is not None and parts.parts is not None:
         raise bad("users", "is for the proposal of --parts; leave it out")
     if parts.tokens_per_user is not None and parts.users is None:
@@ -206,7 +201,7 @@ def train(
     model = below.base or run.model
     if below.base == AUTO_BASE:
         spent = auto_epsilon(below.base_share, size, run.output / "base", parts.parts, budget)
-        model = str(auto_base(documents, warm_start, run, recipe, spent, budget.delta))
+        model = str(auto_base(documents, run, recipe, spent, budget.delta))
     planned = plan(
         documents,
         run.output,

@@ -3,7 +3,6 @@
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,13 +46,6 @@ def train_base(
     guarantee: GuaranteeOptions,
     reading: CorpusOptions,
     recipe: RecipeOptions,
-    warm_start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Public text of the same kind, of nobody in the corpus, in the same form. The adapter is trained on "
-            "it first, at no cost."
-        ),
-    ] = None,
 ) -> None:
     """Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.
 
@@ -64,7 +56,6 @@ def train_base(
 
     started = time.monotonic()
     documents = reading.corpus(corpus)
-    public = None if warm_start is None else reading.corpus(warm_start)
     private = DpSgdOptions.checked(**asdict(guarantee))
-    trained = work.train_base(documents, public, run, recipe.given(), private)
+    trained = work.train_base(documents, run, recipe.given(), private)
     work.report_training(trained, run, time.monotonic() - started)

@@ -91,7 +91,6 @@ def auto_epsilon(
 
 def auto_base(
     corpus: Corpus,
-    warm_start: Corpus | None,
     run: RunOptions,
     recipe: RecipeOptions,
     epsilon: float,
@@ -101,13 +100,11 @@ def auto_base(
     given = recipe.given()
     chosen = {name: value for name, value in given.items() if name in ("block", "precision")}
     below = replace(run, output=run.output / "base")
-    train_base(corpus, warm_start, below, chosen, DpSgdOptions.checked(epsilon=epsilon, delta=delta))
+    train_base(corpus, below, chosen, DpSgdOptions.checked(epsilon=epsilon, delta=delta))
     return below.output
 
 
-def train_base(
-    corpus: Corpus, warm_start: Corpus | None, run: RunOptions, given: Mapping[str, object], private: DpSgdOptions
-) -> Trained:
+def train_base(corpus: Corpus, run: RunOptions, given: Mapping[str, object], private: DpSgdOptions) -> Trained:
     """Trains one adapter with DP-SGD, or keeps the finished one.
 
     Args:
@@ -124,7 +121,6 @@ def train_base(
         model=run.model,
         options=TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given)),
         salt_file=run.salt_file,
-        warm_start=warm_start,
     )
     return run_plan(plan, corpus, run)
 

@@ -51,7 +51,6 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
-    warm_start: Corpus | None = None,
 ) -> Iterator[TrainingPlan]:
     """Plans one adapter in `output`. Keeps an existing adapter of the same input. Locks `output` meanwhile.
 
@@ -61,9 +60,6 @@ def plan(
     A training that is killed goes on after its last whole step if the same one is planned again. Until an adapter is
     finished, `output` has the state after that step, which the guarantee covers but no ledger: delete the directory
     instead of giving it away. A second training on the same text costs as much as the first.
-
-    Args:
-        warm_start: public text of the same kind, on which the adapter is trained first, at no cost.
 
     Raises:
         InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
@@ -85,10 +81,9 @@ def plan(
         corpus.people = PeopleText(tokenizer)
         text = read(corpus, salt, partial(_units, tokenizer=tokenizer, private=private, options=options))
         units, marks = text.content, before | text.marks
-        public = () if warm_start is None else _public(warm_start, marks, tokenizer, private, options)
-        fingerprint = _fingerprint(units, base, salt, private, options, public)
+        fingerprint = _fingerprint(units, base, salt, private, options)
         kept = output.absolute() / f"{adapter_path(_NAME, fingerprint)}{_UNFINISHED}"
-        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options, public, kept))
+        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options, kept))
         yield TrainingPlan(
             output,
             base,
@@ -122,26 +117,6 @@ def planned(private: DpSgdOptions, *, roughly: bool = False) -> DpSgdEvent:
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
 
 
-def _public(
-    warm_start: Corpus, private_text: Marks, tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
-) -> list[Tokens]:
-    """Returns the texts of a warm start.
-
-    Raises:
-        InputError: there are none, or a user or a text is also in the private corpus.
-    """
-    warm_start.people = PeopleText(tokenizer)
-    documents = list(warm_start)
-    if shared := private_text.overlap(documents):
-        raise InputError(
-            f"warm-start {warm_start.name}: {shared.users} of its users and {shared.texts} of its {len(documents)} "
-            "texts are in the private corpus, now or in an earlier training here; give public text of others"
-        )
-    if not documents:
-        raise InputError(f"warm-start: {warm_start.empty()}")
-    return _units(documents, tokenizer, private, options)
-
-
 def _units(
     documents: Iterable[Document], tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
 ) -> list[Tokens]:
@@ -154,31 +129,18 @@ def _fingerprint(
     salt: bytes,
     private: DpSgdOptions,
     options: TrainingOptions,
-    public: Sequence[Tokens],
 ) -> str:
     # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
     chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
-    if public:
-        recipe.append(_digest(public))
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
     for unit in units:
         digest.update(unit.astype("<i4").tobytes())
     return digest.hexdigest()
 
 
-def _digest(public: Sequence[Tokens]) -> str:
-    """Returns the digest of the texts of a warm start."""
-    digest = hashlib.sha256(json.dumps([len(text) for text in public]).encode())
-    for text in public:
-        digest.update(text.astype("<i4").tobytes())
-    return digest.hexdigest()
-
-
-def _recipe(
-    units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, public: Sequence[Tokens], kept: Path
-) -> Recipe:
+def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, kept: Path) -> Recipe:
     from privmix.training import per_unit
 
     event = planned(private)
@@ -192,11 +154,10 @@ def _recipe(
         steps=event.steps,
         clip=private.clip,
         matrices=private.matrices,
-        public=public,
         kept=kept,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
-    record = PrivateTraining(**chosen, clipping="alone", event=event, warm_start=_digest(public) if public else None)
+    record = PrivateTraining(**chosen, clipping="alone", event=event)
     batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
     note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)

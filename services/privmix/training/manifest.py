@@ -99,7 +99,6 @@ class PrivateTraining(BaseModel):
     clip: float = Field(gt=0, description="the L2 norm to which the gradient of each record, or user, was clipped")
     blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
     event: DpSgdEvent
-    warm_start: Digest | None = Field(default=None, description="the public text that the training began with")
 
     @model_validator(mode="before")
     @classmethod

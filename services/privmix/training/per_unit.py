@@ -29,8 +29,6 @@ from privmix.training.packing import IGNORED, Tokens, even_size, pack
 from privmix.training.row_gradients import RowGradients, TokenRow
 
 _STATE = "steps.pt"
-_PUBLIC_BATCH = 8
-"""The number of public texts in a step of a warm start."""
 
 
 def train_adapter(
@@ -46,7 +44,6 @@ def train_adapter(
     steps: int,
     clip: float,
     matrices: Matrices = "b",
-    public: Sequence[Tokens] = (),
     kept: Path | None = None,
 ) -> Files:
     """Fine-tunes one adapter with DP-SGD.
@@ -64,7 +61,6 @@ def train_adapter(
         sampling_rate: the probability with which each unit is in a batch (Poisson sampling); 1 for all units.
         clip: the maximum L2 norm of the gradient of a unit's mean loss.
         matrices: the matrices of LoRA to train. With "b", A stays at its initial values.
-        public: texts of no private unit, on which the adapter is trained first, without noise.
         kept: a directory where the state is kept after each step, and from which the training goes on. It must be of a
             training with the same arguments. Not used on a machine that cannot write there.
 
@@ -83,8 +79,6 @@ def train_adapter(
     schedule = get_linear_schedule_with_warmup(optimizer, round(options.warm_up * steps), steps)
     state = _KeptState(kept, gradients.weights, optimizer, schedule)
     done = state.restore()
-    if public and not done:
-        _begin_with(public, gradients, options)
     report(done / steps if steps else 0.0)
     for step in range(done, steps):
         batch = [units[index] for index in poisson_subsample(len(units), sampling_rate)]
@@ -135,19 +129,6 @@ class _KeptState:
                 torch.save(content, file)
         except OSError:
             self._directory = None
-
-
-def _begin_with(public: Sequence[Tokens], gradients: "UnitGradients", options: TrainingOptions) -> None:
-    """Trains on public texts, in their order, once. The optimiser of DP-SGD begins anew after it."""
-    batches = [public[first : first + _PUBLIC_BATCH] for first in range(0, len(public), _PUBLIC_BATCH)]
-    optimizer = torch.optim.AdamW(
-        gradients.weights, lr=options.initial_rate(len(batches)), weight_decay=options.weight_decay
-    )
-    schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
-    for batch in batches:
-        gradients.assign(torch.stack([gradient for _, gradient in gradients.of(batch)]).mean(dim=0))
-        optimizer.step()
-        schedule.step()
 
 
 def _report_within(report: Callable[[float], None], step: int, steps: int, done: float) -> None:

@@ -136,7 +136,6 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--part-kind", "lora", "--layers", "2"], "has an effect only with --part-kind reader"),
         (["--users", "100", "--parts", "4"], "--users: is for the proposal"),
         (["--base-share", "0.5"], "belongs to --base auto"),
-        (["--warm-start", "public.jsonl"], "belongs to --base auto"),
         (["--dp-sgd", "--clip", "1"], "--dp-sgd: is no option; `privmix train-base` trains with DP-SGD"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import set_peft_model_state_dict
 from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -266,7 +265,6 @@ def test_a_killed_training_goes_on_after_its_last_step(
             sampling_rate=1.0,
             steps=5,
             clip=2.0,
-            public=texts(2, seed=8),
             kept=kept,
         )
         named = load(files["adapter_model.safetensors"])
@@ -368,62 +366,6 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
     assert other.manifest.dp_sgd is not None
     assert other.manifest.dp_sgd.event.run != event.run
     assert other.manifest.ensemble == manifest.ensemble
-
-
-def test_a_warm_start_trains_on_public_text_before_the_first_step(tiny: Path) -> None:
-    """With noise alone, only a warm start lowers the loss of the public text."""
-    public = [np.tile(np.array([5, 6, 7, 8], dtype=np.int32), 4)] * 48
-    losses = []
-    for begun in ((), public):
-        files = train_adapter(
-            tiny,
-            "tiny",
-            [],
-            OPTIONS,
-            0,
-            lambda done: None,
-            noise_multiplier=1.0,
-            sampling_rate=1.0,
-            steps=0,
-            clip=1.0,
-            public=begun,
-        )
-        losses.append(loss_with(tiny, files, public[0]))
-    assert losses[1] < losses[0]
-
-
-def loss_with(base: Path, files: dict[str, bytes], tokens: Tokens) -> float:
-    """Returns the mean loss of a text with the weights of an adapter's files."""
-    model = with_lora(base, "tiny", OPTIONS, CPU).eval()
-    set_peft_model_state_dict(model, load(files["adapter_model.safetensors"]))
-    inputs = torch.from_numpy(tokens.astype(np.int64))
-    with torch.no_grad():
-        return float(cross_entropy(model(inputs[None]).logits[0, :-1], inputs[1:]))
-
-
-@pytest.mark.slow
-def test_a_warm_start_is_recorded_and_shares_nobody_with_the_corpus(tiny: Path, tmp_path: Path) -> None:
-    private = small_documents()
-    corpus = Corpus(write_corpus(tmp_path / "corpus.jsonl", private))
-    others = [Document(f"other {document.user}", f"Say: {document.text}") for document in private]
-    public = Corpus(write_corpus(tmp_path / "public.jsonl", others))
-    plain, warm = (
-        run_training(
-            plan(corpus, tmp_path / name, private=PRIVATE, model=str(tiny), options=OPTIONS, warm_start=text)
-        ).manifest
-        for name, text in (("plain", None), ("warm", public))
-    )
-    assert plain.dp_sgd is not None
-    assert warm.dp_sgd is not None
-    assert plain.dp_sgd.warm_start is None
-    assert warm.dp_sgd.warm_start is not None
-    assert warm.dp_sgd.event.noise_multiplier == plain.dp_sgd.event.noise_multiplier
-    for shared in ([Document(private[0].user, others[0].text)], [Document("other", private[0].text)], private):
-        mixed = Corpus(write_corpus(tmp_path / "mixed.jsonl", shared))
-        with pytest.raises(InputError, match=r"warm-start .* are in the private corpus"):
-            run_training(
-                plan(corpus, tmp_path / "bad", private=PRIVATE, model=str(tiny), options=OPTIONS, warm_start=mixed)
-            )
 
 
 def test_an_ensemble_without_dp_sgd_is_not_served_as_dp_sgd(ensemble: Any, tmp_path: Path) -> None:
