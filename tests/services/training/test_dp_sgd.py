@@ -18,11 +18,11 @@ from transformers import AutoTokenizer
 
 from privmix.foundation.errors import ConfigurationError, InputError
 from privmix.privacy.sampling.clipping import GRAINS, noised
-from privmix.training import per_unit
+from privmix.training import dp_sgd, per_unit
 from privmix.training.adapter import TOKENS_AT_ONCE, with_lora
 from privmix.training.corpus import Corpus, Document
 from privmix.training.dp_sgd import plan, planned
-from privmix.training.manifest import Manifest
+from privmix.training.manifest import Manifest, PrivateTraining
 from privmix.training.options import DpSgdOptions, TrainingOptions
 from privmix.training.packing import Tokens, contributions, even_size
 from privmix.training.per_unit import UnitGradients, train_adapter
@@ -233,6 +233,40 @@ def test_a_training_has_the_noise_of_every_step_and_no_seeded_part(tiny: Path, m
     assert multipliers == [1.5] * 9
     assert not torch.equal(first, second)
     assert bool((empty != 0).any())
+
+
+def test_batches_have_the_stated_rate_and_the_training_the_stated_noise(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches at rate 0.1 follow the binomial law and differ: at rate 1, a stated epsilon of 4 would be 47."""
+    units, steps = [np.array([number, number], np.int32) for number in range(200)], 150
+    batches: list[list[int]] = []
+    given: list[tuple[float, float]] = []
+
+    def spied_sum(self: UnitGradients, batch: list[Tokens], clip: float, report: Any) -> Tensor:
+        batches.append([int(unit[0]) for unit in batch])
+        given.append((clip, 0.0))
+        return torch.zeros(sum(weight.numel() for weight in self.weights), dtype=torch.int64)
+
+    def spied_noise(total: Tensor, multiplier: float) -> Tensor:
+        given[-1] = given[-1][0], multiplier
+        return total.double()
+
+    monkeypatch.setattr(UnitGradients, "clipped_sum", spied_sum)
+    monkeypatch.setattr(per_unit, "noised", spied_noise)
+    private = DpSgdOptions(expected_batch=20, population=200, steps=steps, epsilon=4, clip=2.0)
+    recipe = dp_sgd._recipe(units, private, OPTIONS, tmp_path / "kept")
+    recipe.work(tiny, "tiny", report=lambda done: None)
+    event = PrivateTraining.model_validate_json(recipe.beside[dp_sgd.RECORD]).event
+    assert (event.sampling_rate, event.steps, len(batches)) == (0.1, steps, steps)
+    assert set(given) == {(2.0, event.noise_multiplier)}
+    sizes = np.array([len(batch) for batch in batches])
+    # Six standard deviations of the mean and of the variance of 150 binomial numbers, and of each user's draws.
+    assert abs(sizes.mean() - 20) < 6 * math.sqrt(18 / steps)
+    assert abs(sizes.var() - 18) < 6 * 18 * math.sqrt(2 / steps)
+    drawn = np.bincount(np.concatenate(batches), minlength=200)
+    assert np.all(np.abs(drawn - 15) < 7 * math.sqrt(13.5))
+    assert len(set(map(tuple, batches))) == steps
 
 
 def test_a_killed_training_goes_on_after_its_last_step(

@@ -2,12 +2,15 @@
 
 import ast
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import kstest
 
-from privmix.privacy.sampling.randomness import poisson_subsample, uniform_below
+from privmix.privacy.sampling.randomness import normal, poisson_subsample, uniform_below
 
 ROOT = Path(__file__).parents[4]
 
@@ -20,6 +23,7 @@ NOT_PRIVATE = {
         "a key of marks that are forgotten at the end of the command",
     ),
     "privmix/budget/verification.py": ({"Generator"}, "the type of a reading, which draws no numbers"),
+    "privmix/foundation/files.py": ({"secrets"}, "names of temporary files"),
     "privmix/tokenization/people_text.py": (
         {"secrets"},
         "the name of the marks in one chat, which nobody can type",
@@ -186,6 +190,30 @@ def test_every_part_is_drawn_with_probability_q(q: float) -> None:
     assert all(abs(count - draws * q) <= spread for count in counts)
     neighbours = draws * parts / 2
     assert abs(pairs - neighbours * q * q) <= 7 * math.sqrt(neighbours * q * q * (1 - q * q))
+
+
+def test_a_part_is_drawn_below_the_threshold_and_not_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threshold = int(0.3 * 2**64)
+    words = np.array([threshold - 1, threshold, 0, 2**64 - 1], dtype=np.uint64).tobytes()
+    monkeypatch.setattr(os, "urandom", lambda size: words[:size])
+    assert poisson_subsample(4, 0.3) == (0, 2)
+
+
+def test_normal_numbers_are_normal_and_independent_within_a_draw_and_between_draws() -> None:
+    """Each bound is at six standard deviations or more: chance fails one less than once in 10**8 runs."""
+    count = 100_000
+    draws = np.stack([normal(count), normal(count)])
+    assert len(np.unique(draws)) == draws.size
+    for drawn in draws:
+        assert kstest(drawn, "norm").pvalue > 1e-9
+    assert abs(float(normal(10**6).var()) - 1) < 6 * math.sqrt(2 / 10**6)
+    first, second = draws[:, : count // 2], draws[:, count // 2 :]  # made of the same radii
+    pairs = {"between draws": (draws[0], draws[1]), "halves": (first, second), "next": (draws[:, 1:], draws[:, :-1])}
+    for name, (one, other) in pairs.items():
+        for power in (1, 2):
+            related = np.corrcoef(one.ravel() ** power, other.ravel() ** power)[0, 1]
+            assert abs(related) < 6 / math.sqrt(one.size), (name, power)
+    assert [len(normal(odd)) for odd in (0, 1, 3)] == [0, 1, 3]
 
 
 def test_a_uniform_integer_reaches_every_value_below_its_bound() -> None:
