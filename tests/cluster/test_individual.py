@@ -28,12 +28,12 @@ from privmix.budget.statement import AccountsStatement
 from privmix.database.service import ServiceDatabase
 from privmix.keys.records import SCOPES, Scope
 from privmix.keys.store import KeyStore
-from privmix.laboratory.audit.attacks.pipeline import view_differences
 from privmix.training.manifest import Manifest, hash_adapter
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
 from tests.services.alerts.receiver import Receiver, receiving
 from tests.support.app import app_client
+from tests.support.neighbouring import view_differences
 
 PARTS = 3
 HORIZON = 64

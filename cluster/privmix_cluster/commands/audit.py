@@ -333,23 +333,6 @@ def membership_(
     finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
 
 
-@audit.command(name="pipeline", context_settings=ACCEPTED)
-def pipeline_(
-    context: typer.Context,
-    directory: Directory = DIRECTORY / "pipeline",
-    serve: Annotated[bool, typer.Option(help="Also serve both ensembles and compare what a client sees.")] = True,
-    output: Output = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train and serve two corpora that differ in one user, and compare all but one part's model.
-
-    Further options go to `privmix train`: --part-kind text --halves.
-    """
-    from privmix_cluster.work.audit import finish, pipeline_section
-
-    finish([pipeline_section(directory, context.args, serve, Steps())], output, as_json)
-
-
 @audit.command(name="all")
 def all_(
     output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = DIRECTORY / "report",
@@ -365,7 +348,6 @@ def all_(
     from privmix_cluster.work.audit import (
         compared_subjects,
         finish,
-        pipeline_section,
         planned_subjects,
         train_and_query_shadows,
         train_planted,
@@ -389,5 +371,4 @@ def all_(
     members = planned_subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
     shadowed = train_and_query_shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
     every.append(sections.membership_section(shadowed, members, delta, _MEMBERSHIP_DRAWS, steps))
-    every.append(pipeline_section(directory / "pipeline", (), serve=True, steps=steps))
     finish(every, output, as_json)

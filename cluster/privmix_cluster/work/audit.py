@@ -11,13 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from privmix.laboratory.audit.attacks import (
-    black_box,
-    clipped_sums,
-    pipeline,
-    restored_ledger,
-    unpaid,
-)
+from privmix.laboratory.audit.attacks import black_box
 from privmix.laboratory.audit.report.finding import finite
 from privmix.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
 from privmix.laboratory.audit.report.sections import Subject
@@ -34,32 +28,6 @@ from privmix_cluster.parameters import bad, settings_from
 from privmix_cluster.steps import Steps
 
 API_KEY = "PRIVMIX_API_KEY"
-
-
-def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: Steps) -> AttackSection:
-    steps("Training two ensembles with the command's defaults (finished adapters are kept)")
-    worlds = pipeline.train_worlds(directory, words)
-    findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
-    steps("Restoring older copies of a ledger")
-    findings += [
-        pipeline.finding("privmix ledger forfeit", restored_ledger.forfeit_faults(), restored_ledger.ATTACK),
-    ]
-    if serve:
-        steps("Serving each ensemble and asking it as a client")
-        views = [pipeline.view(world) for world in worlds]
-        findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
-    steps("Leaving answers at every point, to get tokens that nobody pays for")
-    findings.append(unpaid.finding(unpaid.unpaid()))
-    steps("Adding one user to a step of DP-SGD")
-    findings.append(pipeline.finding("DP-SGD's sum of clipped gradients", clipped_sums.of_training()))
-    return AttackSection(
-        title="Neighbouring corpora through the commands",
-        text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
-        "no message, no answer but for its sampled text. A ledger that is restored "
-        "from older copies charges each part's account what the part paid. Every token that is sampled is paid for, "
-        "wherever its client leaves. One more user moves a sum of DP-SGD by its own clipped gradient alone.",
-        findings=findings,
-    )
 
 
 def finish(every: Sequence[AttackSection], output: Path | None, as_json: bool) -> None:

@@ -15,13 +15,13 @@ from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.step import PartlySampled
 from privmix.foundation.errors import CoordinatorUnavailable
-from privmix.laboratory.audit.worlds.offline import HeldHere, offline
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.structure import grammar
 from privmix.training import public_model
+from tests.support.offline import HeldHere, offline
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -12,7 +12,6 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Generation
 from privmix.foundation.errors import CoordinatorStopping
-from privmix.laboratory.audit.worlds.offline import offline
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.requests.admission import stream_answer
@@ -21,6 +20,7 @@ from privmix.requests.counters import Counters
 from privmix.requests.errors import from_coordinator
 from privmix.requests.response_queue import ResponseQueue
 from privmix.training import public_model
+from tests.support.offline import offline
 
 TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
 

@@ -33,11 +33,6 @@ NOT_PRIVATE = {
         "texts that a new grammar is tried with, from its own text alone",
     ),
     "privmix/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
-    "privmix/laboratory/audit/attacks/accounts.py": ({"default_rng", "normal"}, "inputs of an audit"),
-    "privmix/laboratory/audit/attacks/clipped_sums.py": (
-        {"default_rng", "manual_seed"},
-        "texts and initial weights of an audit",
-    ),
     "privmix/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
     "privmix/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
     "privmix/laboratory/audit/attacks/releases.py": (

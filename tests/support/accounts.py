@@ -1,7 +1,7 @@
-"""Audits accounts: what every token tells of a part must be charged to the part's account, and stay charged.
+"""Checks accounts: what every token tells of a part must be charged to the part's account, and stay charged.
 
-Claims of accounts are about charges, which no client sees, so that tokens alone refute them slowly. This audit reads
-the charges: it compares them with the exact divergences of the releases, without statistics.
+Claims of accounts are about charges, which no client sees, so that tokens alone refute them slowly. This reads the
+charges: it compares them with the exact divergences of the releases, without statistics.
 """
 
 import dataclasses
@@ -17,15 +17,12 @@ from torch import Tensor
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import ANY_ORDER, PrivacyBudget
-from privmix.laboratory.audit.report.finding import Finding
 from privmix.laboratory.audit.worlds.distributions import renyi_divergence
 from privmix.privacy.accounting.tilts import moment_factor
 from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.shaping import shape
-from privmix.privacy.protocol import Answers, Protocol
+from privmix.privacy.protocol import Answers
 from privmix.privacy.protocols.individual import WHOLE, Individual
-
-ATTACK = "accounts"
 
 PARTS = 64
 """The number of parts of the audited releases. With many parts the bound of a token is tight."""
@@ -49,14 +46,8 @@ class _Case:
     after: Reals
 
 
-def audit_accounts(protocol: Protocol, subject: str | None = None) -> Finding | None:
-    """Compares charges with what the releases tell, and accounts before and after a restart.
-
-    Returns:
-        None if the protocol has no accounts.
-    """
-    if not isinstance(protocol, Individual):
-        return None
+def account_faults(protocol: Individual) -> tuple[str, ...]:
+    """Compares charges with what the releases tell, and accounts before and after a restart; returns what differs."""
     tight = dataclasses.replace(protocol, parts=max(protocol.parts, PARTS))
     cases = [*_revealing(tight), *_random(tight)]
     told = float(max(_told(tight, case, *spent) for case in cases for spent in _SPENT))
@@ -69,9 +60,7 @@ def audit_accounts(protocol: Protocol, subject: str | None = None) -> Finding | 
         refuted.append("what a part says or pays depends on another part")
     if _forgets(protocol):
         refuted.append("a restart of the ledger changes what the accounts were charged")
-    return Finding.of_description(
-        ATTACK, protocol, subject, 1.0, tuple(refuted), {"inputs": len(cases), "largest fraction of a charge": told}
-    )
+    return tuple(refuted)
 
 
 _SPENT = ((False, False), (True, False), (False, True))

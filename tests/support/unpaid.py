@@ -19,15 +19,13 @@ from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Delta, Generation
-from privmix.laboratory.audit.attacks import pipeline
-from privmix.laboratory.audit.report.finding import Finding
-from privmix.laboratory.audit.worlds.offline import CountedArithmetic, offline
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.structure import grammar
 from privmix.training import public_model
+from tests.support.offline import CountedArithmetic, offline
 
 PARTS, TOKENS = 2, 2
 GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")
@@ -158,8 +156,3 @@ def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
             found = departures(kind, protocol, paid_from, Path(folder), held=held)
         sentences += [f"{protocol.event.kind}: {left.difference}" for left in found if left.difference is not None]
     return tuple(sentences)
-
-
-def finding(differences: tuple[str, ...]) -> Finding:
-    """Returns the finding. A token that nobody pays for breaks the claim, with certainty."""
-    return pipeline.finding("tokens that nobody pays for", differences, "a client that leaves")

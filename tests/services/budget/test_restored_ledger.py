@@ -1,19 +1,18 @@
-"""Restores older copies of a ledger with accounts, and compares what each part paid with what `forfeit` charges it.
-
-A copy knows nothing of what was released after it was made, and has no entry of a part that was not served before. The
-attack spends an account as fast as the ledger allows, and adds up what every part paid in all chains.
-"""
+"""Claim: `forfeit` charges every part what it paid, whatever the restored copy knows."""
 
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
+from privmix.budget.accounts import Accounts, Grains
 from privmix.budget.anchor import DirectoryAnchor
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 
-ATTACK = "restoration of older copies"
+_largest = Accounts.largest
 _PARTS, _FEW, _TOKENS = 8, 3, 64
 _COPIES = {"of a new ledger": 0, "from before the ensemble grew": _FEW, "from the same ensemble": _PARTS}
 _RESTORED = 2
@@ -63,3 +62,24 @@ def _spend(ledger: Ledger, parts: int, tokens: int, paid: list[int]) -> None:
         tokens -= granted.count
         for part, own in enumerate(charges):
             paid[part] += own
+
+
+def test_a_restored_ledger_charges_all_parts() -> None:
+    assert forfeit_faults() == ()
+
+
+def test_a_forfeit_that_charges_the_parts_of_the_copy_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted: list[int] = []
+
+    def of_the_copy(accounts: Accounts, parts: int, first: int, last: int, horizon: int, count: int) -> Grains:
+        planted.append(parts)
+        return _largest(accounts, len(accounts.charged), first, last, horizon, count)
+
+    monkeypatch.setattr(Accounts, "largest", of_the_copy)
+    faults = forfeit_faults()
+    assert len(planted) == 6
+    assert [fault.partition(",")[0] for fault in faults] == [
+        f"after restoration {times} of a copy {copy}"
+        for copy in ("of a new ledger", "from before the ensemble grew")
+        for times in (1, 2)
+    ]

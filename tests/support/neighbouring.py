@@ -1,7 +1,7 @@
 """Compares what two neighbouring corpora leave behind, from the commands to HTTP, where only one part may differ.
 
-The other attacks fix the number of parts and attack the mechanism, so they cannot see a number that is computed from
-the corpus. This one runs `privmix train` and `privmix serve` with their defaults on two corpora that differ in one
+Audits fix the number of parts and attack the mechanism, so they cannot see a number that is computed from the corpus.
+This comparison runs `privmix train` and `privmix serve` with their defaults on two corpora that differ in one
 user, and compares everything but one part's model: the manifest, the adapters, what the command says, and each answer
 that a client gets, without its text.
 """
@@ -23,7 +23,6 @@ import yaml
 
 from privmix.foundation.errors import WorkError
 from privmix.foundation.files import digest_files
-from privmix.laboratory.audit.report.finding import Finding
 from privmix.training.corpus import Document
 from privmix.training.manifest import ADAPTER_FILES, Manifest
 from privmix.training.partition import part_of
@@ -172,21 +171,6 @@ def routes(description: Mapping[str, Any]) -> tuple[str, ...]:
 def view_differences(without: Any, present: Any) -> tuple[str, ...]:
     """Returns what differs between two views, as sentences."""
     return tuple(_unequal(without, present))
-
-
-def finding(subject: str, differences: tuple[str, ...], attack: str = "comparison of neighbouring corpora") -> Finding:
-    """Returns the finding of a comparison. Any difference breaks the claim, with certainty."""
-    return Finding(
-        attack=attack,
-        subject=subject,
-        status="certified",
-        claims={},
-        delta=0.0,
-        lower=0.0,
-        confidence=1.0,
-        certain=0.0,
-        refuted=differences,
-    )
 
 
 def _unequal(first: Any, second: Any, place: str = "") -> Iterator[str]:
