@@ -11,7 +11,6 @@ from rich.table import Table
 from privmix_cluster.options import JsonOption
 
 if TYPE_CHECKING:
-    from privmix.budget.recomputation import Recomputed
     from privmix.budget.statement import LedgerStatement
     from privmix.keys.usage import KeyUsage
 
@@ -31,12 +30,6 @@ def budget(
             help="Also show what depends on the private text: epsilons, the parts' accounts. Not for clients.",
         ),
     ] = False,
-    again: Annotated[
-        bool, typer.Option("--recompute", help="Compute the epsilon of all charges again, with every accountant.")
-    ] = False,
-    delta: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The delta for --recompute. Default: the budget's.")
-    ] = None,
     by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
     keys: Annotated[
         str | None,
@@ -49,15 +42,12 @@ def budget(
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
     from privmix.budget.reader import read
-    from privmix.budget.recomputation import recompute
     from privmix.budget.statement import statement
     from privmix.database.service import default_database
     from privmix.foundation.errors import LedgerError
     from privmix.keys.usage import usage_by_key
     from privmix_cluster.secret_files import variable
 
-    if delta is not None and not (again and 0 < delta < 1):
-        raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
     ledger = ledger or variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db"
     try:
         balance = read(ledger)
@@ -66,29 +56,25 @@ def budget(
         raise typer.Exit(1) from error
     private = statement(balance)
     stated = private if operator else private.ledger()
-    recomputed = recompute(balance, delta or balance.terms.delta) if again else None
     used = None
     if by_key:
         place = keys or variable("PRIVMIX_KEYS__DATABASE") or default_database(ledger)
         used = usage_by_key(place)
     if as_json:
         record = stated.model_dump(mode="json")
-        record |= {"recomputed": recomputed.model_dump()} if recomputed else {}
         record |= {"keys": [usage.model_dump(mode="json") for usage in used]} if used is not None else {}
         print(json.dumps(record, indent=2))
     else:
-        _show(stated, recomputed)
+        _show(stated)
         if used is not None:
             Console().print(_by_key(used, stated.tokens_charged))
 
 
-def _show(stated: "LedgerStatement", recomputed: "Recomputed | None") -> None:
+def _show(stated: "LedgerStatement") -> None:
     console = Console()
     console.print(_totals(stated))
     if stated.charges:
         console.print(_charges(stated))
-    if recomputed:
-        console.print(_recomputed(recomputed))
     console.print(stated.guarantee, style="dim")
     if stated.exhausted and not stated.stopped:
         console.print("Exhausted: the rest of the budget is smaller than the cost of one token.")
@@ -136,16 +122,6 @@ def _charges(stated: "LedgerStatement") -> Table:
     for charge in stated.charges:
         parameters = ", ".join(f"{name} {value}" for name, value in charge.event.items() if name != "kind")
         table.add_row(charge.event["kind"], escape(parameters), charge.status, str(charge.tokens))
-    return table
-
-
-def _recomputed(recomputed: "Recomputed") -> Table:
-    title = f"Recomputed at delta {recomputed.delta:g}, for events fixed in advance"
-    table = Table("accountant", title=title, title_justify="left")
-    table.add_column("epsilon", justify="right")
-    table.add_row(f"Rényi, best order ({recomputed.best_order:g})", _number(recomputed.epsilon_rdp))
-    for interval, epsilon in recomputed.epsilon_pld.items():
-        table.add_row(f"privacy loss distribution, grid {interval}", _number(epsilon))
     return table
 
 
