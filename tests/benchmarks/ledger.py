@@ -7,13 +7,8 @@ For SQLite and PostgreSQL, both on this machine's disk with durability on:
 - `accounts_tokens_per_s`: the same for individual budgets with the accounts of 64 parts, in leases of 32 tokens.
 - `commit_ms`: time of one lease of one holder, including the durable commit.
 - `start_s`: time to open a ledger of `rows` rows for writing; `rows_per_s_verified`: speed of a full verification.
-- `verify_one_s`, `verify_all_s`, `verify_ratio`: a full verification by one process and by one on each processor, side
-  by side in this run; of a ledger with `--rows 300000`, the target is 4 s on two processors that do nothing else.
-- `verify_cpu_s`: the processors' time of the second of these over the number of processors: what `verify_all_s` would
-  be if nothing else ran.
 """
 
-import os
 import shutil
 import tempfile
 import threading
@@ -35,7 +30,6 @@ from privmix.budget.records import Leased, Record, Settled
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.rows import append
 from privmix.budget.verification import verify
-from privmix.foundation.cpus import available_cpus
 from privmix.privacy.protocols.individual import HEADROOM, IndividualSettings
 from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix_cluster.options import JsonOption
@@ -152,27 +146,13 @@ def start(place: str, rows: int, name: str) -> dict[str, Any]:
     opened = Ledger.create(place, BUDGET)
     start_s = time.monotonic() - began
     assert opened.balance().rows >= rows
-    took, busy = {}, {}
-    for workers in (1, available_cpus()):
-        began, before = time.monotonic(), cpu_s()
-        assert verify(place, workers=workers).charged == opened.balance().charged
-        took[workers], busy[workers] = time.monotonic() - began, (cpu_s() - before) / workers
-    one_s, all_s = took[1], took[available_cpus()]
+    began = time.monotonic()
+    assert verify(place).charged == opened.balance().charged
     return {
         "rows": opened.balance().rows,
         "start_s": round(start_s, 2),
-        "rows_per_s_verified": round(rows / all_s),
-        "verify_one_s": round(one_s, 2),
-        "verify_all_s": round(all_s, 2),
-        "verify_ratio": round(one_s / all_s, 2),
-        "verify_cpu_s": round(busy[available_cpus()], 2),
+        "rows_per_s_verified": round(rows / (time.monotonic() - began)),
     }
-
-
-def cpu_s() -> float:
-    """Returns the processors' time of this process and of its ended children."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
 
 
 def lengthen(place: str, rows: int, title: str) -> None:

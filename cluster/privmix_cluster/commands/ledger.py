@@ -152,7 +152,6 @@ def verify(
     With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
     """
     from privmix.budget.verification import verify as verified
-    from privmix_cluster.console import display
 
     if head is not None and not _is_hash(head):
         raise typer.BadParameter(
@@ -160,8 +159,7 @@ def verify(
         )
     try:
         key = _signing_key(signing_key_file)
-        shown = display(as_json) if sys.stderr.isatty() else None
-        balance = verified(place, head=head and head.lower(), length=rows, key=key, display=shown)
+        balance = verified(place, head=head and head.lower(), length=rows, key=key)
     except LedgerError as error:
         if not as_json:
             raise _refusal(error) from error

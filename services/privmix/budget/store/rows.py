@@ -42,12 +42,6 @@ def last_checkpoint(connection: Connection) -> int | None:
     return seq
 
 
-def checkpoints(connection: Connection) -> list[int]:
-    """Returns the numbers of all checkpoints, in order."""
-    query = select(ledger_table.c.seq).where(ledger_table.c.kind == Checkpoint.kind).order_by(ledger_table.c.seq)
-    return list(connection.execute(query).scalars())
-
-
 def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:
     """Writes rows that follow the last row. The caller holds the ledger's lock and has verified all earlier rows."""
     if rows:
