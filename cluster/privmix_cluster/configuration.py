@@ -74,9 +74,9 @@ class BudgetSection(Section):
     anchor: str | None = Field(
         None,
         min_length=1,
-        description="where the end of the ledger's chain is stored besides the receipt: an existing directory, an "
-        "object store's URL or another database's URL. A ledger that lost rows is refused. Needed where the ensemble's "
-        "directory cannot be written",
+        description="an existing directory that stores the end of the ledger's chain besides the receipt, on another "
+        "volume than the ledger. A ledger that lost rows is refused. Needed where the ensemble's directory cannot be "
+        "written",
     )
     signing_key: SecretStr | None = Field(
         None,

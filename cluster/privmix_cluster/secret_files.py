@@ -16,7 +16,6 @@ SECRETS = (
     "alerts.secret",
     "alerts.webhooks",
     "batches.files",
-    "budget.anchor",
     "budget.ledger",
     "budget.signing_key",
     "http.api_keys",

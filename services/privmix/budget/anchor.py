@@ -14,23 +14,18 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, Text, delete, insert, select
+from sqlalchemy import Connection, select
 
 from privmix.budget.records import from_json
 from privmix.budget.state import Balance
 from privmix.budget.store.schema import ledger_table
-from privmix.database.backend import DatabaseUsage
-from privmix.database.database import BACKENDS, Database
 from privmix.foundation.errors import (
-    DatabaseError,
-    LedgerError,
     LedgerForeign,
     LedgerMismatch,
     LedgerRolledBack,
@@ -39,15 +34,6 @@ from privmix.foundation.errors import (
 )
 from privmix.foundation.files import create_atomically, locked, write_atomically
 from privmix.privacy.events import Event
-
-_anchor_table = Table(
-    "privmix_anchor",
-    MetaData(),
-    Column("ledger", String(64), primary_key=True),
-    Column("rows", BigInteger, nullable=False),
-    Column("end", Text, nullable=False),
-)
-_ANCHOR = DatabaseUsage("an anchor", lock=0x616E63686F72, table=_anchor_table.name, connections=1)  # "anchor" in ASCII
 
 
 class ChainEnd(BaseModel):
@@ -165,138 +151,15 @@ class DirectoryAnchor(Anchor):
         return self.path / f"{ledger}.json"
 
 
-@dataclass(frozen=True)
-class ObjectAnchor(Anchor):
-    """Stores the ends of chains as objects under a URL of fsspec, such as `s3://bucket/prefix`.
-
-    An object store cannot compare and swap, but can create an object that does not exist. So each end of a chain is an
-    object `ID/NUMBER.json`, and its successor is created under the next number; the largest number is the chain's end.
-    Older objects are removed. A writer that was paused may then create a number again, which is not the largest.
-    """
-
-    url: str
-
-    @property
-    def name(self) -> str:
-        return self.url
-
-    def read(self, ledger: str) -> ChainEnd | None:
-        return self._last(ledger)[1]
-
-    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
-        number, stored = self._last(end.ledger)
-        if not is_same(stored, before):
-            return present(stored, self.name)
-        with explained(self.name, "written"), suppress(FileExistsError):
-            self._create(end.ledger, number + 1, _text(end))
-        stored = self.read(end.ledger)
-        with suppress(Exception):  # what is left over has no effect
-            for old in self._numbers(end.ledger):
-                if old < number:
-                    self._files.rm_file(self._object(end.ledger, old))
-        return present(stored, self.name)
-
-    @cached_property
-    def _files(self) -> Any:
-        from fsspec import AbstractFileSystem
-        from fsspec.core import url_to_fs
-
-        files, _ = url_to_fs(self.url, use_listings_cache=False)
-        if not files.async_impl and type(files).pipe_file is AbstractFileSystem.pipe_file:
-            raise LedgerForeign(f"the anchor {self.url} cannot create an object only if it does not exist")
-        return files
-
-    def _object(self, ledger: str, number: int) -> str:
-        return f"{self.url}/{ledger}/{number:016d}.json"
-
-    def _create(self, ledger: str, number: int, text: bytes) -> None:
-        self._files.pipe_file(self._object(ledger, number), text, mode="create")
-
-    def _numbers(self, ledger: str) -> list[int]:
-        try:
-            names = self._files.ls(f"{self.url}/{ledger}", detail=False)
-        except FileNotFoundError:
-            return []
-        stems = (name.rpartition("/")[2].removesuffix(".json") for name in names)
-        return sorted(int(stem) for stem in stems if stem.isdecimal())
-
-    def _last(self, ledger: str) -> tuple[int, ChainEnd | None]:
-        """Returns the largest number and its end; 0 and the end under the name of earlier versions if there is none."""
-        while True:
-            with explained(self.name, "read"):
-                number = max(self._numbers(ledger), default=0)
-                place = self._object(ledger, number) if number else f"{self.url}/{ledger}.json"
-                try:
-                    text = str(self._files.cat_file(place).decode())
-                except FileNotFoundError:
-                    if number:
-                        continue  # it was replaced and removed after it was listed
-                    text = None
-            return number, _parsed(text, ledger, self.name)
-
-
-class DatabaseAnchor(Anchor):
-    """Stores the ends of chains in a table of a database, which is another one than the ledger's."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._database = Database(url, "write", _ANCHOR)
-        self._new = Database(url, "create", _ANCHOR)
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
-        return type(self), (self._url,)
-
-    @property
-    def name(self) -> str:
-        return self._database.name
-
-    def read(self, ledger: str) -> ChainEnd | None:
-        query = select(_anchor_table.c.end).where(_anchor_table.c.ledger == ledger)
-        try:
-            with self._new.transaction() as connection:
-                _anchor_table.create(connection, checkfirst=True)
-                text = connection.execute(query).scalar()
-        except DatabaseError as error:
-            raise LedgerUnavailable(f"its anchor {self.name} cannot be read: {error}") from error
-        return _parsed(text, ledger, self.name)
-
-    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
-        mine = _anchor_table.c.ledger == end.ledger
-        try:
-            with self._database.transaction() as connection:  # excludes other writers
-                _anchor_table.create(connection, checkfirst=True)
-                text = connection.execute(select(_anchor_table.c.end).where(mine)).scalar()
-                stored = _parsed(text, end.ledger, self.name)
-                # The end itself may be stored by a commit that was not confirmed. Storing it again confirms it.
-                if not is_same(stored, before) and not is_same(stored, end):
-                    return present(stored, self.name)
-                connection.execute(delete(_anchor_table).where(mine))
-                connection.execute(
-                    insert(_anchor_table).values(ledger=end.ledger, rows=end.rows, end=end.model_dump_json())
-                )
-        except DatabaseError as error:
-            raise LedgerUnavailable(f"its anchor {self.name} cannot be written: {error}") from error
-        return end
-
-
 def anchor_at(place: str) -> Anchor:
-    """Returns the anchor at a directory, an object store's URL or a database's URL.
+    """Returns the anchor in a directory.
 
     Raises:
-        LedgerForeign: the URL is of no known kind.
+        LedgerForeign: the place is a URL.
     """
-    scheme = place.partition("://")[0].partition("+")[0] if "://" in place else None
-    try:
-        if scheme is None:
-            return DirectoryAnchor(Path(place).expanduser().absolute())
-        if any(scheme in backend.schemes for backend in BACKENDS):
-            return DatabaseAnchor(place)
-        from fsspec.registry import get_filesystem_class
-
-        get_filesystem_class(scheme)
-    except (DatabaseError, ImportError, ValueError) as error:
-        raise LedgerForeign(f"the anchor must be a directory, an object store or a database: {error}") from error
-    return ObjectAnchor(place.rstrip("/"))
+    if "://" in place:
+        raise LedgerForeign("budget.anchor must be a directory, on another volume than the ledger, and not a URL")
+    return DirectoryAnchor(Path(place).expanduser().absolute())
 
 
 def lost_ends(connection: Connection, balance: Balance, ends: dict[str, ChainEnd]) -> dict[str, ChainEnd]:
@@ -372,14 +235,9 @@ def _parsed(text: str | None, ledger: str, name: str) -> ChainEnd | None:
 
 @contextmanager
 def explained(name: str, done: str) -> Iterator[None]:
-    """Raises LedgerUnavailable for the errors of a place, of which each file system of fsspec has its own."""
+    """Raises LedgerUnavailable for the errors of a file system."""
     try:
         yield
-    except LedgerError:
-        raise
-    except Exception as error:
-        raise LedgerUnavailable(f"its anchor {name} cannot be {done}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LedgerUnavailable(f"its anchor {name} cannot be {done}: {type(error).__name__}: {reason}") from error

@@ -2,7 +2,7 @@
 
 An anchor stores the ends of chains under the ids of their ledgers, and a new ledger has a new id. So an ensemble whose
 receipt and ledger were lost together, as on a volume that is restored to before the first start, would look new to its
-anchor, too. A claim is stored under the ensemble's id, in the form of an end, which every kind of anchor can store. It
+anchor, too. A claim is stored under the ensemble's id, in the form of an end. It
 is created once and never replaced.
 """
 

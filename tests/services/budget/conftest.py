@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import ray
@@ -80,24 +79,11 @@ def ensemble(tmp_path: Path) -> Path:
     return directory
 
 
-def anchor_place(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    """Returns a new place for an anchor of this kind."""
-    match kind:
-        case "directory":
-            (folder / "anchors").mkdir()
-            return str(folder / "anchors")
-        case "objects":
-            return f"memory://{uuid4().hex}/anchors"
-        case "sqlite":
-            return f"sqlite:///{folder}/anchors.db"
-    server: Server = request.getfixturevalue("postgresql")
-    return server.database()
-
-
-@pytest.fixture(params=["directory", "objects", "sqlite", "postgresql"])
-def second(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for the second anchor."""
-    return anchor_place(request.param, request, tmp_path)
+@pytest.fixture
+def second(tmp_path: Path) -> str:
+    """A directory for the second anchor."""
+    (tmp_path / "anchors").mkdir()
+    return str(tmp_path / "anchors")
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,11 @@ from typing import Protocol
 import pytest
 from sqlalchemy import Connection
 
-from privmix.budget.anchor import ChainEnd, DatabaseAnchor
 from privmix.budget.store.database import LedgerDatabase
 from privmix.database.limited_connection import MIGRATION_SILENCE_S, SILENCE_S
 from privmix.database.postgresql import LOCK_TIMEOUT, MIGRATION_TIMEOUT, STATEMENT_TIMEOUT
 from privmix.database.service import ServiceDatabase
-from privmix.foundation.errors import DatabaseUnavailable, KeysUnavailable, LedgerUnavailable
+from privmix.foundation.errors import KeysUnavailable, LedgerUnavailable
 from privmix.keys.store import KeyStore
 from tests.postgresql import Server
 
@@ -147,23 +146,6 @@ def test_a_migration_at_a_server_process_that_hangs_is_given_up(
     ):
         hanging.enter_context(postgresql.hanging_sessions(url))
         connection.exec_driver_sql("SELECT 1")
-
-
-def test_an_anchor_is_written_with_the_limits_of_a_charge(postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every grant waits for it."""
-    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
-    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "1s")
-    first, second = (ChainEnd(ledger="a", rows=rows, head="0" * 64) for rows in (1, 2))
-    anchor = DatabaseAnchor(url := postgresql.database())
-    assert anchor.read("a") is None
-    anchor.swap(first, None)
-    with pytest.raises(DatabaseUnavailable), anchor._database.transaction() as connection:
-        time.sleep(2.5)  # longer than a writer may keep the others out
-        connection.exec_driver_sql("SELECT 1")
-    anchor.swap(first, first)
-    with postgresql.hanging_sessions(url):
-        anchor.swap(second, first)  # over another connection
-    assert anchor.read("a") == second
 
 
 def test_a_server_on_the_network_must_encrypt(content: str, postgresql: Server) -> None:
