@@ -1,4 +1,4 @@
-"""Describes how an evaluation compares each protocol: its label, its settings at one budget, and what sweeps vary.
+"""Describes how an evaluation compares each protocol: its label, and its settings at one budget.
 
     for settings in of("pmixed").compared(parts, budget.limits()):
         print(label(settings))
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from privmix.laboratory.evaluation.options import Quantity
 from privmix.privacy.accounting import published
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
@@ -43,15 +42,12 @@ class ProtocolComparison:
         compared: (parts, limits) to the settings of a table at one budget; none for references.
         drawing: (settings, rows) to settings with at most so many part rows for a token, or None if they need the rows
             of all parts.
-        varied: (settings, quantity, value, parts) to settings with another value, or None if they have no such
-            quantity.
     """
 
     label: Callable[[Any], str]
     compared: Callable[[int, Limits], Iterable[Settings]]
     distinct_label: Callable[[Any], str] | None = None
     drawing: Callable[[Any, int], Settings | None] = lambda settings, rows: None
-    varied: Callable[[Any, Quantity, float, int], Settings | None] = lambda settings, quantity, value, parts: None
 
 
 def of(name: str) -> ProtocolComparison:
@@ -90,11 +86,6 @@ def drawing(settings: Settings, rows: int) -> Settings:
     return drawn
 
 
-def varied(settings: Settings, quantity: Quantity, value: float, parts: int) -> Settings | None:
-    """Returns these settings with another ``q``, ``order`` or ``radius``; None if they have no such parameter."""
-    return of(settings.protocol).varied(settings, quantity, value, parts)
-
-
 def _default(chosen: type[Settings]) -> Callable[[int, Limits], Iterable[Settings]]:
     return lambda parts, limits: (chosen.model_validate(limits),)
 
@@ -119,12 +110,6 @@ def _published(limits: Limits, q: float) -> PMixedSettings:
     return PMixedSettings.model_validate({"mollifier": "renyi", "q": q, "order": order, **limits})
 
 
-def _vary_pmixed(settings: PMixedSettings, quantity: Quantity, value: float, parts: int) -> PMixedSettings | None:
-    if quantity == "q" or quantity == ("order" if settings.mollifier == "renyi" else "radius"):
-        return settings.model_copy(update={quantity: int(value) if quantity == "order" else value})
-    return None
-
-
 def _adapmixed_label(settings: AdaPMixedSettings) -> str:
     return "AdaPMixed, certified" if settings.mollifier == "ratio" else "AdaPMixed, as published"
 
@@ -134,20 +119,9 @@ def _adapmixed(parts: int, limits: Limits) -> Iterator[AdaPMixedSettings]:
     yield AdaPMixedSettings.model_validate(limits)
 
 
-def _vary_adapmixed(
-    settings: AdaPMixedSettings, quantity: Quantity, value: float, parts: int
-) -> AdaPMixedSettings | None:
-    has_order = quantity == "order" and settings.mollifier == "renyi"
-    return settings.model_copy(update={"order": value}) if has_order else None
-
-
 def _submix(parts: int, limits: Limits) -> Iterator[SubMixSettings]:
     order = published.preferred_order(int(SubMixSettings().order), limits["epsilon"], limits["delta"])
     yield SubMixSettings.model_validate({"order": order, **limits})
-
-
-def _vary_submix(settings: SubMixSettings, quantity: Quantity, value: float, parts: int) -> SubMixSettings | None:
-    return settings.model_copy(update={"order": value}) if quantity == "order" else None
 
 
 def _gnmax(parts: int, limits: Limits) -> Iterator[GNMaxSettings]:
@@ -171,38 +145,19 @@ def _draw_exponential(settings: ExponentialSettings, rows: int) -> ExponentialSe
     return settings.model_copy(update={"sample": rows if settings.sample is None else min(rows, settings.sample)})
 
 
-def _vary_exponential(
-    settings: ExponentialSettings, quantity: Quantity, value: float, parts: int
-) -> ExponentialSettings | None:
-    match quantity:
-        case "q":
-            return settings.model_copy(update={"sample": _nearest(value, parts)})
-        case "radius":
-            return settings.model_copy(update={"radius": value})
-        case _:
-            return None
-
-
-def _nearest(fraction: float, parts: int) -> int:
-    """Returns the number of parts that is nearest to a fraction of them."""
-    return max(1, round(fraction * parts))
-
-
 COMPARISONS: Mapping[str, ProtocolComparison] = {
     "pmixed": ProtocolComparison(
         _pmixed_label,
         _pmixed,
         drawing=lambda settings, rows: settings if settings.mollifier == "ratio" else None,
-        varied=_vary_pmixed,
     ),
-    "adapmixed": ProtocolComparison(_adapmixed_label, _adapmixed, varied=_vary_adapmixed),
-    "submix": ProtocolComparison(lambda _: "SubMix", _submix, varied=_vary_submix),
+    "adapmixed": ProtocolComparison(_adapmixed_label, _adapmixed),
+    "submix": ProtocolComparison(lambda _: "SubMix", _submix),
     "exponential": ProtocolComparison(
         lambda _: _EXPONENTIAL,
         _exponential,
         _distinct_exponential_label,
         _draw_exponential,
-        _vary_exponential,
     ),
     "individual": ProtocolComparison(lambda _: "Individual budgets", _default(PROTOCOLS["individual"])),
     "gnmax": ProtocolComparison(lambda _: "GNMax", _gnmax),

@@ -18,13 +18,11 @@ from privmix.foundation.progress import Display
 from privmix.laboratory.evaluation import comparisons, methods
 from privmix.laboratory.evaluation.cases import Case, PlannedCase
 from privmix.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
-from privmix.laboratory.evaluation.options import SWEEP_RUNS, EvaluationOptions, Quantity
+from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix.laboratory.evaluation.results import (
     Evaluation,
     Result,
     ResultTable,
-    SweepPoint,
-    SweepResult,
     impossible,
     result,
 )
@@ -38,7 +36,6 @@ from privmix.privacy.protocols.public import PublicSettings
 from privmix.privacy.settings import Settings
 from privmix.training.corpus import Corpus, Document
 from privmix.training.manifest import Adapter, PrivateTraining
-from privmix.training.options import TokenBudget
 
 _WITHOUT_BASE = (PublicSettings, EnsembleSettings, FinetunedSettings, DpSgdSettings)
 """Settings that no private base is charged to: they have no budget, or are the base itself."""
@@ -58,6 +55,7 @@ def evaluate(
         WorkError: a task failed, or another evaluation is writing to `output`.
     """
     _check_names(ensembles)
+    _check_fields(ensembles.main, options)
     with _only_writer(output), display or Display() as shown:
         shown.say("reading the held-out text")
         documents = list(held_out)
@@ -83,8 +81,9 @@ class _Comparison:
 
     def compute(self, cluster: ExitStack) -> None:
         self._bench.compute_rows(self._models(), cluster, self._options.drawn)
-        for case, _ in self._cases():
-            self._plan(case)
+        for value in self._options.points:
+            for _, case in self._rows_of_table(value):
+                self._plan(case)
         self._bench.compute_outcomes(self._wanted(), cluster)
 
     def results(self, documents: list[Document]) -> Evaluation:
@@ -100,9 +99,10 @@ class _Comparison:
             halves=self._halves,
             drawn=self._options.drawn if self._few(main) else None,
             base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
-            tables=tuple(ResultTable(budget, tuple(self._table(budget))) for budget in options.budgets),
-            sweep_runs=self._sweep_runs,
-            sweeps=tuple(self._sweeps()),
+            sweep=options.sweep,
+            tables=tuple(
+                ResultTable(value, options.budget(value), tuple(self._table(value))) for value in options.points
+            ),
         )
 
     def _models(self) -> Iterator[tuple[TrainedEnsemble, Sequence[Adapter]]]:
@@ -117,42 +117,33 @@ class _Comparison:
 
     def _wanted(self) -> Iterator[tuple[int, PlannedCase]]:
         """Yields each run with each of its protocols."""
-        runs: dict[Case, int] = {}
-        for case, count in self._cases():
-            runs[case] = max(count, runs.get(case, 0))
         for run in range(len(self._text.runs)):
-            for case, count in runs.items():
-                planned = self._planned[case]
-                if isinstance(planned, PlannedCase) and run < count:
+            for planned in self._planned.values():
+                if isinstance(planned, PlannedCase):
                     yield run, planned
 
-    def _cases(self) -> Iterator[tuple[Case, int]]:
-        """Yields the cases to evaluate, each with its number of runs."""
-        for budget in self._options.budgets:
-            yield from ((case, len(self._text.runs)) for _, case in self._rows_of_table(budget))
-        for _, points in self._swept():
-            yield from ((case, self._sweep_runs) for _, _, case in points)
-
-    @property
-    def _sweep_runs(self) -> int:
-        return min(SWEEP_RUNS, len(self._text.runs))
-
-    def _rows_of_table(self, budget: TokenBudget) -> Iterator[tuple[str, Case]]:
-        main = self._ensembles.main
+    def _rows_of_table(self, value: str | None) -> Iterator[tuple[str, Case]]:
+        main, budget = self._ensembles.main, self._options.budget(value)
         yield from self._references()
         if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
             yield self._case(trained, methods.dp_sgd(budget, private_training(trained.manifest)))
         for based in self._ensembles.on_bases:
             if (training := based.base_training) is not None and training.epsilon <= budget.epsilon:
                 yield self._case(based, methods.dp_sgd(budget, training))
-        yield from self._included(main, methods.private(budget, main.parts, self._halves))
+        yield from self._included(main, value, self._halves)
         for other in sorted(self._ensembles.others, key=lambda ensemble: -ensemble.parts):
             yield self._case(other, EnsembleSettings())
-            yield from self._included(other, methods.private(budget, other.parts, halves=False))
+            yield from self._included(other, value, halves=False)
 
-    def _included(self, ensemble: TrainedEnsemble, compared: Iterable[Settings]) -> Iterator[tuple[str, Case]]:
-        """Yields each case to evaluate once: with few parts scored, several draw these."""
-        yield from dict.fromkeys(self._case(ensemble, each) for each in compared if self._options.include(each))
+    def _included(self, ensemble: TrainedEnsemble, value: str | None, halves: bool) -> Iterator[tuple[str, Case]]:
+        """Yields each case to evaluate once: a value of a field, or few scored parts, can make several alike."""
+        options, labels = self._options, dict[Case, str]()
+        private = methods.private(options.budget(value), ensemble.parts, halves)
+        compared = [settings for settings in private if options.include(settings)]
+        for settings, label in methods.with_fields(compared, options.given(value), options.sweep):
+            drawn_label, case = self._case(ensemble, settings)
+            labels.setdefault(case, drawn_label if self._few(ensemble) else label)
+        yield from ((label, case) for case, label in labels.items())
 
     def _references(self) -> Iterator[tuple[str, Case]]:
         main, finetuned = self._ensembles.main, self._ensembles.finetuned
@@ -160,17 +151,6 @@ class _Comparison:
         if finetuned is not None:
             yield self._case(finetuned, FinetunedSettings())
         yield self._case(main, EnsembleSettings())
-
-    def _swept(self) -> Iterator[tuple[Quantity, list[tuple[float, str, Case]]]]:
-        main, budget = self._ensembles.main, self._options.sweep_budget
-        for sweep in methods.sweeps(budget, main.parts, self._halves):
-            if sweep.quantity not in self._options.sweeps:
-                continue
-            included = [point for point in sweep.points if self._options.include(point.settings)]
-            points = [(point.value, *self._case(main, point.settings)) for point in included]
-            if sweep.quantity == "q":  # a distinct label would name the varied number of parts
-                points = [(value, comparisons.label(case.settings), case) for value, _, case in points]
-            yield sweep.quantity, list(dict.fromkeys(points))
 
     def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> tuple[str, Case]:
         """Returns settings that draw no more parts than are scored, if they can, and their label.
@@ -185,16 +165,9 @@ class _Comparison:
                 settings = comparisons.drawing(settings, drawn)
         return comparisons.distinct_label(settings), Case(ensemble.directory, settings)
 
-    def _table(self, budget: TokenBudget) -> Iterable[Result]:
+    def _table(self, value: str | None) -> Iterator[Result]:
         runs = len(self._text.runs)
-        return [self._result(label, case, runs) for label, case in self._rows_of_table(budget)]
-
-    def _sweeps(self) -> Iterator[SweepResult]:
-        runs = self._sweep_runs
-        references = tuple(self._result(label, case, runs) for label, case in self._references())
-        for quantity, points in self._swept():
-            results = tuple(SweepPoint(value, self._result(label, case, runs)) for value, label, case in points)
-            yield SweepResult(quantity, self._options.sweep_budget, results, references)
+        return (self._result(label, case, runs) for label, case in self._rows_of_table(value))
 
     def _result(self, label: str, case: Case, runs: int) -> Result:
         planned = self._planned[case]
@@ -255,6 +228,15 @@ def _check_names(ensembles: ComparedEnsembles) -> None:
             raise InputError(f"ensemble: {same} and {directory} have one name, and the report shows names; rename one")
 
 
+def _check_fields(main: TrainedEnsemble, options: EvaluationOptions) -> None:
+    """Raises `InputError` if no protocol takes a value of a field, before anything is computed."""
+    for value in options.points:
+        private = methods.private(options.budget(value), main.parts, halves=bool(main.halves))
+        compared = [settings for settings in private if options.include(settings)]
+        for name, own in options.given(value).items():
+            methods.check_taken(compared, name, own)
+
+
 def _text(documents: Iterable[Document], ensembles: ComparedEnsembles, options: EvaluationOptions) -> EvaluationText:
     from transformers import AutoTokenizer
 
@@ -263,7 +245,7 @@ def _text(documents: Iterable[Document], ensembles: ComparedEnsembles, options: 
         documents,
         tokenizer,
         context=options.context,
-        tokens=options.run_tokens or min(options.tokens),
+        tokens=options.run_tokens or min(options.budget(value).tokens for value in options.points),
         runs=options.runs,
         seed=options.seed,
     )

@@ -1,15 +1,14 @@
-"""Lists the settings to compare: those of every protocol at one budget, and sweeps over one quantity."""
+"""Lists the settings to compare: those of every protocol at one budget, with chosen values of their fields."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
+from pydantic import ValidationError
+
+from privmix.foundation.errors import InputError
 from privmix.laboratory.evaluation import comparisons
-from privmix.laboratory.evaluation.comparisons import distinct_label, label
-from privmix.laboratory.evaluation.options import Quantity
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.dp_sgd import DpSgdSettings
-from privmix.privacy.protocols.ensemble import EnsembleSettings
 from privmix.privacy.settings import Settings
 from privmix.training.manifest import PrivateTraining
 from privmix.training.options import TokenBudget
@@ -29,71 +28,60 @@ def private(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Settings]
             yield from comparisons.compared(name, parts, budget.limits())
 
 
-def planned(budget: TokenBudget, parts: int) -> Iterator[Settings]:
-    """Yields the settings without noise. Their cost is fixed in advance, so runs of any length show its effect."""
-    return (settings for settings in private(budget, parts, halves=False) if not settings.mechanism.noisy)
+def with_fields(
+    compared: Sequence[Settings], given: Mapping[str, str], swept: str | None = None
+) -> Iterator[tuple[Settings, str]]:
+    """Yields settings with the given values of their fields, and the label of each in tables and the plot.
+
+    Settings without a field keep theirs, and are left out if the field is `swept`. Along a number, the label names the
+    settings before the sweep, so that a line has one name.
+    """
+    for settings in compared:
+        fixed = settings
+        for name, value in given.items():
+            if name != swept:
+                fixed = _taking(fixed, name, value) or fixed
+        if swept is None or swept not in given:
+            yield fixed, comparisons.distinct_label(fixed)
+            continue
+        varied = _taking(fixed, swept, given[swept])
+        if varied is not None:
+            yield varied, comparisons.distinct_label(fixed if number(given[swept]) is not None else varied)
 
 
-@dataclass(frozen=True)
-class Point:
-    """Holds one point of a line of a sweep."""
-
-    value: float
-    settings: Settings
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Varies one quantity; everything else is as in the table. Points with the same label form a line."""
-
-    quantity: Quantity
-    points: tuple[Point, ...]
+def number(text: str | None) -> float | None:
+    """Returns the number that a value of a sweep is; None if it is none."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
-EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-TOKENS = (64, 256, 1024, 4096, 16384)
-FRACTIONS = (0.0625, 0.125, 0.25, 0.5, 1.0)
-ORDERS = (3, 4, 6, 8, 12, 16)
-RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+def _taking(settings: Settings, name: str, value: str) -> Settings | None:
+    """Returns settings with another value of a field; None if they have no such field, or do not take the value."""
+    try:
+        return _changed(settings, name, value)
+    except ValidationError:
+        return None
 
 
-def sweeps(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Sweep]:
-    yield Sweep(
-        "epsilon",
-        tuple(
-            Point(epsilon, settings)
-            for epsilon in EPSILONS
-            for settings in private(budget.model_copy(update={"epsilon": epsilon}), parts, halves)
-        ),
-    )
-    yield Sweep(
-        "tokens",
-        tuple(
-            Point(tokens, settings)
-            for tokens in TOKENS
-            for settings in planned(budget.model_copy(update={"tokens": tokens}), parts)
-        ),
-    )
-    without_noise = list(planned(budget, parts))
-    one_each = (settings for settings in without_noise if distinct_label(settings) == label(settings))
-    yield _varied("q", [q for q in FRACTIONS if q * parts >= 1], one_each, parts)
-    yield _varied("order", ORDERS, private(budget, parts, halves), parts)
-    # These have no budget; the figure shows their cost instead.
-    unlimited = (settings.model_copy(update={"epsilon": None}) for settings in without_noise)
-    yield _varied("radius", RADII, unlimited, parts)
+def _changed(settings: Settings, name: str, value: str) -> Settings:
+    own: Mapping[str, object] = {name: None if value == "none" else value}
+    return type(settings).model_validate({**settings.model_dump(exclude_unset=True), **own})
 
 
-@cache
-def labels() -> tuple[str, ...]:
-    """Returns the labels of all lines that a figure may contain."""
-    budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=1024)
-    compared = [*private(budget, 64, halves=True), EnsembleSettings()]
-    return tuple(dict.fromkeys(map(distinct_label, compared)))
-
-
-def _varied(quantity: Quantity, values: Iterable[float], compared: Iterable[Settings], parts: int) -> Sweep:
-    compared = list(compared)
-    points = (
-        (value, comparisons.varied(settings, quantity, value, parts)) for value in values for settings in compared
-    )
-    return Sweep(quantity, tuple(Point(value, settings) for value, settings in points if settings is not None))
+def check_taken(compared: Sequence[Settings], name: str, value: str) -> None:
+    """Raises `InputError` that names the field if none of the settings take this value of it."""
+    having = [settings for settings in compared if name in type(settings).model_fields and name != "protocol"]
+    if not having:
+        fields = {own for settings in compared for own in type(settings).model_fields} - {"protocol"}
+        raise InputError(f"{name}: no protocol here has such a field; they have {', '.join(sorted(fields)) or 'none'}")
+    problems = []
+    for settings in having:
+        try:
+            _changed(settings, name, value)
+        except ValidationError as error:
+            problems.append(f"{name}: {settings.protocol} does not take {value!r}: {error.errors()[0]['msg']}")
+        else:
+            return
+    raise InputError(problems[0])

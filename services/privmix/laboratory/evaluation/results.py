@@ -7,7 +7,6 @@ from typing import Any
 
 from privmix.laboratory.evaluation.cases import Case
 from privmix.laboratory.evaluation.estimate import Estimate
-from privmix.laboratory.evaluation.options import Quantity
 from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult
 from privmix.privacy import accounting
 from privmix.privacy.accounting import planning
@@ -229,76 +228,27 @@ def _infinite(runs: int) -> Estimate:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Holds the results of all methods at one budget: references, methods of the main ensemble, other ensembles."""
+    """Holds the results of all methods at one budget: references, methods of the main ensemble, other ensembles.
 
+    Attributes:
+        value: the value of the swept field; None without a sweep.
+    """
+
+    value: str | None
     budget: TokenBudget
     results: tuple[Result, ...]
 
-    def of(self, protocol: str, ensemble: str | None = None) -> Result | None:
-        """Returns the possible result of a protocol with the smallest perplexity, of one ensemble if it is given."""
+    def best_certified(self) -> Result | None:
+        """Returns the best method that is certified for users. A bound of a perplexity is never the best."""
         return min(
             (
                 result
                 for result in self.results
-                if result.protocol == protocol and ensemble in (None, result.ensemble) and result.problem is None
+                if result.protects_users and not result.bounded and math.isfinite(_perplexity(result))
             ),
             key=_perplexity,
             default=None,
         )
-
-    def best_certified(self, protocol: str | None = None, ensemble: str | None = None) -> Result | None:
-        """Returns the best method that is certified for users, of one protocol or ensemble if they are given.
-
-        A bound of a perplexity is never the best.
-        """
-        return min(
-            (
-                result
-                for result in self.results
-                if result.protects_users
-                and not result.bounded
-                and protocol in (None, result.protocol)
-                and ensemble in (None, result.ensemble)
-                and math.isfinite(_perplexity(result))
-            ),
-            key=_perplexity,
-            default=None,
-        )
-
-    def reference(self) -> Result | None:
-        """Returns the best model without privacy: the fine-tuned model or an ensemble. None if it gains nothing."""
-        best = min(
-            (result for result in self.results if result.protocol in ("finetuned", "ensemble") and result.change),
-            key=_perplexity,
-            default=None,
-        )
-        return best if best is not None and best.change is not None and best.change.mean < 1 else None
-
-    def gap_closed(self, result: Result) -> Estimate | None:
-        """Returns how much of the gap from the public model to `reference` a result closes, in log-perplexity."""
-        reference = self.reference()
-        if reference is None or reference.change is None or result.change is None or result.protocol == "public":
-            return None
-        gap = math.log(reference.change.mean)
-        return Estimate.of([math.log(change) / gap for change in result.change.runs])
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """Holds the result at one value of the varied quantity."""
-
-    value: float
-    result: Result
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """Holds results over one quantity. `references` do not depend on it."""
-
-    quantity: Quantity
-    budget: TokenBudget
-    points: tuple[SweepPoint, ...]
-    references: tuple[Result, ...]
 
 
 @dataclass(frozen=True)
@@ -311,7 +261,7 @@ class Evaluation:
         apart: whether the runs share no text.
         parts: the number of parts of the main ensemble.
         drawn: the number of its parts that are scored at each position; None means all.
-        sweep_runs: the number of runs in the sweeps.
+        sweep: the swept field; None without a sweep.
     """
 
     documents: int
@@ -324,6 +274,5 @@ class Evaluation:
     halves: bool
     drawn: int | None
     base_model: str
+    sweep: str | None
     tables: tuple[ResultTable, ...]
-    sweep_runs: int
-    sweeps: tuple[SweepResult, ...]

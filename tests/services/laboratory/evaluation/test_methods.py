@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.comparisons import distinct_label, label, varied
+from privmix.laboratory.evaluation.comparisons import distinct_label, label
 from privmix.laboratory.evaluation.ensembles import private_training
-from privmix.laboratory.evaluation.methods import dp_sgd, private, sweeps
-from privmix.laboratory.evaluation.options import EvaluationOptions, Quantity
+from privmix.laboratory.evaluation.methods import dp_sgd, private
+from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix.laboratory.evaluation.rows import RowReader
 from privmix.laboratory.evaluation.trial import run_trials
 from privmix.privacy.accounting import planning
@@ -63,22 +63,14 @@ def test_an_order_is_the_papers_where_the_budget_allows_it(
         assert orders == [published, halves]
 
 
-def test_a_sweep_varies_one_quantity() -> None:
-    by_quantity = {sweep.quantity: sweep for sweep in sweeps(budget(8), PARTS, halves=True)}
-    assert set(by_quantity) == {"epsilon", "tokens", "q", "order", "radius"}
-
-    lasting: tuple[Quantity, ...] = ("epsilon", "tokens")
-    for quantity in lasting:
-        assert all(getattr(point.settings, quantity) == point.value for point in by_quantity[quantity].points)
-    parameters: tuple[Quantity, ...] = ("q", "order", "radius")
-    for quantity in parameters:
-        points = by_quantity[quantity].points
-        assert all(point.settings == varied(point.settings, quantity, point.value, PARTS) for point in points)
-    for point in by_quantity["q"].points:
-        draws = point.settings.plan(PARTS).draws((PARTS,))
-        assert 0 < sum(count * chance for (count,), chance in draws.items()) <= point.value * PARTS * (1 + 1e-9)
-    assert {point.settings.epsilon for point in by_quantity["tokens"].points} == {8.0}
-    assert {point.settings.epsilon for point in by_quantity["radius"].points} == {None}
+def test_a_sweep_of_the_budget_has_a_budget_for_each_value() -> None:
+    options = EvaluationOptions.checked(sweep="tokens", values=("64", "256", "64"), fields={"delta": "1e-6"})
+    assert [options.budget(value).tokens for value in options.points] == [64, 256]
+    assert (options.budget("64").delta, options.given("64")) == (1e-6, {})
+    with pytest.raises(InputError, match="tokens: "):
+        EvaluationOptions.checked(sweep="tokens", values=("many",)).budget("many")
+    with pytest.raises(InputError, match="sweep: give a field and its values"):
+        EvaluationOptions.checked(sweep="q")
 
 
 def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ PLAIN = TrainingOptions(
 )
 PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
 OPTIONS = EvaluationOptions(
-    epsilons=(4.0, 8.0), tokens=(TOKENS,), protocols=("exponential",), run_tokens=24, runs=2, context=48, sweeps=(),
+    sweep="epsilon", values=("4", "8"), tokens=TOKENS, protocols=("exponential",), run_tokens=24, runs=2, context=48,
     precision="float32",
 )  # fmt: skip
 
