@@ -75,7 +75,7 @@ def users_per_s(lengths: Sequence[int], rounds: int = 3) -> dict[str, float]:
     gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU), options.block, "b")
     sums: dict[str, Callable[[Sequence[Tokens]], Any]] = {
         "privmix": lambda units: gradients.clipped_sum(units, 1.0),
-        "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU)),
+        "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU).train()),  # its hooks need the mode
     }
     taken: dict[str, list[float]] = {name: [] for name in sums}
     for _ in range(1 + rounds):  # the first round warms up
