@@ -51,7 +51,6 @@ Draws = Annotated[int, typer.Option(min=1, help="The number of releases to avera
 Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
 Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The fraction of the coins to guess.")]
 Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
-Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
 
 DIRECTORY = Path("run/audit")
 
@@ -70,7 +69,6 @@ def likelihood(
     url_without: Annotated[str | None, typer.Option(help="The same with one part's model replaced.")] = None,
     prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
     temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
-    output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the likelihood-ratio test in the worst known case of each protocol, with its real draws and sampling.
@@ -99,8 +97,8 @@ def likelihood(
         except NoPairError as error:
             raise bad("protocol", str(error)) from error
         mechanism = sections.mechanism_section(subjects, releases, steps)
-        return finish([section, mechanism], output, as_json)
-    return finish([section], output, as_json)
+        return finish([section, mechanism], as_json)
+    return finish([section], as_json)
 
 
 @audit.command()
@@ -108,7 +106,6 @@ def published(
     tokens: Counts = None,
     epsilon: Epsilons = None,
     delta: Delta = _DELTA,
-    output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the cost of PMixED as published in the worst known case, beside the certified mollifier.
@@ -124,7 +121,7 @@ def published(
         )
     except ValueError as error:
         raise bad("epsilon", str(error)) from error
-    finish([section], output, as_json)
+    finish([section], as_json)
 
 
 @audit.command()
@@ -171,7 +168,6 @@ def extraction_(
     top_k: TopK = _TOP_K,
     draws: Draws = _EXTRACTION_DRAWS,
     url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
-    output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plant secrets in the demo corpus and measure how often each protocol outputs them, and how high they rank.
@@ -198,7 +194,7 @@ def extraction_(
         charged = sum(canary.length for canary in included) * attempts
         steps(f"Asking {url} for {charged} tokens: every one of them is charged")
         served = extraction.over_http(url, included, attempts, top_k, os.environ.get(API_KEY))
-    finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], output, as_json)
+    finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], as_json)
 
 
 @audit.command(name="one-run", context_settings=ACCEPTED)
@@ -214,7 +210,6 @@ def one_run(
     directory: Annotated[
         Path | None, typer.Option(help="The directory of `privmix audit extraction`: also guess its planted users.")
     ] = None,
-    output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
@@ -233,7 +228,7 @@ def one_run(
         count = queries * sum(canary.length for canary in trained.outputs)
         on_testbed = planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
     section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
-    finish([section], output, as_json)
+    finish([section], as_json)
 
 
 @audit.command()
@@ -246,7 +241,6 @@ def released(
     text_field: TextFieldOption = "text",
     confidence: Confidence = _CONFIDENCE,
     guesses: Guesses = _GUESSES,
-    output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below by released text alone: train a model on it, and guess who was planted.
@@ -265,7 +259,7 @@ def released(
     steps(f"Asking the models for {len(canaries)} secrets")
     scores, of_the_corpus = released_text.score((trained, corpus), canaries)
     section = sections.released_section(read, canaries, scores, of_the_corpus, confidence, guesses)
-    finish([section], output, as_json)
+    finish([section], as_json)
 
 
 @audit.command()
@@ -319,7 +313,6 @@ def membership_(
     delta: Delta = _DELTA,
     top_k: TopK = _TOP_K,
     draws: Draws = _MEMBERSHIP_DRAWS,
-    output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
     """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
@@ -330,19 +323,18 @@ def membership_(
     given, epsilons = options(context.args), epsilon or _MEMBERSHIP_EPSILONS
     subjects = planned_subjects(protocol, given, parts, epsilons, (tokens,), delta)
     shadowed = train_and_query_shadows(directory, size, subjects, top_k, steps, as_json)
-    finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
+    finish([sections.membership_section(shadowed, subjects, draws, steps)], as_json)
 
 
 @audit.command(name="all")
 def all_(
-    output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = DIRECTORY / "report",
     directory: Directory = DIRECTORY,
     delta: Delta = _DELTA,
     confidence: Confidence = _CONFIDENCE,
     releases: Releases = _RELEASES,
     as_json: JsonOption = False,
 ) -> None:
-    """Run every attack with its defaults and write one report."""
+    """Run every attack with its defaults."""
     from privmix.laboratory.audit.report import sections
     from privmix.laboratory.audit.worlds import testbed
     from privmix_cluster.work.audit import (
@@ -370,5 +362,5 @@ def all_(
     every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
     members = planned_subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
     shadowed = train_and_query_shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
-    every.append(sections.membership_section(shadowed, members, delta, _MEMBERSHIP_DRAWS, steps))
-    finish(every, output, as_json)
+    every.append(sections.membership_section(shadowed, members, _MEMBERSHIP_DRAWS, steps))
+    finish(every, as_json)

@@ -30,15 +30,13 @@ from privmix_cluster.steps import Steps
 API_KEY = "PRIVMIX_API_KEY"
 
 
-def finish(every: Sequence[AttackSection], output: Path | None, as_json: bool) -> None:
-    """Writes and shows the report; exits with 1 if a claim is broken."""
+def finish(every: Sequence[AttackSection], as_json: bool) -> None:
+    """Shows the report; exits with 1 if a claim is broken."""
     report = AuditReport(every)
-    if output is not None:
-        report.write(output)
     if as_json:
         print(json.dumps(report.record(), indent=2))
     else:
-        _show(report, output)
+        _show(report)
     if report.broken:
         raise typer.Exit(1)
 
@@ -119,7 +117,7 @@ def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float,
     return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
 
 
-def _show(report: AuditReport, output: Path | None) -> None:
+def _show(report: AuditReport) -> None:
     shown = console()
     for section in report.sections:
         # A section's own table repeats its findings.
@@ -127,8 +125,6 @@ def _show(report: AuditReport, output: Path | None) -> None:
         shown.print(escape(section.text), style="dim")
     for finding in report.broken:
         shown.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
-    if output is not None:
-        shown.print(f"written: {escape(str(output / 'audit.html'))}", soft_wrap=True)
 
 
 def titled_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -7,14 +7,12 @@ hardly changes epsilon.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from privmix.laboratory.audit.attacks.frequencies import refuted, token_counts
 from privmix.laboratory.audit.report.finding import CERTAIN, Finding
-from privmix.laboratory.audit.report.roc import Roc, best_test, epsilon_of
+from privmix.laboratory.audit.report.roc import best_test, epsilon_of
 from privmix.laboratory.audit.worlds import distributions
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
@@ -28,14 +26,6 @@ _MAX_ORDER = 8.0
 _CHOICE_CONFIDENCE = 0.999
 
 
-@dataclass(frozen=True)
-class AuditResult:
-    """A finding and the ROC curve behind it."""
-
-    finding: Finding
-    roc: Roc
-
-
 def audit(
     protocol: Protocol,
     *,
@@ -46,7 +36,7 @@ def audit(
     releases: int = 200_000,
     confidence: float = 0.95,
     subject: str | None = None,
-) -> AuditResult:
+) -> Finding:
     """Attacks a protocol's claim for a number of tokens.
 
     Args:
@@ -73,7 +63,7 @@ def audit(
     counts = [*token_counts(described[0], samples[0], "before"), *token_counts(described[1], samples[1], "after")]
     first, second = (_scores(ratio[sample], trials, tokens) for sample in samples)
     lower, certain = held_out_epsilons(first, second, delta, (confidence, CERTAIN))
-    finding = Finding(
+    return Finding(
         attack="likelihood-ratio test",
         subject=subject or protocol.name,
         status=protocol.guarantee.status,
@@ -92,7 +82,6 @@ def audit(
             "event": event.to_json(),
         },
     )
-    return AuditResult(finding, Roc.of(first, second))
 
 
 def claims_of(event: Event, tokens: int, delta: float) -> Mapping[str, float]:
@@ -123,8 +112,3 @@ def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
 def _scores(ratios: Reals, trials: int, tokens: int) -> Reals:
     # Rounding makes sums of the same tokens equal in any order; otherwise a threshold could fall between them.
     return np.asarray(np.round(ratios.reshape(trials, tokens).sum(axis=1), 9))
-
-
-def describe(audited: AuditResult) -> dict[str, Any]:
-    """Returns the result as JSON data."""
-    return {**audited.finding.record(), "roc": audited.roc.record(), "area": audited.roc.area}

@@ -1,14 +1,11 @@
 """Runs each attack and describes it in a section of the report."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from privmix.laboratory.audit.attacks import (
     extraction,
@@ -18,13 +15,12 @@ from privmix.laboratory.audit.attacks import (
     published,
     released_text,
 )
-from privmix.laboratory.audit.attacks.extraction import ExtractionResult
 from privmix.laboratory.audit.attacks.frequencies import audit_draws
 from privmix.laboratory.audit.attacks.membership import Observation
 from privmix.laboratory.audit.attacks.released_text import ReleasedTexts
 from privmix.laboratory.audit.attacks.releases import audit_releases
 from privmix.laboratory.audit.report.finding import Finding
-from privmix.laboratory.audit.report.page import AttackSection, bars, roc_figure
+from privmix.laboratory.audit.report.page import AttackSection
 from privmix.laboratory.audit.report.roc import Roc
 from privmix.laboratory.audit.worlds.canaries import SAMPLED_TOKENS, Canary
 from privmix.laboratory.audit.worlds.distributions import NoPairError
@@ -44,16 +40,13 @@ ShowStep = Callable[[str], None]
 PUBLISHED: Sequence[tuple[int, float]] = ((2, 1.0), (8, 1.0), (80, 1.0), (80, 0.1), (80, 0.03))
 """The numbers of parts and values of q in the comparison; the last pair is the paper's."""
 
-# Figures show smaller hit rates as this one.
-_LEAST_SHOWN = 1e-8
-
 
 @dataclass(frozen=True)
 class Subject:
     """A protocol that is planned for a budget.
 
     Attributes:
-        name: the name in tables and figures.
+        name: the name in tables.
         protocol: the protocol, planned for `tokens` at `epsilon`.
         settings: the settings that it was planned from.
     """
@@ -73,10 +66,10 @@ def likelihood_section(
     Raises:
         NoPairError: no worst case is known for a subject.
     """
-    results = []
+    findings = []
     for subject in subjects:
         show_step(f"{subject.name}, {subject.tokens} tokens")
-        results.append(
+        findings.append(
             likelihood.audit(
                 subject.protocol,
                 tokens=subject.tokens,
@@ -86,10 +79,6 @@ def likelihood_section(
                 subject=subject.name,
             )
         )
-    findings = [result.finding for result in results]
-    curves = {f"{result.finding.subject}, tokens: {result.finding.details['tokens']}": result.roc for result in results}
-    epsilons = sorted({subject.epsilon for subject in subjects})
-    bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in epsilons}
     return AttackSection(
         title="Likelihood-ratio test",
         text=(
@@ -99,10 +88,6 @@ def likelihood_section(
             "attacked pair; it shows how tight the accounting is."
         ),
         findings=findings,
-        figures={
-            "Claims and bounds": bars(findings),
-            "One part's model replaced": roc_figure(curves, bounds),
-        },
     )
 
 
@@ -234,7 +219,6 @@ def extraction_section(
             )
         ),
         rows=rows,
-        figures={"Success of the attack by epsilon": _against_epsilon(results)},
     )
 
 
@@ -343,9 +327,7 @@ def released_section(
     )
 
 
-def membership_section(
-    shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, show_step: ShowStep
-) -> AttackSection:
+def membership_section(shadows: Shadows, subjects: Sequence[Subject], draws: int, show_step: ShowStep) -> AttackSection:
     """Runs LiRA on every mechanism; reports its curve and its true positives at low false-positive rates."""
     show_step("scoring")
     ensemble = Ensemble(shadows.parts)
@@ -373,7 +355,6 @@ def membership_section(
         for name, curve in curves.items()
     ]
     count = shadows.included.size
-    bounds = {f"epsilon {subject.epsilon:g}": (subject.epsilon, delta) for subject in subjects}
     return AttackSection(
         title="Membership inference",
         text=(
@@ -385,7 +366,6 @@ def membership_section(
             "score is the mean log-probability of the text's tokens, from the probabilities themselves."
         ),
         rows=rows,
-        figures={"LiRA": roc_figure(curves, bounds)},
     )
 
 
@@ -394,37 +374,3 @@ def _described(canaries: Sequence[Canary]) -> str:
     if any(canary.others for canary in canaries):
         return f"{SAMPLED_TOKENS} tokens, which the public model sampled at temperature {TEMPERATURE:g}"
     return "six digits"
-
-
-def _against_epsilon(results: Sequence[ExtractionResult]) -> Figure:
-    """Draws hit rate and exposure by epsilon: a line per private mechanism, and dotted lines for the others."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _lines(left, results, lambda result: max(result.hit_rate, _LEAST_SHOWN))
-    left.set(ylabel="hit rate", yscale="log", ylim=(_LEAST_SHOWN, 2))
-    _lines(right, results, lambda result: result.exposure)
-    right.set(ylabel="exposure, bits", ylim=(0, None))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    return figure
-
-
-def _lines(axes: Axes, results: Sequence[ExtractionResult], quantity: Callable[[ExtractionResult], float]) -> None:
-    private: dict[str, list[tuple[float, float]]] = {}
-    others: dict[int, list[ExtractionResult]] = {}
-    for result in results:
-        if result.epsilon:
-            private.setdefault(result.mechanism, []).append((result.epsilon, quantity(result)))
-        else:
-            # Lines that are close together share one label.
-            others.setdefault(round(math.log2(max(quantity(result), _LEAST_SHOWN))), []).append(result)
-            axes.axhline(quantity(result), linestyle=":", color="gray")
-    for name, points in private.items():
-        axes.plot(*zip(*sorted(points), strict=True), "o-", markersize=4, label=name)
-    for close in others.values():
-        names, place = "; ".join(result.mechanism for result in close), axes.get_yaxis_transform()
-        axes.text(0.99, quantity(close[0]), names, fontsize=7, transform=place, ha="right", va="bottom")
-    epsilons = sorted({result.epsilon for result in results if result.epsilon})
-    axes.set(xlabel="epsilon", xscale="log")
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)

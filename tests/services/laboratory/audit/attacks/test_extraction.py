@@ -12,7 +12,6 @@ import torch
 from privmix.foundation.errors import InputError
 from privmix.laboratory.audit.attacks import extraction
 from privmix.laboratory.audit.attacks.one_run import correct_guesses, of_users
-from privmix.laboratory.audit.report.page import AuditReport
 from privmix.laboratory.audit.report.sections import Subject, extraction_section
 from privmix.laboratory.audit.worlds import canaries, testbed
 from privmix.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
@@ -126,7 +125,6 @@ def test_the_report_calls_an_attack_without_effect_too_weak() -> None:
         section = extraction_section(trained, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
         assert ("TOO WEAK" in section.text) == weak
         assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
-        assert "TOO WEAK" in AuditReport([section]).page() or not weak
 
 
 def _all_know() -> ModelOutput:

@@ -28,7 +28,7 @@ def planned(name: str, parts: int, tokens: int, epsilon: float = 2.0, **paramete
 def test_a_certified_claim_holds(name: str, parameters: dict[str, Any]) -> None:
     tokens = 64 if name == "individual" else 4  # one token cannot spend much of an account
     protocol = planned(name, 3, tokens, **parameters)
-    finding = likelihood.audit(protocol, tokens=tokens, delta=DELTA, releases=1_000 * tokens).finding
+    finding = likelihood.audit(protocol, tokens=tokens, delta=DELTA, releases=1_000 * tokens)
     assert finding.verdict != "broken", finding.sentence
     assert finding.exact is not None
     assert 0.2 * finding.claim < finding.exact <= finding.claim
@@ -43,7 +43,7 @@ def test_the_corners_reach_the_claim_of_pmixed(parts: int, tokens: int, by: str)
 
 
 def test_tokens_alone_come_close_to_the_claim() -> None:
-    finding = likelihood.audit(planned("pmixed", 2, 1), tokens=1, delta=DELTA, releases=40_000).finding
+    finding = likelihood.audit(planned("pmixed", 2, 1), tokens=1, delta=DELTA, releases=40_000)
     assert 0.8 * finding.claim < finding.lower
     assert finding.certain <= finding.lower
     assert finding.verdict != "broken"
@@ -56,7 +56,7 @@ def test_a_projection_at_twice_the_radius_is_caught(monkeypatch: pytest.MonkeyPa
             projection, name, lambda u, p0, radius, out, project=project: project(u, p0, 2 * radius, out)
         )
         protocol = planned("pmixed", 3, 1, epsilon=1.0, projection=name)
-        finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=20_000).finding
+        finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=20_000)
         assert finding.verdict == "broken"
         assert finding.certain > finding.claim, "the tokens alone prove it"
         assert finding.broken_claims == ("Rényi", "PLD")
@@ -66,30 +66,30 @@ def test_a_claim_of_half_the_radius_is_caught() -> None:
     claimed = RatioEvent(3, 1.0, 0.5)
     finding = likelihood.audit(
         PMixed(3, 1.0, 1.0), tokens=4, delta=DELTA, claimed=claimed, releases=40_000, subject="half radius"
-    ).finding
+    )
     assert finding.verdict == "broken"
     assert "half radius: the likelihood-ratio test proves" in finding.sentence
 
 
 def test_a_draw_more_often_than_claimed_is_caught() -> None:
     claimed = RatioEvent(1, 0.2, 2.0)
-    finding = likelihood.audit(PMixed(1, 1.0, 2.0), tokens=1, delta=DELTA, claimed=claimed, releases=20_000).finding
+    finding = likelihood.audit(PMixed(1, 1.0, 2.0), tokens=1, delta=DELTA, claimed=claimed, releases=20_000)
     assert finding.certain > finding.claim
 
 
 def test_an_exponential_mechanism_with_a_larger_radius_is_caught() -> None:
     claimed = FixedSizeExponentialEvent(2, 2, 0.5)
-    exact = likelihood.audit(Exponential(2, 2, 1.0), tokens=1, delta=DELTA, claimed=claimed, releases=100).finding
+    exact = likelihood.audit(Exponential(2, 2, 1.0), tokens=1, delta=DELTA, claimed=claimed, releases=100)
     assert exact.verdict == "broken"
     protocol = Exponential(2, 2, 3.0)
-    finding = likelihood.audit(protocol, tokens=1, delta=DELTA, claimed=claimed, releases=40_000).finding
+    finding = likelihood.audit(protocol, tokens=1, delta=DELTA, claimed=claimed, releases=40_000)
     assert finding.certain > finding.claim
 
 
 def test_too_little_noise_on_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = planned("subsample-aggregate", 3, 1)
     monkeypatch.setattr(subsample_aggregate, "discrete_laplace", lambda sums, scale: discrete_laplace(sums, scale / 16))
-    finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=40_000).finding
+    finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=40_000)
     assert finding.certain > finding.claim
 
 
@@ -97,9 +97,7 @@ def test_half_the_noise_on_votes_is_caught() -> None:
     """The exact distributions detect it; a few thousand tokens reveal too little of the votes."""
     sound = planned("gnmax", 3, 16)
     assert isinstance(sound, GNMax)
-    finding = likelihood.audit(
-        GNMax(3, sound.sigma / 2), tokens=16, delta=DELTA, claimed=sound.event, releases=1_000
-    ).finding
+    finding = likelihood.audit(GNMax(3, sound.sigma / 2), tokens=16, delta=DELTA, claimed=sound.event, releases=1_000)
     assert finding.verdict == "broken"
 
 

@@ -105,7 +105,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
 
 
 def of_tokens(protocol: Protocol, tokens: int = 1, releases: int = 20_000) -> Finding:
-    return likelihood.audit(protocol, tokens=tokens, delta=DELTA, releases=releases).finding
+    return likelihood.audit(protocol, tokens=tokens, delta=DELTA, releases=releases)
 
 
 def of_draws(protocol: Protocol) -> str:

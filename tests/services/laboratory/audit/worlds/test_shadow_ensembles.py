@@ -29,8 +29,8 @@ def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     shadows = evaluate_shadows(tmp_path, size, 32)
     assert shadows.included.shape == (3, 6)
     assert [*shadows.models(1, Ensemble(1)), *shadows.models(1, SubMix(1, 2.0, 0.1))] == [3, 4, 5]
-    section = membership_section(shadows, [], 1e-5, 1, lambda _: None)
+    section = membership_section(shadows, [], 1, lambda _: None)
     assert [row["mechanism"] for row in section.rows] == ["ensemble, without privacy"]
     subject = Subject("subject", Ensemble(1), 64, 2.0)
-    section = membership_section(shadows, [subject], 1e-5, 1, lambda _: None)
+    section = membership_section(shadows, [subject], 1, lambda _: None)
     assert [row["mechanism"] for row in section.rows][1:] == ["ensemble, 64 of its tokens", "subject, epsilon 2"]
