@@ -29,6 +29,20 @@ KEYED = "keys.receipt"
 Report = Callable[[str], None]
 
 
+def check_service(configuration: Configuration) -> None:
+    """Checks what a service needs before Ray starts: its ensemble, ledger, keys and files.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError, KeysError: the message says what is wrong and
+            how to fix it.
+    """
+    check_keys(configuration, listens=False)
+    check_files(configuration)
+    check_cohorts(configuration)
+    for ensemble in configuration.served:
+        check_ensemble(ensemble)
+
+
 def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:
     """Checks that a service without keys accepts only local clients, unless `http.anonymous` allows others.
 

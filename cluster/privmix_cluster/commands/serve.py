@@ -12,12 +12,18 @@ from privmix_cluster.steps import Steps
 def serve(
     config: Annotated[Path, typer.Option(help="The YAML file; cluster/privmix.yaml is a commented example.")],
     address: Annotated[str | None, typer.Option(help="The Ray cluster to join. Default: start a local one.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check what a start needs, and end: 0 if it can start.")] = False,
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
     from privmix.foundation.ray_session import connected
     from privmix_cluster.configuration import Configuration
 
     configuration = Configuration.load(config)
+    if check:
+        from privmix_cluster.checks import check_service
+
+        check_service(configuration)
+        return
     steps = Steps()
     steps("Starting Ray")
     import_meanwhile()

@@ -1,0 +1,287 @@
+"""Builds the image and runs the pods of an overlay as containers of this machine, without a registry or a cluster.
+
+A base is made with debootstrap and the Python that runs the tests, because no registry is asked for the official one.
+The Dockerfile itself is unchanged. Each pod has a network namespace, and the securityContext, environment, volumes and
+command line that Kubernetes and KubeRay 1.6 give it. Needs root and Debian's packages, which are installed if missing.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.k8s.manifests import K8S, Manifests
+
+PROGRAMS = ("buildah", "podman", "runc", "debootstrap", "ip")
+PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2")
+LIBRARIES = "ca-certificates,libssl3,libsqlite3-0,libffi8,zlib1g,libbz2-1.0,liblzma5,libreadline8,libexpat1"
+"""What a Python built from source links to."""
+PASSED_ON = ("PIP_CERT", "SSL_CERT_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+"""The variables of this machine by which its installers reach a package index."""
+BASE, USER = "localhost/python:privmix-test", 1000
+SUBNET = "10.214.0"
+LIMITS = ("--ulimit=nofile=16384:16384", "--ulimit=nproc=16384:16384")
+"""Podman's defaults are above what some machines allow."""
+TOKEN = "0123456789abcdef" * 4
+
+
+def unavailable() -> str | None:
+    """Returns the reason why this machine cannot run containers, or None. Installs the programs if they are missing."""
+    if os.geteuid() != 0:
+        return "containers need root here"
+    if not all(map(shutil.which, PROGRAMS)):
+        if shutil.which("apt-get") is None:
+            return f"containers need {', '.join(PROGRAMS)}"
+        subprocess.run(["apt-get", "update", "-qq"], check=False)
+        install = ["apt-get", "install", "--yes", "-qq", "--no-install-recommends", *PACKAGES]
+        if subprocess.run(install, check=False, stdout=subprocess.DEVNULL).returncode:
+            return f"{', '.join(PACKAGES)} cannot be installed"
+    probe = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], check=False)
+    return "namespaces are not allowed here" if probe.returncode else None
+
+
+def build(tag: str, folder: Path, accelerator: str = "cpu") -> None:
+    """Builds the image of `k8s/Dockerfile` on a base that it makes in `folder`.
+
+    Raises:
+        CalledProcessError: the build failed; its output is on standard error.
+    """
+    if subprocess.run(["podman", "image", "exists", BASE], check=False).returncode:
+        _base(folder)
+    links = [Path(place) for place in os.environ.get("PIP_FIND_LINKS", "").split() if Path(place).is_dir()]
+    command = ["buildah", "build", "--network", "host", "--isolation", "oci", "--runtime", "runc"]
+    volumes = [f"--volume={place}:{place}:ro" for place in links]
+    arguments = [f"--build-arg=PYTHON={BASE.rpartition(':')[2]}", f"--build-arg=ACCELERATOR={accelerator}"]
+    file = ["--file", str(K8S / "Dockerfile"), "--tag", tag, str(K8S.parent)]
+    subprocess.run([*command, *volumes, *arguments, *file], check=True, stdout=sys.stderr)
+
+
+def _base(folder: Path) -> None:
+    """Makes the base: Debian of this machine's release, and this Python in /usr/local, as the official image has it."""
+    root, suite = folder / "base", "bookworm"
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={LIBRARIES}", suite, str(root)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    python = f"python3.{sys.version_info.minor}"
+    skipped = ["--exclude=site-packages", "--exclude=test", "--exclude=__pycache__", "--exclude=*.a"]
+    packed = ["tar", "-C", sys.base_prefix, *skipped, "-c", f"bin/{python}", "lib", "include"]
+    with subprocess.Popen(packed, stdout=subprocess.PIPE) as archive:
+        subprocess.run(["tar", "-C", str(root / "usr/local"), "-x"], stdin=archive.stdout, check=True)
+    for name, target in (("python3", python), ("python", "python3")):
+        (root / "usr/local/bin" / name).symlink_to(target)
+    for command in (["ldconfig"], ["python3", "-m", "ensurepip"]):
+        subprocess.run(["chroot", str(root), *command], check=True, stdout=subprocess.DEVNULL)
+    shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs/ca-certificates.crt")
+    shutil.copytree("/etc/apt", root / "etc/apt", dirs_exist_ok=True)
+    variables = [f"--change=ENV {name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
+    packed = ["tar", "-C", str(root), "-c", "."]
+    with subprocess.Popen(packed, stdout=subprocess.PIPE) as archive:
+        subprocess.run(["podman", "import", *variables, "-", BASE], stdin=archive.stdout, check=True)
+    shutil.rmtree(root)
+
+
+@dataclass
+class Pod:
+    """A pod's container. `arguments` are those of `podman run`, without its name and command."""
+
+    name: str
+    address: str
+    arguments: Sequence[str]
+    template: Mapping[str, Any]
+
+    def start(self, image: str, command: Sequence[str], *, entrypoint: bool = True) -> None:
+        """Starts the container in the background, as a kubelet does after the last one of this name has ended."""
+        subprocess.run(["podman", "rm", "--force", "--ignore", self.name], check=True, stdout=subprocess.DEVNULL)
+        run = ["podman", "--runtime", "runc", "run", "--detach", f"--name={self.name}", *self.arguments]
+        subprocess.run([*run, image, *command], check=True, stdout=subprocess.DEVNULL)
+
+    def run(self, image: str, command: Sequence[str], check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """Runs a container of the pod to its end and returns what it printed."""
+        run = ["podman", "--runtime", "runc", "run", "--rm", f"--name={self.name}-once", *self.arguments]
+        return subprocess.run([*run, image, *command], check=check, capture_output=True, text=True)
+
+    def execute(self, *command: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """Runs a command in the container, as `kubectl exec` does."""
+        return subprocess.run(["podman", "exec", self.name, *command], check=check, capture_output=True, text=True)
+
+    def logs(self) -> str:
+        shown = subprocess.run(["podman", "logs", self.name], capture_output=True, text=True, check=False)
+        return shown.stdout + shown.stderr
+
+    def kill(self) -> None:
+        """Kills all processes of the container, like the loss of its node."""
+        subprocess.run(["podman", "kill", "--signal=KILL", self.name], check=False, capture_output=True)
+
+    def get(self, path: str, port: int, *, key: str | None = None, body: Any = None) -> "tuple[int, str]":
+        """Asks the pod's address from this machine; returns the status and the body. 0: nothing answered."""
+        command = ["curl", "--silent", "--max-time", "120", "--write-out", "\n%{http_code}"]
+        if key is not None:
+            command += ["--header", f"Authorization: Bearer {key}"]
+        if body is not None:
+            command += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
+        command += [f"http://{self.address}:{port}{path}"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        text, _, status = shown.rpartition("\n")
+        return int(status or 0), text
+
+
+@dataclass
+class Machine:
+    """Pods on one bridge. `volumes` has a folder for each claim, `objects` one for each ConfigMap and Secret."""
+
+    folder: Path
+    manifests: Manifests
+    image: str
+    secrets: Mapping[str, Mapping[str, str]]
+    configuration: str
+    extra: Sequence[str] = ()
+    pods: list[Pod] = field(default_factory=list)
+
+    def volume(self, claim: str) -> Path:
+        """Returns the folder of a PersistentVolumeClaim, which the pods' group owns."""
+        return self._owned(self.folder / "claims" / claim, 0o770)
+
+    def own(self) -> None:
+        """Gives what a test wrote on the volumes to the pods' group, as `fsGroup` does."""
+        subprocess.run(["chown", "-R", f":{USER}", str(self.folder / "claims")], check=True)
+        subprocess.run(["chmod", "-R", "g+rwX", str(self.folder / "claims")], check=True)
+
+    def pod(self, name: str, template: Mapping[str, Any], hosts: Mapping[str, str] = {}) -> Pod:
+        """Returns the pod of a template: what Kubernetes makes of its first container, in a namespace of its own."""
+        spec = template["spec"]
+        (container, *_), context = spec["containers"], spec["securityContext"]
+        allowed = container["securityContext"]
+        assert allowed["readOnlyRootFilesystem"] and not allowed["allowPrivilegeEscalation"]
+        assert allowed["capabilities"] == {"drop": ["ALL"]}
+        number = 10 + len(self.pods)
+        namespace, address = f"pmxc{number}", f"{SUBNET}.{number}"
+        _namespace(namespace, address)
+        arguments = [
+            f"--network=ns:/run/netns/{namespace}",
+            f"--user={context['runAsUser']}:{context['runAsGroup']}",
+            "--read-only",
+            "--read-only-tmpfs=false",
+            "--cap-drop=all",
+            "--security-opt=no-new-privileges",
+            *LIMITS,
+            "--pids-limit=-1",
+            "--shm-size=512m",
+            f"--hostname={name}",
+            *(f"--add-host={host}:{place}" for host, place in {name: address, **hosts}.items()),
+            *(f"--env={item['name']}={item['value']}" for item in container.get("env", ()) if "value" in item),
+        ]
+        volumes = {each["name"]: each for each in spec.get("volumes", ())}
+        for mount in container.get("volumeMounts", ()):
+            source = self._source(name, volumes[mount["name"]])
+            ending = ":ro" if mount.get("readOnly") else ""
+            arguments.append(f"--volume={source}:{mount['mountPath']}{ending}")
+        self.pods.append(made := Pod(name, address, arguments, template))
+        return made
+
+    def _source(self, pod: str, volume: Mapping[str, Any]) -> Path:
+        if claim := volume.get("persistentVolumeClaim"):
+            return self.volume(claim["claimName"])
+        if secret := volume.get("secret"):
+            return self._files(secret["secretName"], self.secrets[secret["secretName"]])
+        if chosen := volume.get("configMap"):
+            name = chosen["name"]
+            if name.startswith("privmix-configuration"):
+                return self._files(name, {"privmix.yaml": self.configuration})
+            data: Mapping[str, str] = self.manifests.one("ConfigMap", name)["data"]
+            return self._files(name, data)
+        return self._owned(self.folder / "scratch" / pod / volume["name"], 0o770)
+
+    def _files(self, name: str, contents: Mapping[str, str]) -> Path:
+        folder = self._owned(self.folder / "objects" / name, 0o750)
+        for file, text in contents.items():
+            (folder / file).write_text(text)
+            os.chown(folder / file, 0, USER)
+            (folder / file).chmod(0o440)
+        return folder
+
+    def _owned(self, folder: Path, mode: int) -> Path:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            os.chown(folder, 0, USER)
+            folder.chmod(mode)
+        return folder
+
+
+@contextmanager
+def machine(
+    folder: Path, manifests: Manifests, image: str, secrets: Mapping[str, Mapping[str, str]], configuration: str
+) -> Iterator[Machine]:
+    """Makes the bridge of the pods. Ends all containers and namespaces with the context."""
+    _ip("link", "add", "pmxc", "type", "bridge")
+    _ip("address", "add", f"{SUBNET}.1/24", "dev", "pmxc")
+    _ip("link", "set", "pmxc", "up")
+    made = Machine(folder, manifests, image, secrets, configuration)
+    try:
+        yield made
+    finally:
+        for pod in made.pods:
+            subprocess.run(["podman", "rm", "--force", "--ignore", pod.name], check=False, capture_output=True)
+        for number in range(10, 10 + len(made.pods)):
+            _ip("netns", "delete", f"pmxc{number}")
+        _ip("link", "delete", "pmxc")
+
+
+def start_command(group: Mapping[str, Any], head: str | None) -> list[str]:
+    """Returns the command that KubeRay gives the container of a group. `head`: the head's host, None for the head."""
+    container = group["template"]["spec"]["containers"][0]
+    parameters = {"dashboard-agent-listen-port": "52365", "block": "true", **group["rayStartParams"]}
+    role = "--head" if head is None else f"--address={head}:6379"
+    memory = container["resources"]["limits"]["memory"]
+    assert memory.endswith("Gi")
+    flags = [f"--{name}" if value == "true" else f"--{name}={value}" for name, value in parameters.items()]
+    if "num-cpus" not in parameters:
+        flags.append(f"--num-cpus={container['resources']['limits']['cpu']}")
+    line = " ".join(["ulimit -n 65536; ray start", role, *flags, f"--memory={int(memory[:-2]) * 2**30}"])
+    return ["/bin/bash", "-c", "--", line]
+
+
+def ray_environment(head: str) -> list[str]:
+    """Returns the variables that KubeRay adds, as options of podman: the cluster's token and where its head is."""
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "FQ_RAY_IP": head,
+        "RAY_IP": head,
+        "RAY_PORT": "6379",
+    }
+    return [f"--env={name}={value}" for name, value in variables.items()]
+
+
+def until(true: Callable[[], object], seconds: float, said: Callable[[], str]) -> None:
+    """Waits until a condition holds.
+
+    Raises:
+        TimeoutError: it does not hold in time; with what `said` returns.
+    """
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(said()[-4000:])
+        time.sleep(2)
+
+
+def _namespace(name: str, address: str) -> None:
+    _ip("netns", "add", name)
+    _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("link", "set", name, "master", "pmxc", "up")
+    _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _ip("-n", name, "link", "set", device, "up")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
