@@ -38,9 +38,7 @@ def check_service(configuration: Configuration) -> None:
     """
     check_keys(configuration, listens=False)
     check_files(configuration)
-    check_cohorts(configuration)
-    for ensemble in configuration.served:
-        check_ensemble(ensemble)
+    check_ensemble(configuration)
 
 
 def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:

@@ -26,7 +26,6 @@ LIBRARIES = "ca-certificates,libssl3,libsqlite3-0,libffi8,zlib1g,libbz2-1.0,libl
 PASSED_ON = ("PIP_CERT", "SSL_CERT_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """The variables of this machine by which its installers reach a package index."""
 BASE, USER = "localhost/python:privmix-test", 1000
-SUBNET = "10.214.0"
 LIMITS = ("--ulimit=nofile=16384:16384", "--ulimit=nproc=16384:16384")
 """Podman's defaults are above what some machines allow."""
 TOKEN = "0123456789abcdef" * 4
@@ -143,7 +142,7 @@ class Machine:
     image: str
     secrets: Mapping[str, Mapping[str, str]]
     configuration: str
-    extra: Sequence[str] = ()
+    network: int
     pods: list[Pod] = field(default_factory=list)
 
     def volume(self, claim: str) -> Path:
@@ -163,8 +162,8 @@ class Machine:
         assert allowed["readOnlyRootFilesystem"] and not allowed["allowPrivilegeEscalation"]
         assert allowed["capabilities"] == {"drop": ["ALL"]}
         number = 10 + len(self.pods)
-        namespace, address = f"pmxc{number}", f"{SUBNET}.{number}"
-        _namespace(namespace, address)
+        namespace, address = f"pmxc{self.network}n{number}", f"10.214.{self.network}.{number}"
+        _namespace(namespace, address, f"pmxc{self.network}")
         arguments = [
             f"--network=ns:/run/netns/{namespace}",
             f"--user={context['runAsUser']}:{context['runAsGroup']}",
@@ -221,18 +220,20 @@ def machine(
     folder: Path, manifests: Manifests, image: str, secrets: Mapping[str, Mapping[str, str]], configuration: str
 ) -> Iterator[Machine]:
     """Makes the bridge of the pods. Ends all containers and namespaces with the context."""
-    _ip("link", "add", "pmxc", "type", "bridge")
-    _ip("address", "add", f"{SUBNET}.1/24", "dev", "pmxc")
-    _ip("link", "set", "pmxc", "up")
-    made = Machine(folder, manifests, image, secrets, configuration)
+    network = next(number for number in range(100) if not Path(f"/sys/class/net/pmxc{number}").exists())
+    bridge = f"pmxc{network}"
+    _ip("link", "add", bridge, "type", "bridge")
+    _ip("address", "add", f"10.214.{network}.1/24", "dev", bridge)
+    _ip("link", "set", bridge, "up")
+    made = Machine(folder, manifests, image, secrets, configuration, network)
     try:
         yield made
     finally:
         for pod in made.pods:
             subprocess.run(["podman", "rm", "--force", "--ignore", pod.name], check=False, capture_output=True)
         for number in range(10, 10 + len(made.pods)):
-            _ip("netns", "delete", f"pmxc{number}")
-        _ip("link", "delete", "pmxc")
+            _ip("netns", "delete", f"{bridge}n{number}")
+        _ip("link", "delete", bridge)
 
 
 def start_command(group: Mapping[str, Any], head: str | None) -> list[str]:
@@ -274,10 +275,10 @@ def until(true: Callable[[], object], seconds: float, said: Callable[[], str]) -
         time.sleep(2)
 
 
-def _namespace(name: str, address: str) -> None:
+def _namespace(name: str, address: str, bridge: str) -> None:
     _ip("netns", "add", name)
     _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-    _ip("link", "set", name, "master", "pmxc", "up")
+    _ip("link", "set", name, "master", bridge, "up")
     _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _ip("-n", name, "link", "set", device, "up")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.ensembles import write_ensemble
 from tests.k8s.containers import Machine, Pod, build, machine, ray_environment, start_command, unavailable, until
 from tests.k8s.manifests import K8S, Manifests, render
+from tests.postgresql import Server
 from tests.tiny import write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -66,10 +68,15 @@ def deploy(head: Pod, manifests: Manifests, image: str) -> None:
     """Starts the head and gives it the application, as KubeRay does."""
     head.start(image, start_command(manifests.cluster["headGroupSpec"], None))
     until(lambda: head.get("/api/healthz", 52365)[0] == 200, START_S, head.logs)
+    submit(head, manifests)
+    until(lambda: head.get("/health", 8000, key=KEY)[0] == 200, START_S, head.logs)
+
+
+def submit(head: Pod, manifests: Manifests) -> None:
+    """Gives Serve its configuration, as KubeRay does."""
     application = json.dumps(manifests.serve_config())
     deployed = head.execute("sh", "-c", f"cat > /tmp/serve.json <<'X'\n{application}\nX\nserve deploy /tmp/serve.json")
     assert deployed.returncode == 0, deployed.stderr
-    until(lambda: head.get("/health", 8000, key=KEY)[0] == 200, START_S, head.logs)
 
 
 def charged(head: Pod) -> int:
@@ -132,3 +139,58 @@ def test_the_cron_jobs_own_script_backs_the_ledger_up(
     restored = pods.volume("privmix-backup") / "restored.db"
     pod.run(image, ["sh", "/scripts/restore.sh", f"/backup/{copy.name}", f"/backup/{restored.name}"])
     assert pod.run(image, ["privmix", "ledger", "verify", f"/backup/{restored.name}"]).returncode == 0
+
+
+def test_workers_have_no_secret_and_come_back(image: str, postgresql: Server, tmp_path: Path) -> None:
+    """The pods of `gpu`, with `num_gpus: 0` as the only change: a head, two workers and a PostgreSQL server."""
+    manifests = render("gpu")
+    values = {**yaml.safe_load(manifests.configuration()), "model": "/models/base"}
+    values["shards"]["num_gpus"] = 0
+    database = conninfo_to_dict(postgresql.database())["dbname"]
+    postgresql.folder.chmod(0o755)  # the pods' user reaches the server's socket in it
+    password = secrets.token_hex(16)
+    stored = {
+        "privmix-api-keys": {"api-keys": json.dumps([KEY])},
+        "privmix-ledger": {"url": f"postgresql://postgres:{password}@/{database}?host=/run/postgresql"},
+    }
+    with machine(tmp_path / "pods", manifests, image, stored, yaml.safe_dump(values)) as pods:
+        model = pods.volume("privmix-models") / "base"
+        write_served_model(model, 2048)
+        write_ensemble(pods.volume("privmix-ensembles") / "first", 2, model=model)
+        pods.own()
+        socket = f"--volume={postgresql.folder}:/run/postgresql"
+        job = with_components("gpu", tmp_path / "k8s", "ledger-init").one("Job", "privmix-ledger-init")
+        template = job["spec"]["template"]
+        begins = pods.pod("ledger-init", template)
+        begins.arguments = [*begins.arguments, socket]
+        begun = begins.run(image, template["spec"]["containers"][0]["command"], check=False)
+        assert begun.returncode == 0, begun.stderr
+
+        head = pods.pod("privmix-head-svc", manifests.pods()[0])
+        head.arguments = [*head.arguments, *ray_environment("127.0.0.1"), socket]
+        hosts = {head.name: head.address}
+        workers = [pods.pod(f"worker-{number}", manifests.pods()[1], hosts) for number in range(2)]
+        (group,) = manifests.workers
+        head.start(image, start_command(manifests.cluster["headGroupSpec"], None))
+        until(lambda: head.get("/api/healthz", 52365)[0] == 200, START_S, head.logs)
+        for worker in workers:
+            worker.arguments = [*worker.arguments, *ray_environment(head.name)]
+            worker.start(image, start_command(group, head.name))
+        submit(head, manifests)
+        ready = manifests.pods()[1]["spec"]["containers"][0]["readinessProbe"]["httpGet"]["path"]
+        for worker in workers:
+            until(lambda worker=worker: worker.get(ready, 8000)[0] == 200, START_S, worker.logs)  # type: ignore[misc]
+            until(lambda worker=worker: answers(worker), START_S, worker.logs)  # type: ignore[misc]
+            shown = worker.execute("sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline").stdout
+            assert worker.execute("ls", "/secrets", check=False).returncode
+            assert "RAY_AUTH_MODE" in shown
+            assert not {word for word in (KEY, password) if word in shown}
+
+        workers[0].kill()
+        until(lambda: answers(workers[1]), START_S, workers[1].logs)
+        workers[0].start(image, start_command(group, head.name))
+        until(lambda: answers(workers[0]), START_S, workers[0].logs)
+
+
+def answers(pod: Pod) -> bool:
+    return pod.get("/v1/completions", 8000, key=KEY, body=ASKED)[0] == 200

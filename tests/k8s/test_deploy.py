@@ -22,12 +22,6 @@ from tests.running import START_S, free_port, own_ensemble
 pytestmark = pytest.mark.slow
 
 CLUSTER = "import ray, signal; ray.init('local', include_dashboard=True, dashboard_port={port}); signal.pause()"
-CONFINED = """
-mount --bind /tmp /tmp
-mount --options remount,ro,bind /
-exec setpriv --no-new-privs --bounding-set -all --inh-caps -all --ambient-caps -all "$@"
-"""
-"""Applies the manifest's securityContext: a read-only root and no capabilities. The user does not change."""
 ACTORS = ("Coordinator", "Shard", "Fleet", "Budget")
 KEY, LEDGER = "a key of the operator", "the-ledger.db"
 
@@ -35,12 +29,12 @@ KEY, LEDGER = "a key of the operator", "the-ledger.db"
 class Cluster:
     """A Ray head with the environment of the manifest's pods, including Ray's token."""
 
-    def __init__(self, environment: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self._dashboard = free_port()
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
         self._environment = {**os.environ, **token, **environment}
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", CLUSTER.format(port=self._dashboard)],
+            [sys.executable, "-c", CLUSTER.format(port=self._dashboard)],
             env=self._environment,
             start_new_session=True,
         )
@@ -123,8 +117,8 @@ def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.T
 
 
 @pytest.fixture
-def cluster(environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    started = Cluster(environment, getattr(request, "param", ()))
+def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
+    started = Cluster(environment)
     try:
         yield started
     finally:
@@ -194,17 +188,3 @@ def parts_charged(port: int) -> int:
     stated = httpx.get(f"http://127.0.0.1:{port}/v1/privacy", headers=headers, timeout=60).raise_for_status().json()
     parts: int = stated["event"]["parts"]
     return parts
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take its rights away")
-@pytest.mark.parametrize(
-    "cluster", [("unshare", "--mount", "--propagation", "private", "sh", "-ec", CONFINED, "sh")], indirect=True
-)
-def test_the_application_runs_with_no_more_than_a_pods_rights(
-    cluster: Cluster, manifests: Manifests, tmp_path: Path
-) -> None:
-    port = free_port()
-    (file := tmp_path / "privmix.yaml").write_text(manifests.configuration())
-    deployed = cluster.deploy(located(manifests, file, port), tmp_path)
-    assert deployed["status"] == "RUNNING", deployed["message"]
-    assert ask(port, KEY).raise_for_status().json()["usage"]["completion_tokens"] == 4

@@ -12,7 +12,7 @@ from privmix_cluster.steps import Steps
 def serve(
     config: Annotated[Path, typer.Option(help="The YAML file; cluster/privmix.yaml is a commented example.")],
     address: Annotated[str | None, typer.Option(help="The Ray cluster to join. Default: start a local one.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check what a start needs, and end: 0 if it can start.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check that a start would succeed.")] = False,
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
     from privmix.foundation.ray_session import connected

@@ -19,9 +19,13 @@ STATEMENT_TIMEOUT = "40s"  # the server ends a writer's statement that takes lon
 # The same two for a migration.
 MIGRATION_TIMEOUT = "900s"
 
+# `client_encoding`: psycopg 3.3 returns bytes for text of a database in SQL_ASCII otherwise.
+# `prepare_threshold`: a pooler in transaction mode gives the next statement another session, without what was prepared.
 # The client gives up a network that is cut after about 30 seconds, and a server that hangs after
 # `limited_connection.SILENCE_S`. Parameters in the URL take precedence.
 _LINK = {
+    "client_encoding": "utf8",
+    "prepare_threshold": None,
     "connect_timeout": "10",
     "keepalives_idle": "10",
     "keepalives_interval": "5",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from privmix.budget.store.database import LedgerDatabase
 from privmix.database.limited_connection import MIGRATION_SILENCE_S, SILENCE_S
@@ -194,3 +194,19 @@ def test_a_replaced_file_of_keys_is_opened_again(tmp_path: Path) -> None:
     for suffix in ("-wal", "-shm"):
         Path(f"{place}{suffix}").unlink(missing_ok=True)
     assert store.required(), "the queries read the new file, not the removed one"
+
+
+def test_a_database_without_an_encoding_holds_a_ledger(postgresql: Server) -> None:
+    with postgresql.connect() as connection:
+        connection.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    for use in OPEN.values():
+        with use(postgresql.url("plain")).transaction() as transaction:
+            assert transaction.execute(text("SELECT 'Zoë'")).scalar_one() == "Zoë"
+
+
+def test_no_statement_is_prepared_on_the_server(postgresql: Server) -> None:
+    """A pooler in transaction mode gives the next transaction another session."""
+    with LedgerDatabase(postgresql.database(), "create").transaction() as transaction:
+        for _ in range(10):
+            transaction.execute(text("SELECT 1"))
+        assert transaction.execute(text("SELECT count(*) FROM pg_prepared_statements")).scalar_one() == 0
