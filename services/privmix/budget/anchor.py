@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from privmix.budget.records import from_json
 from privmix.budget.state import Balance
-from privmix.budget.store.schema import ledger_table
+from privmix.budget.store.rows import is_linked
 from privmix.foundation.errors import (
     LedgerForeign,
     LedgerMismatch,
@@ -73,14 +73,20 @@ class ChainEnd(BaseModel):
         """The number of tokens charged, by event."""
         return Counter({from_json(json.dumps(event)): count for event, count in self.charged})
 
-    def is_in(self, connection: Connection) -> bool:
-        """Returns whether a ledger's chain contains this end."""
-        row = select(ledger_table.c.hash).where(ledger_table.c.seq == self.rows)
-        return connection.execute(row).scalar() == self.head
+    @property
+    def row(self) -> tuple[int, str]:
+        """The number and the hash of the last row."""
+        return self.rows, self.head
 
 
 class Anchor(ABC):
-    """A place outside a ledger's database that stores the end of its chain."""
+    """A place outside a ledger's database that stores the end of its chain.
+
+    Attributes:
+        fixed: the stored end stays, because the place cannot be written.
+    """
+
+    fixed: bool = False
 
     @property
     @abstractmethod
@@ -163,7 +169,7 @@ def anchor_at(place: str) -> Anchor:
 
 
 def lost_ends(connection: Connection, balance: Balance, ends: dict[str, ChainEnd]) -> dict[str, ChainEnd]:
-    """Returns the ends, by the names of their anchors, that this ledger's chain does not contain.
+    """Returns the ends, by the names of their anchors, that the chain of the verified `balance` does not contain.
 
     Raises:
         LedgerMismatch: an anchor belongs to another ledger.
@@ -171,7 +177,7 @@ def lost_ends(connection: Connection, balance: Balance, ends: dict[str, ChainEnd
     for name, end in ends.items():
         if end.ledger != balance.id:
             raise LedgerMismatch(f"its anchor {name} belongs to the ledger {end.ledger}, but this is {balance.id}")
-    return {name: end for name, end in ends.items() if not end.is_in(connection)}
+    return {name: end for name, end in ends.items() if not is_linked(connection, end.row, (balance.rows, balance.head))}
 
 
 def anchored(anchors: tuple[Anchor, ...], ledger: str, *, create: bool) -> dict[str, ChainEnd]:
@@ -191,7 +197,10 @@ def anchored(anchors: tuple[Anchor, ...], ledger: str, *, create: bool) -> dict[
                 f"its anchor {name} does not know it, so nobody can tell whether the ledger lost rows; put the anchor "
                 "back, or run `privmix ledger init` once if you have just configured it"
             )
-    return {name: end for name, end in ends.items() if end is not None}
+    # Who stored a later end has seen a fixed one in the same chain. To look for it again would read all rows since.
+    latest = max((end.rows for anchor in anchors if not anchor.fixed and (end := ends[anchor.name])), default=0)
+    fixed = {anchor.name for anchor in anchors if anchor.fixed}
+    return {name: end for name, end in ends.items() if end and (name not in fixed or end.rows > latest)}
 
 
 def rolled_back(balance: Balance, lost: Mapping[str, ChainEnd]) -> LedgerRolledBack:

@@ -36,7 +36,7 @@ from privmix.budget.signing import SigningKey
 from privmix.budget.state import Balance, Lease, LedgerState
 from privmix.budget.store import schema
 from privmix.budget.store.database import LedgerDatabase
-from privmix.budget.store.rows import append, beat, end, following, rows, silence_s
+from privmix.budget.store.rows import append, beat, end, following, is_linked, rows, silence_s
 from privmix.foundation.errors import (
     Fenced,
     LeaseRefused,
@@ -134,6 +134,8 @@ class Ledger:
         self._lost: Mapping[str, ChainEnd] = {}
         # What each anchor stores, by its name: an end of this chain, or one in `_lost`.
         self._stored: dict[str, ChainEnd] = {}
+        # Those that other writers of this ledger have stored, and that the rows read here do not reach yet.
+        self._later: dict[str, ChainEnd] = {}
         # Charges before this writer's first commit may not be anchored: their writer may have died before.
         self._anchor_due = True
         self._anchor_failed = False
@@ -333,7 +335,7 @@ class Ledger:
                 records.append(Stopped(charge=uuid4().hex))
             return missing, records
 
-        return self._commit(decide)
+        return self._commit(decide, forfeits=True)
 
     def _most_charged(self, state: LedgerState, event: Event, missing: Counter[Event]) -> Grains:
         """Returns the most that the missing tokens of an event, and those that open leases hold, can have charged."""
@@ -387,9 +389,9 @@ class Ledger:
             if schema.migrate(connection, create=create):
                 append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
-            check_same_ledger(state, self.terms, identity)
             if create:
                 state = self._signed(connection, state)
+            check_same_ledger(state, self.terms, identity)
             self._check_signed(state)
             self._stored = anchored(self._anchors, state.id, create=create)
             self._lost = lost_ends(connection, state.balance(), self._stored)
@@ -412,8 +414,12 @@ class Ledger:
         """Applies a signature of all rows to the state and returns its row; none without a key."""
         return [] if self._key is None else _applied(state, self._key.record(state.head.hash))
 
-    def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
+    def _commit(
+        self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True, forfeits: bool = False
+    ) -> T:
         """Runs `decide` and commits its records, together with the calls of other waiting threads."""
+        if not forfeits:
+            self._refuse_lost_rows()
         call = _Call(decide, writes)
         with self._turn:
             self._waiting.append(call)
@@ -450,6 +456,9 @@ class Ledger:
             unconfirmed = self._state is None
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
+                if lost := lost_ends(connection, state.balance(), self._later):
+                    raise rolled_back(state.balance(), lost)
+                self._later = {}
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
                 self._check_signed(state)
                 self._state = None  # `state` now gets rows that are not on disk yet
@@ -500,10 +509,11 @@ class Ledger:
         """Stores an end in an anchor, unless another writer of this ledger has stored a later one."""
         while not is_same(stored := anchor.swap(end, self._stored.get(anchor.name)), end):
             with self._database.transaction() as connection:
-                if not stored.is_in(connection):
+                if not is_linked(connection, *sorted((stored.row, end.row))):
                     raise rolled_back(self._balance, {anchor.name: stored})
             self._stored[anchor.name] = stored
             if stored.rows > end.rows:
+                self._later[anchor.name] = stored
                 return
         self._stored[anchor.name] = end
 
@@ -513,17 +523,21 @@ class Ledger:
         The kept state may lack rows of other writers, and own rows whose commit succeeded without a confirmation.
         """
         state, self._state = self._state, None
-        recent = rows(connection, since=self._confirmed.seq)
-        if next(recent, None) != self._confirmed:
+        if state is None:
+            state = replay(connection)
+            continues = is_linked(
+                connection, (self._confirmed.seq, self._confirmed.hash), (state.head.seq, state.head.hash)
+            )
+        else:
+            recent = rows(connection, since=self._confirmed.seq)
+            continues = next(recent, None) == self._confirmed
+            for row in verified(recent, self._confirmed) if continues else ():
+                state.apply(row)
+        if not continues:
             raise LedgerRolledBack(
                 f"row {self._confirmed.seq} is gone or has changed: the ledger was replaced while in use. Put it back; "
                 "if it is lost, stop the service and run `privmix ledger forfeit`"
             )
-        if state is None:
-            state = replay(connection)
-        else:
-            for row in verified(recent, self._confirmed):
-                state.apply(row)
         # A commit that was not confirmed has charged, and a repeated call gets its grant without another charge.
         self._anchor_due |= state.head != self._confirmed
         self._state, self._confirmed = state, state.head

@@ -43,13 +43,14 @@ def check(
         LedgerError: the ledger cannot be read.
     """
     with LedgerDatabase(ledger, "read").transaction() as connection:
-        state = replay(connection)
-        check_same_ledger(state, terms, identity)
-        ends = anchored(anchors, state.id, create=False)
-    # The writer may have added rows since this snapshot was taken and before the anchors were read.
+        known = replay(connection).id
+        ends = anchored(anchors, identity or known, create=False)
+    # After the anchors were read: the writer stores rows before their end is anchored.
     with LedgerDatabase(ledger, "read").transaction() as connection:
+        state = replay(connection)
+        check_same_ledger(state, terms, identity or known)
         if lost := lost_ends(connection, state.balance(), ends):
-            raise rolled_back(replay(connection).balance(), lost)
+            raise rolled_back(state.balance(), lost)
 
 
 def check_same_ledger(state: LedgerState, terms: PrivacyBudget, identity: str | None) -> None:

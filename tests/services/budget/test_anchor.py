@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from privmix.budget.anchor import Anchor, ChainEnd, DirectoryAnchor, anchor_at
+from privmix.budget.anchor import Anchor, ChainEnd, DirectoryAnchor, anchor_at, anchored
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import check, read
@@ -324,3 +324,11 @@ def test_the_place_of_an_anchor_must_be_known(tmp_path: Path, ensemble: Path) ->
     with pytest.raises(LedgerUnavailable, match="there is no such directory"):
         anchor_at(str(tmp_path / "none")).read("mine")
     assert ReceiptAnchor(ensemble).read("mine") is None
+
+
+def test_a_fixed_end_is_looked_for_unless_another_anchor_has_a_later_one(ensemble: Path, second: str) -> None:
+    later, fixed = anchor_at(second), ReceiptAnchor(ensemble, fixed=True)
+    Receipt(ledger="mine", end=end_of(5)).save(ensemble)
+    for rows, known in ((4, {fixed.name: end_of(5), later.name: end_of(4)}), (6, {later.name: end_of(6)})):
+        later.swap(end_of(rows), later.read("mine"))
+        assert anchored((fixed, later), "mine", create=False) == known

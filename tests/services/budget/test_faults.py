@@ -182,7 +182,7 @@ class World:
 def _chain(place: str, end: ChainEnd) -> dict[str, int] | None:
     """Returns the tokens of the leases in a place by their names; None if its chain does not contain the end."""
     with LedgerDatabase(place, "read").transaction() as connection:
-        if not end.is_in(connection):
+        if end.row not in [(row.seq, row.hash) for row in every_row(connection)]:
             return None
         leases = [json.loads(row.body) for row in every_row(connection) if row.kind == "lease"]
         return {lease["lease"]: lease["count"] for lease in leases}

@@ -163,7 +163,7 @@ class World:
 def _chain(volume: Path, end: ChainEnd) -> set[str] | None:
     """Returns the names of the leases up to an anchored end; None if the volume's chain does not contain that end."""
     with LedgerDatabase(volume, "read").transaction() as connection:
-        if not end.is_in(connection):
+        if end.row not in [(row.seq, row.hash) for row in every_row(connection)]:
             return None
         return {json.loads(row.body)["lease"] for row in every_row(connection) if row.kind == "lease"}
 

@@ -1,12 +1,13 @@
 """Reads and appends rows of a ledger's table, inside the caller's transaction."""
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, delete, insert, select
 
-from privmix.budget.chain import LedgerRow, link
+from privmix.budget.chain import LedgerRow, link, verified
 from privmix.budget.records import Checkpoint, Record
 from privmix.budget.store import schema
 from privmix.budget.store.schema import beat_table, ledger_table
@@ -21,6 +22,24 @@ def rows(connection: Connection, since: int = 1, until: int | None = None) -> It
     if until is not None:
         query = query.where(ledger_table.c.seq <= until)
     return map(LedgerRow._make, connection.execute(query, execution_options={"yield_per": _BATCH}))
+
+
+def is_linked(connection: Connection, earlier: tuple[int, str], later: tuple[int, str]) -> bool:
+    """Returns whether the chain that ends with the row `later` contains the row `earlier`, each a number and a hash.
+
+    The hashes of the rows between them show it. Somebody who writes to the database chooses its answers, and not these.
+
+    Raises:
+        LedgerCorrupt: a row between them is missing or was changed.
+    """
+    if earlier[0] >= later[0]:
+        return earlier == later
+    between = rows(connection, earlier[0], later[0])
+    first = next(between, None)
+    if first is None or (first.seq, first.hash) != earlier:
+        return False
+    last = deque(verified(between, first), maxlen=1)
+    return [(row.seq, row.hash) for row in last] == [later]
 
 
 def every_row(connection: Connection) -> Iterator[LedgerRow]:
