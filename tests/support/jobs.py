@@ -5,7 +5,7 @@ from pathlib import Path
 
 from privmix.generation.card import write_card
 from privmix.generation.client import Sampling, ServiceClient
-from privmix.generation.job import JobRequest, Progress, opened
+from privmix.generation.job import JobRequest, opened
 from privmix.generation.template import items
 
 TEMPLATE = "Label: {label}"
@@ -16,8 +16,8 @@ def request(count: int = 6, tokens: int = TOKENS) -> JobRequest:
     return JobRequest(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
 
 
-def run(directory: Path, url: str, wanted: JobRequest, partial: bool = False) -> list[Progress]:
-    shown: list[Progress] = []
+def run(directory: Path, url: str, wanted: JobRequest, partial: bool = False) -> list[float]:
+    shown: list[float] = []
 
     async def go() -> None:
         async with ServiceClient(url, None) as service:

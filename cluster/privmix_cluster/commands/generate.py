@@ -1,15 +1,26 @@
 """Implements `privmix generate`, which writes synthetic text from a private ensemble."""
 
 import asyncio
+import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privmix.generation.template import DEFAULT, items, parse_labels, read_rows
+from privmix.foundation.errors import InputError
+from privmix.generation.template import DEFAULT, items, parse_labels, read_rows, read_schema
+from privmix_cluster.console import display
 from privmix_cluster.options import ProgressJsonOption
 from privmix_cluster.parameters import bad
+
+if TYPE_CHECKING:
+    from privmix.foundation.progress import Display
+    from privmix.generation.client import ServiceClient
+    from privmix.generation.job import GenerationJob
+    from privmix_cluster.configuration import Configuration
 
 
 def generate(
@@ -58,12 +69,10 @@ def generate(
     the budget is refused before any token is charged. The exit status is 0 if the job is complete, 2 if the input is
     invalid, 1 if the job failed, and 130 if it was interrupted.
     """
-    from privmix.generation.client import Sampling
+    from privmix.generation.client import Sampling, ServiceClient
     from privmix.generation.job import JobRequest, opened
-    from privmix.generation.records import read_schema
     from privmix.training.manifest import Manifest
     from privmix_cluster.configuration import Configuration
-    from privmix_cluster.work.generate import Shown, report_job, run_job, serving
 
     if output is None:
         raise bad("output", "is missing; add the directory of the job")
@@ -85,8 +94,75 @@ def generate(
     started = time.monotonic()
     with (
         opened(output, request) as job,
-        serving(url, key, configuration) as (address, secret),
-        Shown(len(request.items), as_json) as shown,
+        _serving(url, key, configuration) as (address, secret),
+        display(as_json) as shown,
     ):
-        card = asyncio.run(run_job(job, address, secret, model, concurrency, partial, shown.texts, base_model))
-    report_job(output, card, time.monotonic() - started, as_json)
+        service = ServiceClient(address, secret, model)
+        card = asyncio.run(_run(job, service, concurrency, partial, shown, base_model))
+    _report(output, card, time.monotonic() - started, as_json)
+
+
+@contextmanager
+def _serving(
+    url: str | None, key: str | None, configuration: "Configuration | None"
+) -> Iterator[tuple[str, str | None]]:
+    """Yields the address and the key of a running service, or of one started for this job."""
+    if url is not None:
+        yield url, key
+        return
+    from privmix.foundation.ray_session import connected
+    from privmix_cluster.foreground import stop
+    from privmix_cluster.launch import launch
+    from privmix_cluster.steps import Steps
+
+    assert configuration is not None
+    steps = Steps()
+    steps("Starting Ray")
+    with connected():
+        service = launch(configuration, steps)
+        try:
+            keys = configuration.http.api_keys
+            yield service.url, key or (keys[0].get_secret_value() if keys else None)
+        finally:
+            stop(service, steps)
+
+
+async def _run(
+    job: "GenerationJob",
+    client: "ServiceClient",
+    concurrency: int,
+    partial: bool,
+    shown: "Display",
+    base_model: str | None,
+) -> dict[str, Any]:
+    """Runs the job and writes its card, also if it fails after a text; returns the card."""
+    from privmix.generation.card import write_card
+
+    def progress(done: float) -> None:
+        shown.show({"texts": done})
+
+    async with client as service:
+        try:
+            statement = await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
+        except BaseException:
+            if job.done:
+                with suppress(InputError):  # the service can be gone; job.json has its last statement
+                    write_card(job, await service.privacy(), base_model)
+            raise
+    return write_card(job, statement, base_model)
+
+
+def _report(output: Path, card: dict[str, Any], seconds: float, as_json: bool) -> None:
+    from privmix.generation.card import MARKDOWN_FILE
+    from privmix.generation.job import OUTPUT
+
+    texts, budget = card["texts"], card["budget"]
+    if as_json:
+        complete = texts["whole"] == texts["asked_for"]
+        summary = {"output": str(output / OUTPUT), "complete": complete, "seconds": round(seconds, 1), "card": card}
+        print(json.dumps(summary))
+        return
+    print(f"{output / OUTPUT}: {texts['whole']} of {texts['asked_for']} texts, in {seconds:.0f} s")
+    free = f", {budget['tokens_free']:,} of them free" if "schema" in card else ""
+    print(f"{budget['tokens_delivered']:,} tokens delivered{free}; the card is {output / MARKDOWN_FILE}")
+    print(card["guarantee"])

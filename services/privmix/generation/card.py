@@ -29,13 +29,6 @@ NOTES = (
 )
 
 
-_ANSWERED = {
-    "public": "by the public model alone",
-    "base": "by the private base alone, whose training the guarantee covers",
-    "mixed": "in part",
-}
-
-
 def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
     """Writes both files of the card, each atomically; returns its content.
 
@@ -115,49 +108,7 @@ def _fields(job: GenerationJob) -> dict[str, Counter[str]]:
 
 
 def _markdown(card: Mapping[str, Any]) -> str:
-    budget, texts, sampling = card["budget"], card["texts"], card["sampling"]
-    without_parts, schema = texts["answered_without_the_parts"], card.get("schema")
-    free = {"Of these, free, because the schema left no alternative": f"{budget['tokens_free']:,}"} if schema else {}
-    rows = {
-        "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} requested texts, in `{card['file']}`",
-        "Model": str(card["model"]) + (f", adapters of {card['base_model']}" if card["base_model"] else ""),
-        "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
-        "Guarantee": _guarantee(card),
-        "Tokens delivered": f"{budget['tokens_delivered']:,}",
-        **free,
-        "Tokens charged during the job, including other clients'": f"{budget['tokens_charged_by_service']:,}",
-        "Estimate of epsilon spent": _spent(budget),
-        "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
-        "Sampling": ", ".join(f"{name} {json.dumps(value)}" for name, value in sampling.items() if value != []),
-        "Generated": f"{card['date']} with {card['made_with']}",
-    }
-    if without_parts:
-        rows["Answered without the parts"] = ", ".join(
-            f"{count} {_ANSWERED.get(kind, kind)}" for kind, count in without_parts.items()
-        )
-    lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", "", "| | |", "| --- | --- |"]
-    lines += [f"| {name} | {_cell(str(value))} |" for name, value in rows.items()]
-    lines += ["", "## Template", "", *(f"    {line}" for line in card["template"].splitlines())]
-    if schema:
-        lines += ["", "## Schema of the records", "", "```json", *json.dumps(schema, indent=2).splitlines(), "```"]
-    for name, counts in card["fields"].items():
-        values = ", ".join(f"{value} ({count:,})" for value, count in counts.items())
-        lines += ["", f"`{_cell(name)}`: {_cell(values)}"]
-    lines += ["", "## Notes", "", *(f"- {note}" for note in card["notes"])]
+    lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", ""]
+    lines += [f"- {note}" for note in card["notes"]]
+    lines += ["", "```json", json.dumps(card, indent=2), "```"]
     return "\n".join(lines) + "\n"
-
-
-def _guarantee(card: Mapping[str, Any]) -> str:
-    if card["epsilon"] is None:
-        return "no epsilon is promised"
-    return f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}"
-
-
-def _spent(budget: Mapping[str, Any]) -> str:
-    if budget["epsilon_spent_after"] is None:
-        return "no bound is known"
-    return f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -87,16 +87,6 @@ class JobText:
         }
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Reports the progress of a job: complete texts, delivered tokens, and the tokens left by the last statement."""
-
-    done: int
-    items: int
-    tokens: int
-    tokens_left: int | None
-
-
 class GenerationJob:
     """Runs the job of a directory whose lock this process holds; see `opened`."""
 
@@ -106,6 +96,7 @@ class GenerationJob:
         self._described = described
         self._journal = journal
         self._output: TextIO | None = None
+        self._budget_ended = False
         self.texts = [JobText(item) for item in request.items]
         self.tokens = 0
         """The number of delivered tokens, as far as this job knows."""
@@ -131,13 +122,14 @@ class GenerationJob:
         return sum(self.request.sampling.max_tokens - (0 if restarts else text.tokens) for text in self.open)
 
     async def run(
-        self, service: ServiceClient, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
+        self, service: ServiceClient, *, concurrency: int, partial: bool, progress: Callable[[float], None]
     ) -> ServiceStatement:
         """Generates every open text.
 
         Args:
             concurrency: the number of concurrent streams.
             partial: start even if the budget cannot pay for all texts, and end without an error when it is used up.
+            progress: called with the fraction of complete texts.
 
         Returns:
             the service's statement after the last text.
@@ -156,16 +148,17 @@ class GenerationJob:
                 f"{service.model!r}; choose another --output"
             )
         waiting = iter(self.open)
-        run = _RunProgress(self, before["tokens_left"], progress)
+        self._budget_ended = False
+        progress(self.done / len(self.texts))
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, len(self.open))):
-                    group.create_task(self._work(waiting, service, run))
+                    group.create_task(self._work(waiting, service, progress))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         after = await service.privacy()
         self._describe(privacy_after=after, finished=_now())
-        if run.budget_ended and not partial:
+        if self._budget_ended and not partial:
             raise BudgetEndedError(
                 f"the budget is used up; {self.directory} keeps {self.done} of "
                 f"{len(self.texts)} texts. --partial accepts that"
@@ -191,23 +184,26 @@ class GenerationJob:
                     f"{self.request.sampling.max_tokens} exceed the model's context of {context}"
                 )
 
-    async def _work(self, waiting: Iterator[JobText], service: ServiceClient, run: "_RunProgress") -> None:
+    async def _work(
+        self, waiting: Iterator[JobText], service: ServiceClient, progress: Callable[[float], None]
+    ) -> None:
         for text in waiting:
-            if run.budget_ended:
+            if self._budget_ended:
                 return
             try:
-                await self._generate(text.item.index, service, run)
+                await self._generate(text.item.index, service)
             except BudgetEndedError:
-                run.budget_ended = True
+                self._budget_ended = True
+            progress(self.done / len(self.texts))
 
-    async def _generate(self, index: int, service: ServiceClient, run: "_RunProgress") -> None:
+    async def _generate(self, index: int, service: ServiceClient) -> None:
         """Generates the rest of a text. Continues after a broken stream, as after a kill."""
         for attempt in range(_ATTEMPTS):
             text = self.texts[index]
             if text.tokens >= self.request.sampling.max_tokens:
                 break  # the last token was delivered, but not its finish_reason
             try:
-                await self._request_rest(text, service, run)
+                await self._request_rest(text, service)
                 break
             except StreamBrokenError:
                 if attempt + 1 == _ATTEMPTS:
@@ -215,9 +211,8 @@ class GenerationJob:
         if self.texts[index].finish_reason is None:
             self._note({"item": index, "finish_reason": "length"}, durable=True)
         self._append(self.texts[index])
-        run.report()
 
-    async def _request_rest(self, text: JobText, service: ServiceClient, run: "_RunProgress") -> None:
+    async def _request_rest(self, text: JobText, service: ServiceClient) -> None:
         if self.request.schema is not None and text.text:
             self._note({"item": text.item.index, "restarted": True}, durable=True)
             text = self.texts[text.item.index]
@@ -226,7 +221,6 @@ class GenerationJob:
         self._note({"item": index, "asked": _now()}, durable=True)
         async for piece in service.stream(text.item.prompt + text.text, sampling, self.request.schema):
             self._note({"item": index, **_record(piece, before)}, durable=piece.finish_reason is not None)
-            run.report()
             if piece.ended_by is not None:
                 raise BudgetEndedError(f"an answer was ended by: {piece.ended_by}")
             if piece.finish_reason is not None:
@@ -282,23 +276,6 @@ class GenerationJob:
         if self._output is not None:
             self._output.close()
         write_lines(self.directory / OUTPUT, [text.record() for text in self.texts if text.finish_reason is not None])
-
-
-class _RunProgress:
-    """Shares the progress of one run among its workers."""
-
-    def __init__(self, job: GenerationJob, tokens_left: int | None, progress: Callable[[Progress], None]) -> None:
-        self._job = job
-        self._left = tokens_left
-        self._before = job.tokens
-        self._progress = progress
-        self.budget_ended = False
-        self.report()
-
-    def report(self) -> None:
-        job = self._job
-        rest = None if self._left is None else max(0, self._left - (job.tokens - self._before))
-        self._progress(Progress(job.done, len(job.texts), job.tokens, rest))
 
 
 @contextmanager

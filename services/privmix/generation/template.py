@@ -1,12 +1,14 @@
-"""Expands a template of prompts to the items of a job.
+"""Expands a template of prompts to the items of a job, and reads the schema of its records.
 
 items("Urgency: {label}\\nCaller:", [{"label": "urgent", "count": 100}, {"label": "routine", "count": 100}])
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
+from typing import Any
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.json_lines import read_lines
@@ -88,6 +90,21 @@ def parse_labels(texts: Sequence[str]) -> list[Fields]:
     if len({row[LABEL] for row in rows}) < len(rows):
         raise InputError("label: a label is given twice; give it once, with the sum of the counts")
     return rows
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """Reads a JSON Schema of an object.
+
+    Raises:
+        InputError: the file cannot be read or is not JSON, or the schema does not describe an object with properties.
+    """
+    try:
+        schema = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"schema {path}: cannot be read as JSON: {error}") from error
+    if not isinstance(schema, dict) or schema.get("type") != "object" or not isinstance(schema.get("properties"), dict):
+        raise InputError(f"schema {path}: must describe an object: give the type object, and its properties")
+    return schema
 
 
 def _rows(path: Path) -> Iterator[Fields]:

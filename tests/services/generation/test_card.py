@@ -27,20 +27,12 @@ def job_in(directory: Path, *texts: SimpleNamespace) -> GenerationJob:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "shown"),
-    [
-        ("base", "2 by the private base alone, whose training the guarantee covers"),
-        ("public", "2 by the public model alone"),
-        ("mixed", "2 in part"),
-    ],
-)
-def test_answers_without_the_parts_are_named_by_their_model(kind: str, shown: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["base", "public", "mixed"])
+def test_answers_without_the_parts_are_named_by_their_model(kind: str, tmp_path: Path) -> None:
     text = SimpleNamespace(finish_reason="stop", asked=1, answered_by=kind, item=SimpleNamespace(fields={}))
     of_parts = SimpleNamespace(**vars(text) | {"answered_by": None})
     card = write_card(job_in(tmp_path, text, text, of_parts), STATEMENT)
     assert card["texts"]["answered_without_the_parts"] == {kind: 2}
-    assert f"| Answered without the parts | {shown} |" in (tmp_path / MARKDOWN_FILE).read_text()
 
 
 @pytest.mark.parametrize(
