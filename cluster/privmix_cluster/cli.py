@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from privmix.foundation.errors import ExtraMissing, InputError, WorkError
-from privmix_cluster.option_file import INSTEAD
 
 VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
@@ -72,9 +71,6 @@ class Verbs(Commands):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         name, listed, rest = super().resolve_command(ctx, args)
-        for (verb, option), instead in INSTEAD.items():
-            if verb == name and f"--{option}" in rest:
-                ctx.fail(f"--{option}: {instead}")
         return name, listed and load(listed.name or ""), rest
 
 

@@ -9,7 +9,6 @@ import typer
 from typer.models import OptionInfo
 
 from privmix.training.options import DP_SGD_TRAINING, Resources, TrainingOptions
-from privmix_cluster.option_file import use_options
 from privmix_cluster.options import ProgressJsonOption
 
 MODEL = "Model"
@@ -45,14 +44,6 @@ class RunOptions:
         typer.Option(
             help="The number of GPUs for each adapter, such as 0.25. Default: 1 if the cluster has any.",
             rich_help_panel=_RESOURCES,
-        ),
-    ] = None
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A YAML file of options by name, such as `rank: 8`. The command line has precedence.",
-            callback=use_options,
-            is_eager=True,
         ),
     ] = None
     as_json: ProgressJsonOption = False

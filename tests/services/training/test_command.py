@@ -136,7 +136,6 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--part-kind", "lora", "--layers", "2"], "has an effect only with --part-kind reader"),
         (["--users", "100", "--parts", "4"], "--users: is for the proposal"),
         (["--base-share", "0.5"], "belongs to --base auto"),
-        (["--dp-sgd", "--clip", "1"], "--dp-sgd: is no option; `privmix train-base` trains with DP-SGD"),
     ],
 )
 def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, arguments: list[str], problem: str) -> None:
@@ -162,55 +161,6 @@ def test_the_help_of_both_trainings_tells_the_defaults(verb: str, options: Train
             shown = ",".join(value) if isinstance(value, tuple) else value
             told = helps[name].partition("Default: ")[2].removesuffix(".").partition(". ")[0]
             assert told == str(shown) or float(told) == shown, name
-
-
-def test_options_in_a_file_are_those_of_the_command_line(ensemble: Ensemble, tmp_path: Path) -> None:
-    ensemble.copy(tmp_path / "copy")
-    numbers = SMALL.model_dump(exclude_unset=True)
-    options = {"output": "copy", "parts": 7, "salt-file": str(ensemble.salt), "skip-bad": True, **numbers}
-    bad, file = tmp_path / "corpus.jsonl", tmp_path / "train.yaml"
-    bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
-    file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
-    done = privmix("train", str(bad), "--config", str(file), "--parts", str(PARTS), "--json")
-    assert done.exit_code == 0, done.output
-    summary = json.loads(done.stdout)
-    assert (summary["output"], summary["skipped"]) == (str(tmp_path / "copy"), 1)
-    assert (summary["trained"], summary["kept"]) == (0, PARTS), "the options are those of the first training"
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("lerning-rate: 1e-3", "lerning-rate: there is no such option; did you mean learning-rate?"),
-        ("colour: red", "colour: there is no such option; remove it, or correct its name"),
-        ("config: other.yaml", "config: there is no such option"),
-        ("rank: 1.5", "Invalid value for '--rank'"),
-        ("rank: [1, 2]", "rank: must be a text or a number, got [1, 2]"),
-        ("rank:", "rank: must be a text or a number, got None"),
-        ("halves: 1", "halves: must be true or false, got 1"),
-        ("dp-sgd: true", "dp-sgd: is no option; `privmix train-base` trains with DP-SGD"),
-        ("rank", "must hold keys and values"),
-        ("rank: {", "is not YAML"),
-    ],
-)
-def test_a_wrong_line_in_a_file_of_options_is_named(tmp_path: Path, line: str, problem: str) -> None:
-    file = tmp_path / "train.yaml"
-    file.write_text(f"output: none\n{line}\n" if ":" in line else line)
-    failed = privmix("train", "corpus.jsonl", "--config", str(file))
-    assert failed.exit_code == 2
-    assert problem in " ".join(failed.stderr.split())
-
-
-def test_paths_in_a_file_of_options_are_relative_to_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "train.yaml"
-    (tmp_path / "model").mkdir()
-    file.write_text("{output: out, model: model, base: auto, user-field: model}")
-    command = load("train")
-    context = command.make_context("train", ["corpus.jsonl", "--config", str(file)])
-    assert context.params["corpus"] == [Path("corpus.jsonl")]
-    assert context.params["output"] == tmp_path / "out"
-    names = {name: context.params[name] for name in ("model", "base", "user_field")}
-    assert names == {"model": str(tmp_path / "model"), "base": "auto", "user_field": "model"}
 
 
 def test_demo_corpus_is_written(tmp_path: Path) -> None:
