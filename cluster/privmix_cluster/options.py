@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from privmix.training.corpus import Corpus
+    from privmix.training.options import Resources
 
 NAMESPACE = "privmix"
 """The default `namespace` of a service."""
@@ -66,3 +67,46 @@ DrawnOption = Annotated[
         "need all parts are left out. Default: all.",
     ),
 ]
+
+
+MODEL = "Model"
+"""The panel of the help with the options of the public model."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a training reads and writes, on what, and how it reports."""
+
+    output: Annotated[
+        Path, typer.Option(help="The directory of what is trained. An interrupted training continues there.")
+    ]
+    salt_file: Annotated[
+        Path | None,
+        typer.Option(help="The secret of the partition, created on first use. Default: in the output directory."),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.", rich_help_panel=MODEL),
+    ] = None
+    cpus: Annotated[
+        float,
+        typer.Option(
+            help="The number of CPU cores for each adapter. More cores train fewer at a time.",
+            rich_help_panel="Resources",
+        ),
+    ] = 1
+    gpus: Annotated[
+        float | None,
+        typer.Option(
+            help="The number of GPUs for each adapter, such as 0.25. Default: 1 if the cluster has any.",
+            rich_help_panel="Resources",
+        ),
+    ] = None
+    as_json: ProgressJsonOption = False
+
+    @property
+    def resources(self) -> "Resources":
+        """The resources of an adapter. Raises `InputError` if they are invalid."""
+        from privmix.training.options import Resources
+
+        return Resources.checked(cpus=self.cpus, gpus=self.gpus)

@@ -8,27 +8,13 @@ from typing import Annotated
 import typer
 
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
-from privmix.training.options import AUTO_BASE, PLAIN_TARGETS, TrainingOptions
-from privmix_cluster.option_groups import grouped
-from privmix_cluster.options import CorpusArgument, CorpusOptions
+from privmix.training.options import AUTO_BASE, TrainingOptions
+from privmix_cluster.option_groups import FieldsOf, Given, grouped
+from privmix_cluster.options import MODEL, CorpusArgument, CorpusOptions, RunOptions
 from privmix_cluster.parameters import bad, count
-from privmix_cluster.training_options import (
-    LEARNING_RATE,
-    LORA,
-    MODEL,
-    OPTIMISER,
-    TARGETS,
-    WEIGHT_DECAY,
-    RecipeOptions,
-    RunOptions,
-    defaulting,
-)
 
-_DEFAULTS = TrainingOptions()
-_KIND = "What a part is"
 _parts_option = partial(typer.Option, rich_help_panel="Parts")
 _model_option = partial(typer.Option, rich_help_panel=MODEL)
-_kind_option = partial(typer.Option, rich_help_panel=_KIND)
 
 
 @dataclass(frozen=True)
@@ -96,60 +82,28 @@ class BaseOptions:
     ] = None
 
 
-@dataclass(frozen=True)
-class PartRecipeOptions(RecipeOptions):
-    """What a part is and how it is trained. None stands for the default."""
+RECIPE = {
+    "What a part is": ("part_kind", "text", "layers"),
+    "LoRA": ("rank", "alpha", "targets"),
+    "Optimiser": ("learning_rate", "warm_up", "weight_decay", "epochs", "batch", "block", "precision"),
+}
 
-    part_kind: Annotated[
-        str | None,
-        _kind_option(
-            help="What a part is: an adapter that attends to the public model's keys and values (reader), plain LoRA "
-            "with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
-            f"which the public model reads before each sequence (text). Default: {_DEFAULTS.part_kind}."
-        ),
-    ] = None
-    text: Annotated[
-        int | None, defaulting(_DEFAULTS, "text", "The number of tokens of a part's text with --part-kind text.", _KIND)
-    ] = None
-    layers: Annotated[
-        int | None,
-        _kind_option(
-            help="The number of last layers that a part changes, with --part-kind reader. Fewer cost less to train, to "
-            "store and to serve. Default: half of the public model's."
-        ),
-    ] = None
-    targets: Annotated[
-        str | None,
-        defaulting(_DEFAULTS, "targets", f"{TARGETS} With --part-kind lora: {','.join(PLAIN_TARGETS)}.", LORA),
-    ] = None
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            help=f"{LEARNING_RATE} Default: 1e-3, times sqrt(24 / steps) with more than 24 steps.",
-            rich_help_panel=OPTIMISER,
-        ),
-    ] = None
-    weight_decay: Annotated[float | None, defaulting(_DEFAULTS, "weight_decay", WEIGHT_DECAY, OPTIMISER)] = None
-    epochs: Annotated[int | None, defaulting(_DEFAULTS, "epochs", "The number of passes over the text.", OPTIMISER)] = (
-        None
-    )
-    batch: Annotated[int | None, defaulting(_DEFAULTS, "batch", "The number of blocks in a step.", OPTIMISER)] = None
 
-    def checked(self) -> TrainingOptions:
-        """Returns the options of the training.
+def _checked(recipe: Given) -> TrainingOptions:
+    """Returns the options of the training.
 
-        Raises:
-            typer.BadParameter: an option has no effect on parts of this kind.
-            InputError: an option is invalid.
-        """
-        given = self.given()
-        if self.part_kind == "text" and (unused := given.keys() - {"part_kind", "text"}):
-            raise bad(min(unused), "has no effect with --part-kind text, which trains nothing; leave it out")
-        if self.part_kind != "text" and self.text is not None:
-            raise bad("text", "has an effect only with --part-kind text")
-        if self.part_kind == "lora" and self.layers is not None:
-            raise bad("layers", "has an effect only with --part-kind reader; plain LoRA changes all layers")
-        return TrainingOptions.checked(**given)
+    Raises:
+        typer.BadParameter: an option has no effect on parts of this kind.
+        InputError: an option is invalid.
+    """
+    kind = recipe.get("part_kind")
+    if kind == "text" and (unused := recipe.keys() - {"part_kind", "text"}):
+        raise bad(min(unused), "has no effect with --part-kind text, which trains nothing; leave it out")
+    if kind != "text" and "text" in recipe:
+        raise bad("text", "has an effect only with --part-kind text")
+    if kind == "lora" and "layers" in recipe:
+        raise bad("layers", "has an effect only with --part-kind reader; plain LoRA changes all layers")
+    return TrainingOptions.checked(**recipe)
 
 
 @grouped
@@ -159,7 +113,7 @@ def train(
     parts: PartsOptions,
     below: BaseOptions,
     reading: CorpusOptions,
-    recipe: PartRecipeOptions,
+    recipe: Annotated[Given, FieldsOf(TrainingOptions(), RECIPE)],
 ) -> None:
     """Fine-tune one adapter on each part of a private corpus.
 
@@ -182,7 +136,7 @@ def train(
 
     started = time.monotonic()
     documents = reading.corpus(corpus)
-    options = recipe.checked()
+    options = _checked(recipe)
     if below.base != AUTO_BASE and below.base_share is not None:
         raise bad("base-share", "belongs to --base auto; add it")
     if parts.users is not None and parts.parts is not None:

@@ -24,8 +24,8 @@ from privmix.training.options import (
 from privmix.training.plan import OpenPlan, Trained, run_training
 from privmix.training.splitting import base_share
 from privmix_cluster.console import display
+from privmix_cluster.options import RunOptions
 from privmix_cluster.parameters import bad
-from privmix_cluster.training_options import RecipeOptions, RunOptions
 
 
 def given_parts(parts: int, output: Path) -> int:
@@ -92,13 +92,12 @@ def auto_epsilon(
 def auto_base(
     corpus: Corpus,
     run: RunOptions,
-    recipe: RecipeOptions,
+    recipe: Mapping[str, object],
     epsilon: float,
     delta: float,
 ) -> Path:
     """Trains the base of `--base auto` by the default recipe, or keeps the finished one; returns its directory."""
-    given = recipe.given()
-    chosen = {name: value for name, value in given.items() if name in ("block", "precision")}
+    chosen = {name: value for name, value in recipe.items() if name in ("block", "precision")}
     below = replace(run, output=run.output / "base")
     train_base(corpus, below, chosen, DpSgdOptions.checked(epsilon=epsilon, delta=delta))
     return below.output

@@ -28,38 +28,55 @@ class TrainingOptions(Options):
     Choose every field before reading the corpus: values tuned on some parts would make the other parts depend on them.
     """
 
-    part_kind: PartKind = "reader"
+    part_kind: PartKind = Field(
+        default="reader",
+        description="What a part is: an adapter that attends to the public model's keys and values (reader), plain "
+        "LoRA with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
+        "which the public model reads before each sequence (text).",
+    )
     text: int = Field(
         default=1024,
         ge=128,
-        multiple_of=128,
-        description="tokens of the text that a part of kind `text` is; a multiple of vLLM's cache blocks",
+        multiple_of=128,  # vLLM's cache blocks
+        description="The number of tokens of a part's text with --part-kind text.",
     )
     layers: int | None = Field(
         default=None,
         ge=1,
-        description="the number of last layers that a reader changes; by default half of the model's. Plain "
-        "LoRA changes all layers",
+        description="The number of last layers that a part changes, with --part-kind reader. Fewer cost less to train, "
+        "to store and to serve.",
+        json_schema_extra={"if_none": "half of the public model's"},
     )
-    rank: int = Field(default=4, ge=1, le=512)
-    alpha: int = Field(default=32, ge=1)
+    rank: int = Field(default=4, ge=1, le=512, description="LoRA rank.")
+    alpha: int = Field(default=32, ge=1, description="LoRA alpha.")
     targets: tuple[str, ...] = Field(
-        default_factory=lambda given: READER_TARGETS if given["part_kind"] == "reader" else PLAIN_TARGETS, min_length=1
+        default_factory=lambda given: READER_TARGETS if given["part_kind"] == "reader" else PLAIN_TARGETS,
+        min_length=1,
+        description=f"Modules to adapt, separated by commas. Of plain LoRA: {','.join(PLAIN_TARGETS)}.",
     )
     learning_rate: float | None = Field(
         default=None,
         gt=0,
-        description=f"in the first step; by default {_RATE:g} for {_STEPS} steps, less for more, more for fewer "
-        "steps of a reader",
+        description="The initial learning rate, which falls linearly to 0.",
+        json_schema_extra={"if_none": f"{_RATE:g}, times sqrt({_STEPS} / steps) with more than {_STEPS} steps"},
     )
     warm_up: float = Field(
-        default=0.0, ge=0, lt=1, description="fraction of the steps in which the learning rate rises from 0"
+        default=0.0, ge=0, lt=1, description="The share of the steps in which the learning rate rises from 0."
     )
-    weight_decay: float = Field(default=0.01, ge=0)
-    epochs: int = Field(default=3, ge=1)
-    batch: int = Field(default=1, ge=1, description="blocks in a step")
-    block: int = Field(default=512, ge=2, description="tokens in a block")
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    weight_decay: float = Field(default=0.01, ge=0, description="The weight decay of AdamW.")
+    epochs: int = Field(default=3, ge=1, description="The number of passes over the text.")
+    batch: int = Field(default=1, ge=1, description="The number of blocks in a step.")
+    block: int = Field(default=512, ge=2, description="The number of tokens in a block.")
+    precision: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto", description="The precision of the public model: auto, bfloat16 or float32."
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _separated(cls, targets: object) -> object:
+        if isinstance(targets, str):
+            return tuple(name.strip() for name in targets.split(",") if name.strip())
+        return targets
 
     def initial_rate(self, steps: int) -> float:
         """Returns the learning rate of a training of so many steps, from which it falls to 0.
@@ -110,25 +127,31 @@ class DpSgdOptions(Options):
     A step takes all units, unless `expected_batch` and `population` are given.
     """
 
-    unit: Unit = "user"
-    epsilon: float = Field(default=EPSILON, gt=0)
-    delta: float = Field(default=DELTA, gt=0, lt=1)
+    unit: Unit = Field(default="user", description="The protected unit, record or user; a base needs user.")
+    epsilon: float = Field(default=EPSILON, gt=0, description="The epsilon of the training.")
+    delta: float = Field(default=DELTA, gt=0, lt=1, description="The delta of the training.")
     clip: float = Field(
-        default=1.0, ge=MIN_CLIP, description="the L2 norm to which the gradient of each unit is clipped"
+        default=1.0, ge=MIN_CLIP, description="The L2 norm to which the gradient of each unit is clipped."
     )
-    blocks: int = Field(default=4, ge=1, description="the first blocks of each unit's text to use; the rest is ignored")
-    steps: int = Field(default=12, ge=1)
+    blocks: int = Field(
+        default=4, ge=1, description="The first blocks of each unit's text to use; the rest is ignored."
+    )
+    steps: int = Field(default=12, ge=1, description="The number of steps.")
     matrices: Matrices = Field(
         default="b", description="b: LoRA's A stays as initialised, so that fewer weights get noise; both: A and B"
     )
     expected_batch: int | None = Field(
-        default=None, ge=1, description="the average number of units in a step, for corpora too large for full batches"
+        default=None,
+        ge=1,
+        description="The average number of units in a step, for corpora too large for full batches. Give --population.",
+        json_schema_extra={"if_none": "all units"},
     )
     population: int | None = Field(
         default=None,
         ge=1,
         validate_default=True,
-        description="the number of units from which a batch is drawn, as it is publicly known",
+        description="The number of units from which a batch is drawn, as it is publicly known, for --expected-batch.",
+        json_schema_extra={"if_none": "none"},
     )
 
     @field_validator("population")
