@@ -605,7 +605,7 @@ def _applied(state: LedgerState, record: Record) -> list[LedgerRow]:
 
 
 def _opened(terms: PrivacyBudget, identity: str | None) -> Opened:
-    stop_after = None if terms.stop_within is None else 1 + uniform_below(terms.stop_within)
+    stop_after = None if terms.stop_within is None else uniform_below(terms.stop_within)
     return Opened(id=identity or uuid4().hex, terms=terms, stop_after=stop_after)
 
 

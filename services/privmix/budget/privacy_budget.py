@@ -38,8 +38,8 @@ class PrivacyBudget(BaseModel):
         adjacency: which pairs of corpora the guarantee covers.
         enforced: what the budget limits: the data-independent bound of the releases ("bound"), or the losses that the
             protocol measures on the private text ("measured").
-        stop_within: the ledger stops after a number of measured tokens that it draws uniformly from 1 to this number
-            when it is created (random stopping, SubMix, Proposition C.3).
+        stop_within: the ledger stops after a number of measured tokens that it draws uniformly from 0 to this number
+            less 1 when it is created (random stopping, SubMix, Proposition C.3).
         base: the event of the private base, as JSON, which the ledger charges once, from its creation on; None where
             the base is a public model.
         counter: the number of tokens of one event that exact composition allows, fixed when the ledger is created; it

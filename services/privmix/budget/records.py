@@ -35,7 +35,7 @@ class Opened(Record):
     format: Literal[1] = 1
     id: str | None = Field(None, min_length=1, max_length=64)
     terms: PrivacyBudget
-    stop_after: int | None = Field(None, gt=0, description="measured tokens, drawn where the terms ask for it")
+    stop_after: int | None = Field(None, ge=0, description="measured tokens, drawn where the terms ask for it")
 
 
 class Epoch(Record):

@@ -68,7 +68,8 @@ class SubMixEvent(Event):
                 "a user's part depends on that user alone",
                 "only the answers that were given count, not those that the same query might have had",
                 "epsilon, which depends on the private text, is seen by the operator alone",
-                "when the public model takes over tells nothing (random stopping bounds what it tells)",
+                "when the public model takes over tells nothing (random stopping bounds what an end that a part causes "
+                "tells)",
             ),
             notion="Rényi operational privacy",
         )
@@ -148,7 +149,9 @@ class SubMixSettings(Settings):
     order: float = Field(_ORDER, gt=1, description="the Rényi order of the agreement and of the measured losses")
     beta: float | None = Field(None, gt=0, description="the largest divergence between a part's halves, mixed")
     random_stopping: float | None = Field(
-        None, ge=1, description="C: STOP at the latest after a number of tokens drawn uniformly up to C times `tokens`"
+        None,
+        gt=0.5,
+        description="C: STOP at the latest before a token whose number is drawn uniformly from 1 to C times `tokens`",
     )
 
     @property
@@ -193,8 +196,10 @@ class SubMixSettings(Settings):
 def random_stopping(loss: float, tokens: int) -> float:
     """Returns the Rényi loss for an observer who also sees the length of the output (Proposition C.3).
 
-    The protocol must also stop after a number of tokens drawn uniformly from 1 to ``tokens`` (C times B). Wherever the
-    output ends, that draw alone would have ended it there with probability 1 / ``tokens``.
+    The protocol must also stop before a token whose number is drawn uniformly from 1 to ``tokens`` (C times B). Where a
+    part ends the output, even before the first token, that draw alone would have ended it there with probability 1 /
+    ``tokens``. This holds for every C. It says nothing about an output that goes on where another part's data would
+    have ended it, which operational privacy does not count.
     """
     return loss + math.log(tokens)
 

@@ -1,6 +1,7 @@
 """Claim: SubMix releases and charges the same as a literal transcription of its algorithm."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,24 @@ def test_the_conversions_of_the_appendix() -> None:
     assert partition_to_user(10.0, 0.3) == pytest.approx((5.0, 17 / 8 * 0.3))
     with pytest.raises(ValueError, match="order"):
         partition_to_user(2.0, 0.3)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 50])
+def test_an_end_that_a_part_causes_costs_what_random_stopping_states(tokens: int) -> None:
+    """Without the part, the output would go on to its drawn end, or to a later one of the data."""
+
+    def lengths(end: int) -> list[Fraction]:
+        """The law of the number of answers, where the data would end the output after `end` of them."""
+        return [Fraction(sum(min(draw, end) == length for draw in range(tokens)), tokens) for length in range(tokens)]
+
+    largest = max(
+        with_part / without
+        for end in range(tokens)
+        for later in range(end, tokens + 1)
+        for with_part, without in zip(lengths(end), lengths(later), strict=True)
+        if with_part
+    )
+    assert math.log(largest) == pytest.approx(random_stopping(0.0, tokens)), "and a part may reach it"
 
 
 def test_the_plan_keeps_to_the_budget() -> None:
