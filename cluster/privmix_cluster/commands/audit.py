@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind, ShadowSize
+from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind
 from privmix_cluster.console import console, display
 from privmix_cluster.options import JsonOption, TextFieldOption
 from privmix_cluster.parameters import ACCEPTED, bad, options
@@ -25,9 +25,8 @@ _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, _RELEASES = (2.0,), (1, 16), 200_000
 _PUBLISHED_EPSILONS, _PUBLISHED_TOKENS = (8.0,), (64, 1024)
 _EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.0), 32, 10, 16
 _ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
-_MEMBERSHIP_EPSILONS, _MEMBERSHIP_DRAWS = (2.0, 8.0), 4
 _PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
-_GROUND, _SHADOWS, _ADJACENT = PlantedSize(), ShadowSize(), AdjacentSize()
+_GROUND, _ADJACENT = PlantedSize(), AdjacentSize()
 
 Name = Annotated[str | None, typer.Option("--protocol", help="The protocol. Default: every certified one.")]
 Parts = Annotated[int, typer.Option(min=1, help="N, the number of parts.")]
@@ -50,7 +49,6 @@ TopK = Annotated[int, typer.Option(min=1, help="The number of most likely tokens
 Draws = Annotated[int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")]
 Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
 Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The fraction of the coins to guess.")]
-Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 
 DIRECTORY = Path("run/audit")
 
@@ -300,32 +298,6 @@ def plant(
     )
 
 
-@audit.command(name="membership", context_settings=ACCEPTED)
-def membership_(
-    context: typer.Context,
-    directory: Directory = DIRECTORY / "membership",
-    users: Users = _SHADOWS.users,
-    shadows: Shadows = _SHADOWS.shadows,
-    parts: Parts = _SHADOWS.parts,
-    protocol: Name = "pmixed",
-    epsilon: Epsilons = None,
-    tokens: Tokens = _TOKENS,
-    delta: Delta = _DELTA,
-    top_k: TopK = _TOP_K,
-    draws: Draws = _MEMBERSHIP_DRAWS,
-    as_json: JsonOption = False,
-) -> None:
-    """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
-    from privmix.laboratory.audit.report import sections
-    from privmix_cluster.work.audit import finish, planned_subjects, train_and_query_shadows
-
-    steps, size = Steps(), ShadowSize(users, shadows, parts)
-    given, epsilons = options(context.args), epsilon or _MEMBERSHIP_EPSILONS
-    subjects = planned_subjects(protocol, given, parts, epsilons, (tokens,), delta)
-    shadowed = train_and_query_shadows(directory, size, subjects, top_k, steps, as_json)
-    finish([sections.membership_section(shadowed, subjects, draws, steps)], as_json)
-
-
 @audit.command(name="all")
 def all_(
     directory: Directory = DIRECTORY,
@@ -341,7 +313,6 @@ def all_(
         compared_subjects,
         finish,
         planned_subjects,
-        train_and_query_shadows,
         train_planted,
     )
 
@@ -360,7 +331,4 @@ def all_(
     tokens = _QUERIES * sum(canary.length for canary in known)
     planted = planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
     every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
-    members = planned_subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
-    shadowed = train_and_query_shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
-    every.append(sections.membership_section(shadowed, members, _MEMBERSHIP_DRAWS, steps))
     finish(every, as_json)

@@ -16,9 +16,9 @@ from privmix.laboratory.audit.report.finding import finite
 from privmix.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
 from privmix.laboratory.audit.report.sections import Subject
 from privmix.laboratory.audit.variants import audited
-from privmix.laboratory.audit.worlds import shadow_ensembles, testbed
+from privmix.laboratory.audit.worlds import testbed
 from privmix.laboratory.audit.worlds.canaries import Canary
-from privmix.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
+from privmix.laboratory.audit.worlds.sizes import PlantedSize
 from privmix.laboratory.evaluation import methods
 from privmix.laboratory.evaluation.comparisons import label
 from privmix.privacy.protocols import PROTOCOLS
@@ -48,16 +48,6 @@ def train_planted(
     what = "parts and their halves" if halves else "parts"
     steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
     return testbed.train_testbed(directory, size, halves=halves, display=display(as_json))
-
-
-def train_and_query_shadows(
-    directory: Path, size: ShadowSize, subjects: Sequence[Subject], top_k: int, steps: Steps, as_json: bool
-) -> shadow_ensembles.Shadows:
-    halves = any(subject.protocol.halves for subject in subjects)
-    steps(f"Training {size.shadows} shadow ensembles of {size.parts} parts each (finished ones are kept)")
-    shadow_ensembles.train_shadows(directory, size, halves=halves, display=display(as_json))
-    steps("Asking all models about all users")
-    return shadow_ensembles.evaluate_shadows(directory, size, top_k)
 
 
 def section_over_http(

@@ -29,7 +29,6 @@ NOT_PRIVATE = {
         "texts that a new grammar is tried with, from its own text alone",
     ),
     "privmix/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
-    "privmix/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
     "privmix/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
     "privmix/laboratory/audit/attacks/releases.py": (
         {"default_rng", "normal"},
@@ -37,7 +36,6 @@ NOT_PRIVATE = {
     ),
     "privmix/laboratory/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
     "privmix/laboratory/audit/worlds/sampled_secrets.py": ({"secrets"}, "planted text"),
-    "privmix/laboratory/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
     "privmix/engine/vllm_engine.py": ({"secrets"}, "a name"),
     "privmix/laboratory/evaluation/rows.py": (
         {"default_rng", "secrets"},

@@ -10,13 +10,11 @@ import numpy as np
 from privmix.laboratory.audit.attacks import (
     extraction,
     likelihood,
-    membership,
     one_run,
     published,
     released_text,
 )
 from privmix.laboratory.audit.attacks.frequencies import audit_draws
-from privmix.laboratory.audit.attacks.membership import Observation
 from privmix.laboratory.audit.attacks.released_text import ReleasedTexts
 from privmix.laboratory.audit.attacks.releases import audit_releases
 from privmix.laboratory.audit.report.finding import Finding
@@ -25,7 +23,6 @@ from privmix.laboratory.audit.report.roc import Roc
 from privmix.laboratory.audit.worlds.canaries import SAMPLED_TOKENS, Canary
 from privmix.laboratory.audit.worlds.distributions import NoPairError
 from privmix.laboratory.audit.worlds.sampled_secrets import TEMPERATURE
-from privmix.laboratory.audit.worlds.shadow_ensembles import Shadows
 from privmix.laboratory.audit.worlds.testbed import Testbed
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocol import Protocol
@@ -324,48 +321,6 @@ def released_section(
             }
             for finding, area in zip(findings, areas, strict=True)
         ],
-    )
-
-
-def membership_section(shadows: Shadows, subjects: Sequence[Subject], draws: int, show_step: ShowStep) -> AttackSection:
-    """Runs LiRA on every mechanism; reports its curve and its true positives at low false-positive rates."""
-    show_step("scoring")
-    ensemble = Ensemble(shadows.parts)
-    mechanisms = {
-        "ensemble, without privacy": Observation(ensemble),
-        **{
-            f"ensemble, {tokens} of its tokens": Observation(ensemble, tokens)
-            for tokens in sorted({subject.tokens for subject in subjects})
-        },
-        **{
-            f"{subject.name}, epsilon {subject.epsilon:g}": Observation(
-                subject.protocol, subject.tokens, subject.settings
-            )
-            for subject in subjects
-        },
-    }
-    curves = membership.attack(mechanisms, shadows, draws)
-    rows = [
-        {
-            "mechanism": name,
-            "area under the curve": curve.area,
-            "true positives at 0.1 %": curve.true_positives_at(1e-3),
-            "true positives at 1 %": curve.true_positives_at(1e-2),
-        }
-        for name, curve in curves.items()
-    ]
-    count = shadows.included.size
-    return AttackSection(
-        title="Membership inference",
-        text=(
-            f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts; it "
-            f"attacks each ensemble with the scores of the others. There are {count} guesses, so rates below "
-            f"{2 / count:.2g} are meaningless. For each user, the attacker requests all tokens of the budget, spread "
-            "over the positions of the user's text; the score is the frequency of the text's own tokens. If the cost "
-            "of a token depends on the text, the public model answers after the budget's end. In the first row, the "
-            "score is the mean log-probability of the text's tokens, from the probabilities themselves."
-        ),
-        rows=rows,
     )
 
 

@@ -26,21 +26,6 @@ class PlantedSize:
 
 
 @dataclass(frozen=True)
-class ShadowSize:
-    """The size of the training.
-
-    Attributes:
-        users: the number of users of the demo corpus. Each ensemble contains about half of them.
-        shadows: the number of ensembles.
-        parts: the number of parts of each ensemble.
-    """
-
-    users: int = 32
-    shadows: int = 8
-    parts: int = 2
-
-
-@dataclass(frozen=True)
 class AdjacentSize:
     """The size of the ensembles and of the planted text.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
+from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize
 from privmix.laboratory.audit.worlds.testbed import claim_directory
 
 
@@ -16,4 +16,4 @@ def test_a_directory_accepts_only_its_own_size(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"users: .* was created with 3, not 4"):
         claim_directory(directory, PlantedSize(users=4))
     with pytest.raises(InputError, match="belongs to another attack"):
-        claim_directory(directory, ShadowSize(users=3))
+        claim_directory(directory, AdjacentSize(parts=3))
