@@ -18,20 +18,7 @@ WIDTH = 120
 USUAL = "one thread of a CPU"
 """The machine of records whose table names no other; their page says so."""
 TOKENS = (1024, 16384, 131072)
-TASK_ROWS = {
-    "real text": "real text",
-    "DP-SGD": "DP-SGD",
-    "exponential on a base": "exponential on a base, m = 16",
-    "individual budgets on a base": "individual budgets on a base",
-    "PMixed on a base": "PMixed on a base",
-    "AdaPMixed on a base": "AdaPMixed on a base",
-    "the base alone": "the base alone",
-    "GNMax on a base": "GNMax on a base",
-    "subsample-and-aggregate on a base": "subsample-and-aggregate on a base",
-    "InvisibleInk": "InvisibleInk, 16 references",
-    "public model": "public model",
-}
-"""The rows of `tasks`, by the beginnings of the sets' names."""
+
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 """What pages call the databases, which records name by their scheme."""
 NODE_EUR_AN_HOUR, NODE_TOKENS_A_SECOND = 2, 1000
@@ -553,23 +540,6 @@ def _texts(kind: str) -> str:
     return " and ".join(f"{record(f'texts-{corpus}').figures['1024'][kind]:.2f}" for corpus in ("speeches", "commits"))
 
 
-def references() -> str:
-    """Shows the gains of published methods beside texts as parts, at each epsilon."""
-    methods: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in record("references").figures["methods"]:
-        methods.setdefault((row["method"], row["parts"]), []).append(row)
-
-    def by_epsilon(rows: Sequence[Mapping[str, Any]], figure: str) -> str:
-        return ", ".join(f"{row[figure]:g}" for row in rows if figure in row)
-
-    figures = {"epsilon": "epsilon", "clip": "clip", "gain": "gain", "in their unit": "gain, own unit"}
-    rows = [
-        [method, f"{parts:,}", *(by_epsilon(own, figure) for figure in figures.values())]
-        for (method, parts), own in methods.items()
-    ]
-    return table(["method", "parts or references", *figures], rows, where("references"))
-
-
 # Expectations, and the papers' settings
 
 
@@ -610,56 +580,6 @@ def published() -> str:
     ]
     columns = ["parts, q, tokens", "claimed", "worst known pair", "certified: claimed", "certified: worst pair"]
     return table(columns, rows)
-
-
-# What synthetic text is worth
-
-
-def tasks() -> str:
-    """Shows the accuracy of logistic regression that is trained on each set, in per cent with its interval."""
-    corpora = {name: name for name in ("demo", "commits", "speeches", "dialogues")}
-    cells = {
-        f"{said}, {epsilon}": record(f"task-{corpus}-{epsilon}").figures
-        for corpus, said in (corpora | {"dialogues-4": "dialogues of 4 labels"}).items()
-        for epsilon in ("8", "2")
-    }
-    lines = [[said, *(_accuracy(cell["rows"], name) for cell in cells.values())] for name, said in TASK_ROWS.items()]
-    lines.append(["the most frequent class", *(f"{100 * cell['majority']:.1f}" for cell in cells.values())])
-    return table(["trained on", *cells], lines)
-
-
-def _accuracy(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Returns the accuracy of the set whose name begins so, if there is one."""
-    for row in rows:
-        if row["name"].startswith(name):
-            accuracy = row["scores"]["logistic regression"]["accuracy"]
-            mean, low, high = (100 * accuracy.get(end, accuracy["mean"]) for end in ("mean", "low", "high"))
-            return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f}-{high:.1f})"
-    return ""
-
-
-def task_more() -> str:
-    """Returns the points that all texts of DP-SGD's model gain over its first 160, on the demo at epsilon 8."""
-    (row,) = (row for row in record("task-demo-8").figures["rows"] if row["name"] == "all of its texts")
-    return f"{100 * row['over_first']['logistic regression']['mean']:.0f}"
-
-
-def task_mauve() -> str:
-    """Lists how like the held-out dialogues the texts of four sets are."""
-    of = {row["name"]: row["mauve"] for row in record("task-dialogues-8").figures["rows"]}
-    named = ("DP-SGD", "individual budgets on a base", "the base alone", "public model")
-    *most, last = (f"{of[name]:.2f}" for name in named)
-    return f"{', '.join(most)} and {last}"
-
-
-def notes() -> str:
-    """Shows what pairs teach a model that writes notes."""
-    figures = record("notes").figures
-    rows = [
-        [name, f"{figures['pairs'].get(name, 0):,}", *(_between(row[key]) for key in ("gain", "own_dialogue"))]
-        for name, row in figures["models"].items()
-    ]
-    return table(["trained on", "pairs", "gain", "what the own dialogue is worth"], rows, where("notes"))
 
 
 # Structures and the ledger
@@ -727,7 +647,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
             base_contexts,
             *(layers, trainings, plain_lora, dp_sgd, beside_opacus, users_a_second),
             *(schema_ms, first_token_ratios, schemas_kept, verified, charged, neighbours),
-            *(text_parts, references, part_gains, published, tasks, task_more, task_mauve, notes),
+            *(text_parts, part_gains, published),
         )
     },
     **{

@@ -26,6 +26,8 @@ NOTES = (
     "texts true, harmless or free of bias, and it does not hide what many users have in common.",
     "A killed process can lose tokens that the service released and charged: at most the tokens in transit in each "
     "stream. tokens_delivered does not count them.",
+    "answered_without_the_parts counts texts by their model: `public` is the public model alone, `base` the private "
+    "base alone, whose training the guarantee covers, and `mixed` either of them in part.",
 )
 
 
