@@ -1,12 +1,9 @@
 """Grammars, and matchers of the public model's vocabulary, for tests of structured answers."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
-from llguidance import LLMatcher
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -14,9 +11,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
 from privmix.structure import grammar
-from privmix.structure.compiler import Compiler, limits_of
+from privmix.structure.compiler import begun
 from privmix.structure.matcher import Matcher
-from privmix.structure.trials import TrialLimits, Trials
 from privmix.structure.vocabulary import Vocabulary
 from privmix.training.public_model import resolve
 
@@ -54,40 +50,25 @@ def vocabulary() -> Vocabulary:
 
 
 def matcher(text: str) -> Matcher:
-    return asyncio.run(Compiler(vocabulary).matcher(text))
+    return begun(text, vocabulary())[0]
 
 
 def tokens_of(legal: bytes) -> list[int]:
-    bits = int.from_bytes(legal, "little")
-    return [token for token in range(bits.bit_length()) if bits >> token & 1]
+    return [int(token) for token in np.flatnonzero(np.unpackbits(np.frombuffer(legal, np.uint8), bitorder="little"))]
 
 
-def described() -> tuple[str, frozenset[int]]:
+def bytewise() -> Tokenizer:
     """Returns a tokenizer of single bytes, which is read at once."""
     vocabulary = {byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer.to_str(), frozenset({len(vocabulary)})
+    return tokenizer
 
 
-@asynccontextmanager
-async def running(limits: TrialLimits | None = None) -> AsyncIterator[Trials]:
-    trials = Trials(described, limits or TrialLimits(processes=1))
-    try:
-        yield trials
-    finally:
-        trials.close()
-
-
-def engine(text: str) -> LLMatcher:
-    made = LLMatcher(vocabulary().tokenizer, text, log_level=0, limits=limits_of(text))
-    assert not made.is_error(), made.get_error()
-    return made
-
-
-def follows(made: LLMatcher, text: str) -> bool:
-    made.reset()
-    tokens = vocabulary().tokenizer.tokenize_str(text)
-    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
+@cache
+def words() -> Vocabulary:
+    """Returns the vocabulary of single bytes, of which special tokens are the last."""
+    tokenizer = bytewise()
+    return Vocabulary.of(tokenizer, {tokenizer.get_vocab_size() - 1})

@@ -379,7 +379,8 @@ class Coordinator:
     async def _matcher(self, generation: Generation) -> Matcher | None:
         if generation.grammar is None:
             return None
-        return await self._compiler.matcher(generation.grammar, generation.start)
+        grammar = generation.grammar
+        return (await self._compiler.begun(lambda: grammar, generation.cache_salt or "")).matcher
 
     async def _positions(self, texts: Sequence[tuple[LiveSequence, tuple[int, ...]]]) -> Sequence[Position | None]:
         """Returns what follows each sequence and then some tokens; None for sequences without a grammar."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.structure.matcher import Position
 
 FinishReason = Literal["stop", "length", "privacy_budget", "share", "error", "cancelled"]
 """Why a generation ended. The gateway alone sets `share`: the API key has used up its share of the budget."""
@@ -27,7 +26,6 @@ class Generation:
         grammar: the grammar of the completion (`privmix.structure.grammar`); None allows every text. A token
             without an alternative is released without a question to any model, and is not charged. So are the tokens
             that complete the text before it reaches a limit.
-        start: what follows the empty completion under the grammar. It is found again where it is None.
     """
 
     id: str
@@ -40,7 +38,6 @@ class Generation:
     released: tuple[int, ...] = ()
     cache_salt: str | None = None
     grammar: str | None = None
-    start: Position | None = None
     max_charged: int | None = None
 
 

@@ -76,10 +76,6 @@ class Detokenizer:
         """Returns the vocabulary for grammars (see `Vocabulary.of`)."""
         return Vocabulary.of(self._tokenizer, self.ends)
 
-    def described(self) -> tuple[str, frozenset[int]]:
-        """Returns the text of the tokenizer's `tokenizer.json`, and the tokens that end a completion."""
-        return self._tokenizer.to_str(), self.ends
-
     def textual(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens that are not special."""
         return [token for token in tokens if token not in self._special]

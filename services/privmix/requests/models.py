@@ -19,7 +19,7 @@ from privmix.requests.errors import ApiError, invalid, model_not_found
 from privmix.requests.schema import Function, Message, PromptText
 from privmix.requests.settings import ServedEnsemble
 from privmix.requests.status import Status
-from privmix.structure.trials import Trials
+from privmix.structure.compiler import Compiler
 from privmix.tokenization.people_text import PeopleText, TypedMarks
 from privmix.tokenization.tokenizer import load_tokenizer
 
@@ -60,11 +60,11 @@ class PromptTokenizer:
     are refused by their size or by their beginning.
 
     Attributes:
-        trials: tries the grammars of answers.
+        compiler: compiles the grammars of answers.
     """
 
-    def __init__(self, tokenizer: Any, trials: Trials) -> None:
-        self.trials = trials
+    def __init__(self, tokenizer: Any, compiler: Compiler) -> None:
+        self.compiler = compiler
         self._tokenizer = tokenizer
         self._rust = tokenizer.backend_tokenizer
         self._people = PeopleText(tokenizer).prepare()
@@ -83,7 +83,7 @@ class PromptTokenizer:
         tokenizer = load_tokenizer(model)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
-        return cls(tokenizer, Trials(lambda: Detokenizer.load(model).described()))
+        return cls(tokenizer, Compiler(lambda: Detokenizer.load(model).vocabulary()))
 
     async def tokens(self, prompts: Sequence[PromptText], limit: int, client: str = "") -> list[tuple[int, ...]]:
         """Returns the token ids of each prompt of a completion request.

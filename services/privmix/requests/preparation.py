@@ -202,7 +202,7 @@ class Preparation:
         served.check_name(request.model)
         check_counts(request, len(request.prompt), settings)
         prompts = await served.prompts.tokens(request.prompt, served.ensemble.context_length, cache_salt)
-        structure = await structure_of(request, len(prompts) * request.n, served.prompts.trials, cache_salt)
+        structure = await structure_of(request, len(prompts) * request.n, served.prompts.compiler, cache_salt)
         echoed = [await served.prompts.text(prompt, cache_salt) for prompt in request.prompt] if request.echo else None
         style = CompletionStyle(echoed and [text for text in echoed for _ in range(request.n)])
         return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, structure)
@@ -213,7 +213,7 @@ class Preparation:
         check_counts(request, 1, self._settings)
         tools = request.callable_tools
         prompts = await served.prompts.chat_tokens(request.messages, served.ensemble.context_length, cache_salt, tools)
-        structure = await structure_of(request, request.n, served.prompts.trials, cache_salt)
+        structure = await structure_of(request, request.n, served.prompts.compiler, cache_salt)
         return self._prepared(request, served, prompts, _style(request), CHAT_TOKENS, structure)
 
     def _prepared(
@@ -241,7 +241,6 @@ class Preparation:
                 trace,
                 request.ignore_eos,
                 grammar=None if structure is None else structure.grammar,
-                start=None if structure is None else structure.start,
             )
             for prompt in prompts
             for _ in range(request.n)

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from privmix.requests.errors import invalid, unavailable
+from privmix.requests.errors import invalid
 from privmix.requests.schema import GenerationRequest, StructuredOutputs
+from privmix.structure.compiler import Compiler
 from privmix.structure.errors import StructureError
-from privmix.structure.grammar import ANY_OBJECT, StructureKind
-from privmix.structure.matcher import Position
-from privmix.structure.trials import TrialError, Trials
+from privmix.structure.grammar import ANY_OBJECT, StructureKind, of_kind
 
 Wish = tuple[str, StructureKind, Any]
 """The field that asks for a structure, its kind, and what it says (`of_kind`)."""
 
+MAX_CPU_S = 4.0
+"""The seconds of a processor that the compilations of all answers to a request may take."""
 _CUT_BY_STOP = ("structured_outputs.regex",)
 """Structures whose texts a stop string may end, as vLLM's examples do. It would break JSON, or the text of a choice."""
 
@@ -24,17 +26,12 @@ class Structure:
 
     Attributes:
         field: the field of the request that asks for it.
-        start: the position at the beginning of an answer (`Tried`).
+        shortest: the number of tokens that an answer needs.
     """
 
     field: str
     grammar: str
-    start: Position
-
-    @property
-    def shortest(self) -> int:
-        """The number of tokens that an answer needs."""
-        return self.start.shortest or 0
+    shortest: int
 
     @property
     def has_stops(self) -> bool:
@@ -42,16 +39,16 @@ class Structure:
         return self.field in _CUT_BY_STOP
 
 
-async def structure_of(request: GenerationRequest, answers: int, trials: Trials, cache_salt: str) -> Structure | None:
+async def structure_of(request: GenerationRequest, answers: int, compiler: Compiler, client: str) -> Structure | None:
     """Returns the structure of the answers to a request; None if they are plain text.
 
     Args:
         answers: the number of answers, each of which compiles the grammar.
-        cache_salt: see `Trials.grammar`.
+        client: see `Compiler.begun`.
 
     Raises:
         ApiError: 400, the structure is invalid, too large or admits no answer, it costs too much for this number of
-            answers, or the request asks for several structures; 503, it cannot be tried.
+            answers, or the request asks for several structures.
     """
     wishes = list(_wishes(request))
     if not wishes:
@@ -60,16 +57,14 @@ async def structure_of(request: GenerationRequest, answers: int, trials: Trials,
         raise invalid(wishes[1][0], f"conflicts with {wishes[0][0]}; give only one of them")
     field, kind, described = wishes[0]
     try:
-        tried = await trials.grammar(kind, described, cache_salt)
+        begun = await compiler.begun(partial(of_kind, kind, described), client)
     except StructureError as error:
         raise invalid(field, str(error)) from None
-    except TrialError:
-        raise unavailable("structured answers are not available now") from None
-    if answers > (most := trials.most_answers(tried)):
+    if answers > (most := max(1, int(MAX_CPU_S / max(begun.cpu_s, 1e-6)))):
         raise invalid(
             "n", f"{field} takes long to compile for each answer; request at most {most} answers, or simplify it"
         )
-    return Structure(field, tried.grammar, tried.start)
+    return Structure(field, begun.grammar, begun.start.shortest or 0)
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:

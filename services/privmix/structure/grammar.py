@@ -12,17 +12,35 @@ from typing import Any, Literal
 
 from llguidance import LLMatcher
 
-from privmix.structure.errors import StructureError
-from privmix.structure.limits import MAX_CHOICES, check_schema, check_size, without_unreachable
-from privmix.structure.schema_grammar import rules_of
-
-_CHOICE = "choice"
+from privmix.structure.errors import StructureError, explained
+from privmix.structure.limits import (
+    CHOICE,
+    MAX_CHOICES,
+    VALUES,
+    check_pattern,
+    check_schema,
+    check_size,
+    engine_limits,
+    nodes,
+)
 
 Schema = Mapping[str, Any] | bool
 ANY_OBJECT: Schema = {"type": "object"}
 
 StructureKind = Literal["json", "regex", "choice", "tools", "text_or_tools"]
 """The ways in which a client describes an answer."""
+
+_ONE_LINE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""The engine's options: it refuses what it cannot follow, as it is not lenient. A client's own options are replaced."""
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose values are schemas by names."""
+_JOINING = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def of_kind(kind: StructureKind, described: Any) -> str:
@@ -32,7 +50,7 @@ def of_kind(kind: StructureKind, described: Any) -> str:
         StructureError: see that function.
     """
     functions: Mapping[StructureKind, Callable[[Any], str]] = {
-        "json": lambda schema: of_json_schema(_parsed(schema)),
+        "json": of_json_schema,
         "regex": of_regex,
         "choice": of_choice,
         "tools": of_tool_call,
@@ -41,14 +59,14 @@ def of_kind(kind: StructureKind, described: Any) -> str:
     return functions[kind](described)
 
 
-def of_json_schema(schema: Schema) -> str:
-    """Returns the grammar of the JSON values of a schema, on one line (see `schema_grammar`).
+def of_json_schema(schema: Schema | str) -> str:
+    """Returns the grammar of the JSON values of a schema, or of its JSON text, on one line.
 
     Raises:
-        StructureError: the schema is too large, refers to another document, admits no finite value, or uses what is not
-            supported.
+        StructureError: the schema is too large, refers to another document, admits no value, or uses what the engine
+            does not support.
     """
-    return _of_lark(_rules(schema, "start"))
+    return _of_lark(f"start: {_json(_parsed(schema))}")
 
 
 def of_regex(pattern: str) -> str:
@@ -58,6 +76,7 @@ def of_regex(pattern: str) -> str:
         StructureError: the expression is too large.
     """
     check_size(pattern)
+    check_pattern(pattern)
     return str(LLMatcher.grammar_from_regex(pattern))
 
 
@@ -74,12 +93,7 @@ def of_choice(choices: Sequence[str]) -> str:
     check_size("".join(choices))
     # One terminal, which the lexer follows as one state, where a rule would have an item for each string.
     terminal = f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(choices)))}"
-    return _of_lark(terminal, _CHOICE)
-
-
-def is_choice(grammar: str) -> bool:
-    """Tells whether `of_choice` made a grammar. Clients write the texts of grammars, and not their names."""
-    return any(part.get("name") == _CHOICE for part in json.loads(grammar)["grammars"])
+    return _of_lark(terminal, CHOICE)
 
 
 def of_tool_call(tools: Mapping[str, Schema]) -> str:
@@ -93,26 +107,32 @@ def of_tool_call(tools: Mapping[str, Schema]) -> str:
     Raises:
         StructureError: there is no tool, or a schema is not accepted (see `of_json_schema`).
     """
-    return _of_lark(_tool_call(tools))
+    return _of_lark(f"start: {_calls(tools)}")
 
 
 def of_text_or_tool_call(tools: Mapping[str, Schema]) -> str:
     """Returns the grammar of a call (see `of_tool_call`) or of a text, which does not begin with a brace."""
-    return _of_lark(f"{_tool_call(tools)}\n  | TEXT?\nTEXT: /[^{{](.|\\n)*/")
-
-
-def _tool_call(tools: Mapping[str, Schema]) -> str:
-    """Returns the rules of one call in the Lark format; those of its start are last, so that more can follow."""
-    if not tools:
-        raise StructureError("give at least one tool")
-    calls = [f'{_quoted(call_prefix(name))} arguments_{index} "}}"' for index, name in enumerate(tools)]
-    rules = [_rules(schema, f"arguments_{index}", arguments=True) for index, schema in enumerate(tools.values())]
-    return "\n".join([*rules, "start: " + " | ".join(calls)])
+    return _of_lark(f"start: {_calls(tools)} | TEXT?\nTEXT: /[^{{](.|\\n)*/")
 
 
 def call_prefix(name: str) -> str:
     """Returns the text of a tool call up to its arguments."""
     return f'{{"name": {json.dumps(name)}, "arguments": '
+
+
+def _calls(tools: Mapping[str, Schema]) -> str:
+    if not tools:
+        raise StructureError("give at least one tool")
+    calls = [f'{_quoted(call_prefix(name))} {_json(_arguments(schema))} "}}"' for name, schema in tools.items()]
+    check_size("".join(calls))
+    return " | ".join(calls)
+
+
+def _arguments(schema: Schema) -> Schema:
+    if isinstance(schema, bool):
+        return schema and {"type": "object", "additionalProperties": False}
+    says = schema.keys() & {*_JOINING, "properties", "patternProperties", "additionalProperties"}
+    return {"type": "object", **schema, **({} if says else {"additionalProperties": False})}
 
 
 def _parsed(schema: Schema | str) -> Schema:
@@ -129,20 +149,70 @@ def _parsed(schema: Schema | str) -> Schema:
     return parsed
 
 
-def _rules(schema: Schema, start: str, arguments: bool = False) -> str:
-    """Returns the rules of a schema that passed the checks (see `rules_of`)."""
+def _json(schema: Schema) -> str:
+    """Returns the expression of the values of a schema, which passes the checks and whose objects are closed."""
     if isinstance(schema, bool):
         if not schema:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
-    reached: Mapping[str, Any] = without_unreachable(schema)
+    written = _expression(schema)
+    check_size(written)
+    closed = _closed(schema)
+    if closed == schema:
+        return written
+    # oneOf may have alternatives that exclude each other only after they are closed.
+    text = _of_lark(f"start: {written}")
+    if error := LLMatcher.validate_grammar(text, limits=engine_limits(text)):
+        raise StructureError(explained(error))
+    return _expression(closed)
+
+
+def _expression(schema: Mapping[str, Any]) -> str:
     try:
-        text = json.dumps(reached, ensure_ascii=False, allow_nan=False)
+        text = json.dumps({**schema, "x-guidance": _ONE_LINE}, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
-    check_size(text)
-    return rules_of(reached, start, arguments)
+    return f"%json {text}"
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema whose objects have no other properties than those that it names, where it does not say.
+
+    What nobody asked for would be charged. A schema that joins objects, as with `allOf`, is returned as it is, because
+    each of them admits the properties of the others.
+    """
+    return schema if any(_joins(node) for node in nodes(schema)) else _without_others(schema)
+
+
+def _joins(node: Mapping[str, Any]) -> bool:
+    joining = node.keys() & _JOINING
+    several = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1
+    return several or len(joining) > 1 or bool(joining and "properties" in node)
+
+
+def _without_others(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_others(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    new: dict[str, Any] = {}
+    for name, value in node.items():
+        if name in _MAPS and isinstance(value, dict):
+            new[name] = {key: _without_others(schema) for key, schema in value.items()}
+        else:
+            new[name] = value if name in VALUES else _without_others(value)
+    named, required = node.get("properties"), node.get("required", [])
+    silent = not node.keys() & {"additionalProperties", "patternProperties"}
+    if (
+        silent
+        and named
+        and isinstance(named, dict)
+        and isinstance(required, list)
+        and named.keys() >= {*map(str, required)}
+    ):
+        new["additionalProperties"] = False
+    return new
 
 
 def _of_lark(text: str, name: str | None = None) -> str:

@@ -1,33 +1,68 @@
-"""Bounds the size of structures before they are compiled."""
+"""Bounds what a structure may ask of the grammar engine, which is fast on everything below these limits.
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+The engine stops itself at most other bombs (`engine_limits`). Not at these: an array of a million items takes 15 s and
+1.1 GB, 5,000 properties 4 s, steps of `multipleOf` of a million 11 s and 360 MB.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from llguidance import LLParserLimits
 
 from privmix.structure.errors import StructureError
 
 MAX_BYTES = 96 * 1024
 MAX_DEPTH = 32
-MAX_NODES = 2000
-MAX_REFERENCES = 256
-"""The maximum number of different references in a schema."""
 MAX_CHOICES = 5000
 """The maximum number of values of all enumerations of a schema together, and of the strings of a choice."""
 MAX_COUNT = 4096
-"""The maximum sum of the numbers of items and properties that a schema gives as limits: each item takes memory."""
+"""The maximum sum of the numbers of items and properties that a schema gives as limits."""
+MAX_PROPERTIES = 1000
+"""The maximum number of properties that a schema names."""
+MAX_PATTERNS = 64
+"""The maximum number of `patternProperties`, each pair of which is compared."""
 MAX_LENGTH = 1_000_000
-"""The largest minimum of a string's length. An answer that must be longer never ends."""
-UNREACHABLE = 2**31 - 1
-"""A maximum that is at least this large limits nothing: no answer has as many bytes."""
+"""The greatest limit of a string's length."""
+MAX_REPEATS = 10_000
+"""The greatest number of repetitions in a regular expression."""
+MAX_STEPS = 50_000
+"""The maximum sum of the steps of `multipleOf`, each without its decimal point: a remainder is a state."""
+STATES = 20_000
+"""The states of a lexer beside those of the grammar's own text."""
 
-_LEAST = ("minItems", "minProperties", "minContains", "minLength")
-_MOST = ("maxItems", "maxProperties", "maxContains", "maxLength")
+CHOICE = "choice"
+"""The name of the grammar of a choice."""
+VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values hold no schemas."""
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 _LENGTHS = ("minLength", "maxLength")
-_VALUES = ("const", "enum", "default", "examples")
+_REPEATS = re.compile(r"(?<!\\[xuUpP])\{(\d*),?(\d*)\}")
+
+
+def engine_limits(grammar: str) -> LLParserLimits:
+    """Returns the limits of an engine.
+
+    A lexer state takes one to two kilobytes, a step about a millisecond for each 14,000 units of fuel. A literal has a
+    state for each byte, so each literal that fits a grammar can be followed to its end. A choice is one terminal, each
+    of whose states may hold all of its strings: none of them can fail after it was begun.
+    """
+    is_choice = any(part.get("name") == CHOICE for part in json.loads(grammar)["grammars"])
+    return LLParserLimits(
+        max_items_in_row=10_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=4_000_000 if is_choice else 200_000,
+        step_max_items=50_000,
+        max_lexer_states=STATES + len(grammar.encode()),
+        max_grammar_size=50_000,
+        verbose_errors=False,
+    )
 
 
 def check_size(text: str) -> None:
-    """Checks the size of a grammar, a regular expression or a schema in UTF-8.
+    """Checks the size of a regular expression, the strings of a choice or a schema in UTF-8.
 
     Raises:
         StructureError: it has more than `MAX_BYTES` bytes, or it contains half of a surrogate pair.
@@ -40,82 +75,79 @@ def check_size(text: str) -> None:
         raise StructureError(f"it has {size} bytes; give at most {MAX_BYTES}")
 
 
-def check_schema(schema: object) -> None:
-    """Checks that a JSON Schema is small. A node is an object or an array.
+def check_pattern(pattern: str) -> None:
+    """Checks the repetitions of a regular expression.
 
     Raises:
-        StructureError: it exceeds `MAX_DEPTH`, `MAX_NODES`, `MAX_REFERENCES`, `MAX_CHOICES`, `MAX_COUNT` or
-            `MAX_LENGTH`.
+        StructureError: one of them is of more than `MAX_REPEATS`.
     """
-    choices = items = 0
-    references: set[str] = set()
-    for number, (node, depth, is_schema) in enumerate(_nodes(schema), 1):
-        if depth > MAX_DEPTH:
-            raise StructureError(f"it is nested more than {MAX_DEPTH} levels deep")
-        if number > MAX_NODES:
-            raise StructureError(f"it has more than {MAX_NODES} objects and arrays")
-        if not isinstance(node, Mapping):
-            continue
-        values, reference = node.get("enum"), node.get("$ref")
-        choices += len(values) if isinstance(values, list) else 0
-        references |= {reference} if isinstance(reference, str) else set()
-        items += _items(node) if is_schema else 0
-    if choices > MAX_CHOICES:
-        raise StructureError(f"its enumerations have more than {MAX_CHOICES} values")
-    if items > MAX_COUNT:
-        raise StructureError(
-            f"its limits of items and properties (such as maxItems) are more than {MAX_COUNT} together; "
-            "give smaller ones, or leave a maximum out"
-        )
-    if len(references) > MAX_REFERENCES:
-        raise StructureError(f"it has more than {MAX_REFERENCES} different references")
+    if any(len(count) > 9 or int(count or 0) > MAX_REPEATS for pair in _REPEATS.findall(pattern) for count in pair):
+        _refuse("a regular expression", MAX_REPEATS, "repetitions")
 
 
-def without_unreachable(schema: Any) -> Any:
-    """Returns a schema without the maxima that no answer reaches, which clients write to say that there is none."""
-    if isinstance(schema, list):
-        return [without_unreachable(value) for value in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        name: value if name in _VALUES else without_unreachable(value)
-        for name, value in schema.items()
-        if not (_is_number(value) and _unreachable(name, value))
-    }
-
-
-def _items(schema: Mapping[str, Any]) -> int:
-    """Returns the sum of the limits of items and properties in one schema, rounded up.
+def check_schema(schema: Any) -> None:
+    """Checks that a JSON Schema is small.
 
     Raises:
-        StructureError: a string's minimum length exceeds `MAX_LENGTH`.
+        StructureError: it exceeds a limit of this module, which the message names.
     """
-    limits = {name: schema[name] for name in (*_LEAST, *_MOST) if _is_number(schema.get(name))}
-    if limits.get("minLength", 0) > MAX_LENGTH:
-        raise StructureError(f"minLength: give at most {MAX_LENGTH}")
-    reached = (limit for name, limit in limits.items() if name not in _LENGTHS and not _unreachable(name, limit))
-    return sum(math.ceil(min(max(limit, 0), MAX_COUNT + 1)) for limit in reached)
+    counts = choices = properties = patterns = 0
+    steps = Decimal(0)
+    for node in nodes(schema):
+        counts += sum(_count(node, name, MAX_COUNT) for name in _COUNTS)
+        for name in _LENGTHS:
+            _count(node, name, MAX_LENGTH)
+        choices += len(node["enum"]) if isinstance(node.get("enum"), list) else 0
+        properties += len(node["properties"]) if isinstance(node.get("properties"), dict) else 0
+        keyed = node["patternProperties"] if isinstance(node.get("patternProperties"), dict) else {}
+        patterns += len(keyed)
+        for pattern in (*keyed, node.get("pattern")):
+            if isinstance(pattern, str):
+                check_pattern(pattern)
+        steps += _step(node.get("multipleOf"))
+    for sum_, most, what in (
+        (counts, MAX_COUNT, "as limits of items and properties together (such as maxItems)"),
+        (choices, MAX_CHOICES, "values of its enumerations"),
+        (properties, MAX_PROPERTIES, "properties"),
+        (patterns, MAX_PATTERNS, "patternProperties"),
+        (steps, MAX_STEPS, "as the steps of multipleOf together"),
+    ):
+        if sum_ > most:
+            _refuse("the schema", most, what)
 
 
-def _unreachable(name: str, limit: float) -> bool:
-    return name in _MOST and limit >= UNREACHABLE
+def _count(node: Mapping[str, Any], name: str, most: int) -> int:
+    """Returns a limit of a schema; 0 if it gives none. What is no whole number is the engine's to refuse."""
+    value = node.get(name)
+    if not isinstance(value, int | float):
+        return 0
+    if value > most:
+        _refuse(name, most, "or leave it out")
+    return int(max(value, 0)) if value == value else 0
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # NaN is no number
+def _step(value: object) -> Decimal:
+    """Returns a step of `multipleOf` without its decimal point."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return Decimal(0)
+    step = Decimal(str(value)).normalize() if len(str(value)) < 40 else Decimal(MAX_STEPS + 1)
+    exponent = step.as_tuple().exponent
+    return step.scaleb(-exponent) if isinstance(exponent, int) and exponent < 0 else step
 
 
-def _nodes(root: object) -> Iterator[tuple[Mapping[str, object] | Sequence[object], int, bool]]:
-    """Yields the objects and arrays of a JSON Schema with their depths, without recursion.
+def _refuse(field: str, most: int, what: str) -> NoReturn:
+    raise StructureError(f"{field}: give at most {most} {what}")
 
-    The last is whether it may be a schema: within the values of `const` and `enum`, nothing is one.
-    """
-    waiting = [(root, 1, True)]
+
+def nodes(root: object) -> Iterator[Mapping[str, Any]]:
+    """Yields the objects of a JSON Schema that are no values, without recursion."""
+    waiting = [(root, 1)]
     while waiting:
-        value, depth, is_schema = waiting.pop()
+        value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise StructureError(f"the schema is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, dict):
-            yield value, depth, is_schema
-            waiting.extend((child, depth + 1, is_schema and name not in _VALUES) for name, child in value.items())
+            yield value
+            waiting.extend((child, depth + 1) for name, child in value.items() if name not in VALUES)
         elif isinstance(value, list):
-            yield value, depth, is_schema
-            waiting.extend((child, depth + 1, is_schema) for child in value)
+            waiting.extend((child, depth + 1) for child in value)

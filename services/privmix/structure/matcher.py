@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from llguidance import LLMatcher
 
@@ -50,21 +49,15 @@ class Matcher:
 
     Args:
         compile_: returns a new engine at the beginning of a text.
-        ending: returns a new finder of ends, which knows that of `start`; by default one with engines of `compile_`.
-        start: the position at the beginning of the text, if it is known.
+        find_end: returns a new finder of ends.
     """
 
     def __init__(
-        self,
-        compile_: Callable[[], LLMatcher],
-        vocabulary: Vocabulary,
-        ending: Callable[[], EndFinder] | None = None,
-        start: Position | None = None,
+        self, compile_: Callable[[], LLMatcher], vocabulary: Vocabulary, find_end: Callable[[], EndFinder]
     ) -> None:
         self._compile = compile_
         self._vocabulary = vocabulary
-        self._find_end = ending or partial(EndFinder, compile_, vocabulary)
-        self._start = start
+        self._find_end = find_end
         self._restart()
 
     def after(self, tokens: Sequence[int], limit: int | None = None) -> Position:
@@ -78,8 +71,6 @@ class Matcher:
                 complete text, or a step exceeds a limit of the engine.
         """
         tokens = tuple(tokens)
-        if not tokens and self._start is not None and (limit is None or len(self._start.forced) <= limit):
-            return self._start
         if self._engine.is_error() or len(tokens) < self._chosen or not _agree(tokens, self._text):
             self._restart()
         while len(self._text) < len(tokens):

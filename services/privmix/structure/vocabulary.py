@@ -4,14 +4,12 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
 from privmix.structure.errors import StructureError
-
-if TYPE_CHECKING:  # processes that try grammars need only the engine
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -28,33 +26,24 @@ class Vocabulary:
     byte_tokens: Mapping[int, int]
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer", ends: Iterable[int]) -> Self:
+    def of(cls, tokenizer: Tokenizer, ends: Iterable[int]) -> Self:
         """Reads a tokenizer of the `tokenizers` library. This takes about half a second.
 
         Raises:
             StructureError: the engine cannot read this tokenizer, or no token ends a completion.
         """
-        return cls.read(tokenizer.to_str(), tuple(ends))
-
-    @classmethod
-    def read(cls, text: str, ends: Iterable[int]) -> Self:
-        """Reads a tokenizer from the text of its `tokenizer.json`.
-
-        Raises:
-            StructureError: see `of`.
-        """
         last = sorted(ends)
         if not last:
             raise StructureError("this model has no token that ends an answer, which structured answers need")
         try:
-            engine = LLTokenizer(_without_special_texts(text), eos_token=last)
+            engine = LLTokenizer(_without_special_texts(tokenizer.to_str()), eos_token=last)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise StructureError("the grammar engine cannot read this model's tokenizer") from None
         return cls(engine, sum(1 << end for end in last), _byte_tokens(engine))
 
 
 BYTES = Vocabulary(LLTokenizer("byte"), 0, {byte: byte for byte in range(256)})
-"""The vocabulary of single bytes, whose masks take little time. It has no use for a grammar with numbers of tokens."""
+"""The vocabulary of single bytes, whose masks take little time."""
 
 
 def _byte_tokens(tokenizer: LLTokenizer) -> dict[int, int]:

@@ -27,7 +27,6 @@ from privmix.requests.admission import divide_tokens
 from privmix.requests.coordinator_client import CoordinatorClient
 from privmix.requests.errors import unavailable
 from privmix.requests.refusals import rate_headers, refusal
-from privmix.structure.trials import Trials, Tried
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.support.app import MakeClient
@@ -112,24 +111,6 @@ def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypat
     assert hers != his and None not in (hers, his)
     guessed = {sha256(text.encode()).hexdigest() for text in ("hers", "his", "api-key-1", "api-key-2")}
     assert not {hers, his} & guessed, "a client that knows a key's name knows its salt"
-
-
-def test_two_keys_never_share_a_compiled_grammar(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that is kept answers sooner, so a key could test guesses of another key's schemas."""
-    tried: list[bytes] = []
-    trying = Trials._tried
-
-    async def recorded(self: Trials, request: bytes) -> Tried:
-        tried.append(request)
-        return await trying(self, request)
-
-    monkeypatch.setattr(Trials, "_tried", recorded)
-    client = make_client(api_keys=("hers", "his"))
-    fields = {"model": "privmix", "prompt": "Hello", "structured_outputs": {"choice": ["heliotrope", "vermilion"]}}
-    for key in ("hers", "hers", "his"):
-        client.post("/v1/completions", json=fields, headers={"authorization": f"Bearer {key}"})
-    hers, his = tried
-    assert hers == his
 
 
 class Guarded:

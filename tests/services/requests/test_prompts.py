@@ -17,8 +17,9 @@ from privmix.requests.models import (
     PromptTokenizer,
 )
 from privmix.requests.schema import ChatRequest, Function, Message
-from privmix.structure.trials import Trials
+from privmix.structure.compiler import Compiler
 from privmix.training.public_model import resolve
+from tests.support.structure import words
 from tests.support.texts import ids, smollm, streamed
 
 LIMIT = 1000
@@ -66,7 +67,7 @@ def loaded() -> Any:
 
 @pytest.fixture
 def prompts(loaded: Any) -> PromptTokenizer:
-    prompts = PromptTokenizer(loaded, Trials(lambda: ("", frozenset())))
+    prompts = PromptTokenizer(loaded, Compiler(words))
     watched: Any = Watched(loaded.backend_tokenizer)
     prompts._rust = prompts._people._special = watched
     return prompts

@@ -1,30 +1,33 @@
-"""Claim: a grammar that is invalid, too large or without a text is refused, in bounded time, and quotes no text."""
+"""Claim: what is invalid, too large or without a text is refused in bounded time, and no refusal quotes any of it."""
 
 import asyncio
 import json
 import random
 import string
-import time
+import threading
 from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
 
-from privmix.structure import compiler, grammar
-from privmix.structure.compiler import Compiler
+from privmix.structure import grammar, limits
+from privmix.structure.compiler import Compiler, begun
 from privmix.structure.errors import StructureError
-from privmix.structure.grammar import is_choice
 from privmix.structure.limits import (
     MAX_BYTES,
     MAX_CHOICES,
     MAX_COUNT,
     MAX_DEPTH,
     MAX_LENGTH,
-    MAX_NODES,
-    UNREACHABLE,
-    without_unreachable,
+    MAX_PATTERNS,
+    MAX_PROPERTIES,
+    MAX_REPEATS,
+    MAX_STEPS,
 )
-from tests.support.structure import GRAMMARS, tokens_of, vocabulary
+from privmix.structure.vocabulary import Vocabulary
+from tests.support.structure import GRAMMARS, bytewise, matcher, tokens_of, vocabulary, words
 
 SECRET = "Xyzzy"
 
@@ -36,59 +39,95 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def doubling(keyword: str) -> dict[str, Any]:
+    """Returns a schema each of whose definitions refers twice to the next one."""
+    twice = {f"a{at}": {"type": "object", keyword: [{"$ref": f"#/$defs/a{at + 1}"}] * 2} for at in range(40)}
+    return {"$ref": "#/$defs/a0", "$defs": {**twice, "a40": {"type": "object"}}}
+
+
 LOOP = {"type": "object", "properties": {SECRET: {"$ref": "#"}}, "required": [SECRET]}
-MUTUAL = {
-    "$ref": "#/$defs/a",
-    "$defs": {
-        "a": {"type": "array", "items": {"$ref": "#/$defs/b"}, "minItems": 1},
-        "b": {"allOf": [{"$ref": "#/$defs/a"}]},
-    },
+NAMED: dict[str, tuple[Any, str]] = {
+    "deep": (nested(MAX_DEPTH), "levels"),
+    "enumeration": ({"enum": list(range(MAX_CHOICES + 1))}, "enumerations"),
+    "items": ({"type": "array", "maxItems": MAX_COUNT + 1}, "maxItems"),
+    "items of no end": ({"type": "array", "minItems": 10**30}, "minItems"),
+    "items together": ({"anyOf": [{"type": "array", "minItems": MAX_COUNT // 2}] * 3}, "together"),
+    "nested items": ({"maxItems": 4000, "items": {"maxItems": 4000, "items": {"maxItems": 4000}}}, "together"),
+    "counts of properties": ({"type": "object", "minProperties": float(MAX_COUNT + 1)}, "minProperties"),
+    "properties": ({"properties": {f"p{at}": {} for at in range(MAX_PROPERTIES + 1)}}, "properties"),
+    "patterns": ({"patternProperties": {f"^{at}_": {} for at in range(MAX_PATTERNS + 1)}}, "patternProperties"),
+    "length": ({"type": "string", "maxLength": MAX_LENGTH + 1}, "maxLength"),
+    "step": ({"type": "integer", "multipleOf": MAX_STEPS + 1}, "multipleOf"),
+    "fine step": ({"type": "number", "multipleOf": float(Decimal(MAX_STEPS + 1).scaleb(-7))}, "multipleOf"),
+    "infinite": ({"type": "array", "maxItems": float("inf")}, "maxItems"),
+    "repetitions": ({"type": "string", "pattern": f"^(a|b){{{MAX_REPEATS + 1}}}$"}, "repetitions"),
+    "repetitions of a name": ({"patternProperties": {f"a{{1,{MAX_REPEATS}0}}": {}}}, "repetitions"),
+    "keyword": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "keyword within": ({"properties": {"a": {"not": {"const": SECRET}}}}, "not"),
+    "format": ({"type": "string", "format": SECRET}, "format"),
+    "overlap": ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf"),
+    "overlap of open objects": (
+        {"oneOf": [{"properties": {"a": {}}}, {"required": ["b"]}]},
+        "oneOf",
+    ),
+    "look-ahead": ({"type": "string", "pattern": f"^(?={SECRET})"}, "regular expression"),
+    "other document": ({"$ref": f"https://example.com/{SECRET}"}, ""),
+    "dangling": ({"$ref": f"#/$defs/{SECRET}"}, ""),
+    "not a number": ({"type": "array", "maxItems": float("nan")}, "number"),
+    "a long number": ({"const": 10**5000}, "number"),
+    "false": (False, "no value"),
+    "empty enumeration": ({"enum": []}, "no value"),
+    "contradiction": ({"type": "integer", "minimum": 5, "maximum": 3}, "no value"),
+    "unknown type": ({"type": SECRET}, ""),
+    "itself": ({"$ref": "#"}, ""),
+    "endless object": (LOOP, ""),
+    "surrogate": ({"const": "\ud800"}, "surrogate"),
+    "large": ({"description": SECRET * MAX_BYTES}, "bytes"),
+    "doubling": (doubling("anyOf"), "complex"),
+    "alternatives of alternatives": (
+        {"allOf": [{"anyOf": [{"properties": {f"{a}{b}": {}}} for b in range(4)]} for a in range(10)]},
+        "complex",
+    ),
+    "text of no schema": (f"[{SECRET}]", "JSON text"),
 }
-REFUSED: dict[str, Callable[[], str]] = {
-    "large": lambda: grammar.of_json_schema({"description": SECRET * MAX_BYTES}),
-    "deep": lambda: grammar.of_json_schema(nested(MAX_DEPTH)),
-    "wide": lambda: grammar.of_json_schema({"anyOf": [{"type": "string"}] * MAX_NODES}),
-    "enumeration": lambda: grammar.of_json_schema({"enum": list(range(MAX_CHOICES + 1))}),
-    "remote": lambda: grammar.of_json_schema({"$ref": f"https://example.com/{SECRET}"}),
-    "dangling": lambda: grammar.of_json_schema({"$ref": f"#/$defs/{SECRET}"}),
-    "false": lambda: grammar.of_json_schema(False),
-    "empty enumeration": lambda: grammar.of_json_schema({"enum": []}),
-    "unknown type": lambda: grammar.of_json_schema({"type": SECRET}),
-    "contradiction": lambda: grammar.of_json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
-    "keyword": lambda: grammar.of_json_schema({"type": "array", "uniqueItems": True}),
-    "pattern": lambda: grammar.of_json_schema({"type": "string", "pattern": f"{SECRET}["}),
-    "itself": lambda: grammar.of_json_schema({"$ref": "#"}),
-    "endless object": lambda: grammar.of_json_schema(LOOP),
-    "endless array": lambda: grammar.of_json_schema(MUTUAL),
-    "surrogate": lambda: grammar.of_json_schema({"const": "\ud800"}),
+OTHERS: dict[str, Callable[[], str]] = {
     "regex": lambda: grammar.of_regex(f"{SECRET}["),
     "look-around": lambda: grammar.of_regex(f"(?={SECRET})a"),
     "backreference": lambda: grammar.of_regex(rf"({SECRET})\1"),
     "long regex": lambda: grammar.of_regex("a" * (MAX_BYTES + 1)),
+    "nested groups": lambda: grammar.of_regex("(" * 10_000 + "a" + ")" * 10_000),
+    "repetitions": lambda: grammar.of_regex("a{1000000000}"),
     "no choice": lambda: grammar.of_choice([]),
     "empty choice": lambda: grammar.of_choice([SECRET, ""]),
-    "items": lambda: grammar.of_json_schema({"type": "array", "maxItems": MAX_COUNT + 1}),
-    "items together": lambda: grammar.of_json_schema({"anyOf": [{"type": "array", "minItems": MAX_COUNT // 2}] * 3}),
-    "items of a tool": lambda: grammar.of_tool_call({SECRET: {"properties": {"a": {"minItems": 10**30}}}}),
-    "properties": lambda: grammar.of_json_schema({"type": "object", "minProperties": float(MAX_COUNT + 1)}),
-    "length": lambda: grammar.of_json_schema({"type": "string", "minLength": MAX_LENGTH + 1}),
-    "not a number": lambda: grammar.of_json_schema({"type": "array", "maxItems": float("nan")}),
-    "text of no schema": lambda: grammar.of_kind("json", f"[{SECRET}]"),
     "choices": lambda: grammar.of_choice([str(number) for number in range(MAX_CHOICES + 1)]),
     "no tool": lambda: grammar.of_tool_call({}),
     "a tool without calls": lambda: grammar.of_tool_call({SECRET: LOOP}),
+    "items of a tool": lambda: grammar.of_tool_call({SECRET: {"properties": {"a": {"minItems": 10**30}}}}),
 }
 
 
-def compiled(make: Callable[[], str]) -> None:
-    asyncio.run(Compiler(vocabulary).matcher(make()))
+def refusal(make: Callable[[], str]) -> str:
+    with pytest.raises(StructureError) as refused:
+        begun(make(), vocabulary())
+    assert SECRET.lower() not in str(refused.value).lower()
+    return str(refused.value)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_answered_is_refused(kind: str) -> None:
-    with pytest.raises(StructureError) as refusal:
-        compiled(REFUSED[kind])
-    assert SECRET.lower() not in str(refusal.value).lower()
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_schema_that_cannot_be_answered_is_refused_with_the_reason(kind: str) -> None:
+    schema, reason = NAMED[kind]
+    assert reason in refusal(partial(grammar.of_json_schema, schema))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_else_cannot_be_answered_is_refused(kind: str) -> None:
+    refusal(OTHERS[kind])
+
+
+def test_a_client_cannot_choose_the_engines_options() -> None:
+    lenient = {"x-guidance": {"lenient": True, "whitespace_flexible": True}}
+    assert "not" in refusal(lambda: grammar.of_json_schema({**lenient, "not": {"type": "null"}}))
+    assert grammar.of_json_schema({"const": 1, **lenient}) == grammar.of_json_schema({"const": 1})
 
 
 @pytest.mark.parametrize(
@@ -101,21 +140,41 @@ def test_what_cannot_be_answered_is_refused(kind: str) -> None:
         {"type": "array", "items": {"$ref": "#"}},
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}},
         {"enum": [1, "a", None]},
+        {"const": {"maxItems": 10**6}},
+        {"properties": {"maxItems": {"const": [{"maxItems": 10**6}]}}},
+        {"type": "string", "pattern": r"^\x{100000}$"},
+        {"type": "number", "multipleOf": 0.01},
+        doubling("prefixItems"),
         nested(MAX_DEPTH // 2 - 1),
     ],
 )
-def test_recursion_that_can_end_is_accepted(schema: dict[str, Any] | bool) -> None:
-    compiled(lambda: grammar.of_json_schema(schema))
+def test_what_only_looks_like_too_much_is_accepted(schema: dict[str, Any] | bool) -> None:
+    begun(grammar.of_json_schema(schema), vocabulary())
 
 
-@pytest.mark.parametrize("most", [UNREACHABLE, 2**32, 2**63 - 1, 1e300])
-def test_a_maximum_that_no_answer_reaches_is_none(most: float) -> None:
-    schema = {"type": "array", "items": {"type": "string", "maxLength": most}, "maxItems": most}
-    assert without_unreachable(schema) == {"type": "array", "items": {"type": "string"}}
-    compiled(lambda: grammar.of_json_schema(schema))
-    named = {"const": {"maxItems": most}, "properties": {"maxItems": {"const": [{"maxItems": most}]}}}
-    assert without_unreachable(named) == named, "values and names are no limits"
-    compiled(lambda: grammar.of_json_schema({"const": {"maxItems": 10**6}}))
+def test_an_object_is_closed_unless_its_schema_says_otherwise() -> None:
+    named = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    begun_, named_ = '{"a": 1', {"x": named}
+    closed: list[tuple[Any, str]] = [
+        (named, begun_),
+        ({"anyOf": [{"$ref": "#/$defs/x"}, {"const": 2}], "$defs": named_}, begun_),
+        ({"type": "array", "items": named, "maxItems": 1}, f"[{begun_}"),
+        ({"properties": {"properties": named}, "required": ["properties"]}, f'{{"properties": {begun_}'),
+        ({"oneOf": [named, {"type": "null"}]}, begun_),
+    ]
+    opened: list[tuple[Any, str]] = [
+        ({**named, "additionalProperties": True}, begun_),
+        ({**named, "patternProperties": {"^b": {}}}, begun_),
+        ({**named, "required": ["a", "b"]}, begun_),
+        ({**named, "anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, begun_),
+        ({"allOf": [named, {"properties": {"b": {}}}]}, begun_),
+        ({"type": "object"}, begun_),
+    ]
+    for schema, text in (*closed, *opened):
+        follows = matcher(grammar.of_json_schema(schema)).after(tuple(vocabulary().tokenizer.tokenize_str(text)))
+        further = vocabulary().tokenizer.decode_str([*follows.forced[:1]]), tokens_of(follows.legal)
+        goes_on = further[0] or "".join(vocabulary().tokenizer.decode_str([token]) for token in further[1])
+        assert ("," in goes_on) == ((schema, text) in opened), schema
 
 
 def test_references_of_a_tool_stay_within_its_schema() -> None:
@@ -129,7 +188,7 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
         "first": {**schema, "$defs": {"x": {"const": 1}}},
         "second": {**schema, "$defs": {"x": {"const": 2}}},
     }
-    follower = asyncio.run(Compiler(vocabulary).matcher(grammar.of_tool_call(tools)))
+    follower = matcher(grammar.of_tool_call(tools))
     tokenizer = vocabulary().tokenizer
     for name, value in (("first", 1), ("second", 2)):
         start = follower.after(()).forced
@@ -142,7 +201,7 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
 LETTERS = string.ascii_lowercase + string.digits + " "
 
 
-def words(count: int, length: int) -> list[str]:
+def strings(count: int, length: int) -> list[str]:
     chance = random.Random(count * length)
     return ["".join(chance.choices(LETTERS, k=length)) for _ in range(count)]
 
@@ -150,10 +209,10 @@ def words(count: int, length: int) -> list[str]:
 @pytest.mark.parametrize(
     "choices",
     [
-        words(1000, 60),
-        words(5000, 12),
-        [*words(1, 20_000), "B"],
-        [*(f"A{word}" for word in words(4000, 14)), "B"],
+        strings(1000, 60),
+        strings(5000, 12),
+        [*strings(1, 20_000), "B"],
+        [*(f"A{word}" for word in strings(4000, 14)), "B"],
         ["yes", "yesterday", "a\nb", '"quoted" \\ é 🎉', "(a|b)*"],
     ],
     ids=["1000 of 60", "5000 of 12", "a long one", "a late fork", "odd ones"],
@@ -163,7 +222,7 @@ def test_each_string_of_a_choice_can_be_finished(choices: list[str]) -> None:
     text = grammar.of_choice(choices)
     tokenizer = vocabulary().tokenizer
     for chosen in {*random.Random(0).sample(choices, min(5, len(choices))), choices[0]}:
-        follower = asyncio.run(Compiler(vocabulary).matcher(text))
+        follower = matcher(text)
         tokens = tuple(tokenizer.tokenize_str(chosen))[:2000]
         at = len(follower.after(()).forced)
         while at < len(tokens):
@@ -195,7 +254,7 @@ SPECIAL = "run <filename>, then <|im_end|>!"
 )
 def test_the_text_of_a_special_token_is_text(make: Callable[[], str], text: str) -> None:
     """The engine took a forced text for the token, which its own grammar does not admit."""
-    follower = asyncio.run(Compiler(vocabulary).matcher(make()))
+    follower = matcher(make())
     tokens: tuple[int, ...] = ()
     rest = text.encode()
     while rest:
@@ -205,15 +264,6 @@ def test_the_text_of_a_special_token_is_text(make: Callable[[], str], text: str)
     assert set(tokens_of(follower.after(tokens).legal)) <= {0, 2}, "nothing but the end may follow"
     assert vocabulary().tokenizer.decode_str(list(tokens)) == text
     assert min(tokens) > 16, "no special token"
-
-
-def test_an_object_may_have_many_optional_properties() -> None:
-    names = [f"p{number}" for number in range(400)]
-    schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
-    follower = asyncio.run(Compiler(vocabulary).matcher(grammar.of_json_schema(schema)))
-    for name in (names[0], names[-1]):
-        tokens = tuple(vocabulary().tokenizer.tokenize_str(f'{{"{name}": true'))
-        assert follower.after(tokens).complete == (name == names[-1])
 
 
 @pytest.mark.parametrize(
@@ -227,9 +277,9 @@ def test_an_object_may_have_many_optional_properties() -> None:
 def test_a_long_literal_can_be_finished_after_a_free_token(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], str]
 ) -> None:
-    monkeypatch.setattr(compiler, "STATES", 100)
-    (text,) = words(1, 2000)
-    follower = asyncio.run(Compiler(vocabulary).matcher(make(text)))
+    monkeypatch.setattr(limits, "STATES", 100)
+    (text,) = strings(1, 2000)
+    follower = matcher(make(text))
     begun = follower.after(()).forced
     begun += tuple(vocabulary().tokenizer.tokenize_str("A"))
     position = follower.after(begun)
@@ -237,19 +287,30 @@ def test_a_long_literal_can_be_finished_after_a_free_token(
     assert text in vocabulary().tokenizer.decode_str(list(begun + position.forced))
 
 
-def test_a_client_cannot_name_its_grammar_a_choice() -> None:
-    """A choice has wider limits, because its strings bound what it can need."""
-    assert is_choice(grammar.of_choice(["a", "b"]))
-    for text in GRAMMARS.values():
-        assert is_choice(text) == (text == GRAMMARS["choice"])
+@pytest.mark.anyio
+async def test_a_client_keeps_its_turn_until_its_compilation_ends() -> None:
+    """Or it would leave again and again, and have all threads."""
+    compiler, run = Compiler(words), threading.Event()
+    blocked = asyncio.create_task(compiler.begun(lambda: (run.wait() and GRAMMARS["choice"]) or "", "hers"))
+    await asyncio.sleep(0)
+    blocked.cancel()
+    again = asyncio.create_task(compiler.begun(lambda: GRAMMARS["choice"], "hers"))
+    assert (await compiler.begun(lambda: GRAMMARS["regex"], "his")).start.end
+    assert not blocked.done()
+    assert not again.done()
+    run.set()
+    assert (await again).start.end
+    assert blocked.cancelled()
 
 
-def test_a_slow_compilation_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "COMPILE_S", 0.05)
-    monkeypatch.setattr(compiler, "compiled", lambda text, words: time.sleep(0.5))
+def test_a_tokenizer_that_the_engine_cannot_read_is_named() -> None:
+    with pytest.raises(StructureError, match="no token that ends"):
+        Vocabulary.of(bytewise(), ())
 
-    async def run() -> None:
-        with pytest.raises(StructureError, match="too long"):
-            await Compiler(vocabulary).matcher(GRAMMARS["choice"])
+    class Broken:
+        def to_str(self) -> str:
+            return "{}"
 
-    asyncio.run(run())
+    unreadable: Any = Broken()
+    with pytest.raises(StructureError, match="tokenizer"):
+        Vocabulary.of(unreadable, {0})

@@ -1,6 +1,5 @@
 """Claim: the legal tokens lead to texts of the grammar, forced tokens have no alternative, and tokens decide alone."""
 
-import asyncio
 import json
 import random
 import re
@@ -11,12 +10,11 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from privmix.structure import compiler, grammar
-from privmix.structure.compiler import Compiler, begun, limits_of
-from privmix.structure.ending import PIECE, EndFinder
+from privmix.structure import grammar, limits
+from privmix.structure.compiler import compiled
+from privmix.structure.ending import PIECE
 from privmix.structure.errors import StructureError
 from privmix.structure.matcher import Matcher
-from tests.benchmarks import schemas as benchmark
 from tests.support.structure import GRAMMARS, TICKET, matcher, tokens_of, vocabulary
 
 
@@ -82,7 +80,7 @@ def test_each_forced_token_is_the_only_legal_one(kind: str) -> None:
     for seed in range(3):
         text = walk(matcher(GRAMMARS[kind]), seed)
         follower = matcher(GRAMMARS[kind])
-        single = LLMatcher(vocabulary().tokenizer, GRAMMARS[kind], log_level=0, limits=limits_of(GRAMMARS[kind]))
+        single = compiled(GRAMMARS[kind], vocabulary())
         forced: set[int] = set()
         at = 0
         while at < len(text):
@@ -104,26 +102,6 @@ def test_a_position_depends_on_the_tokens_alone(kind: str) -> None:
     for length in range(len(text) + 1):
         assert matcher(GRAMMARS[kind]).after(text[:length]) == whole.after(text[:length])
     assert whole.after(()) == matcher(GRAMMARS[kind]).after(()), "an earlier text starts again"
-
-
-@pytest.mark.parametrize("kind", GRAMMARS)
-def test_a_known_start_changes_no_position(kind: str) -> None:
-    text = walk(matcher(GRAMMARS[kind]), 1)
-    whole = matcher(GRAMMARS[kind])
-    positions = [whole.after(text[:length]) for length in range(len(text) + 1)]
-    for first in (0, 1, len(text) // 2):
-        follower = asyncio.run(Compiler(vocabulary).matcher(GRAMMARS[kind], positions[0]))
-        assert [follower.after(text[:length]) for length in range(first, len(text) + 1)] == positions[first:]
-        assert follower.after((), 1) == whole.after((), 1), "a limit cuts it"
-
-
-def test_a_known_start_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = matcher(GRAMMARS["schema"]).after(())
-    monkeypatch.setattr(EndFinder, "_found", lambda self, known: pytest.fail("it is searched"))
-    follower = asyncio.run(Compiler(vocabulary).matcher(GRAMMARS["schema"], known))
-    assert known.end is not None
-    for length in (0, *range(len(known.forced), len(known.forced) + len(known.end))):
-        follower.after((*known.forced, *known.end)[:length])
 
 
 def test_a_limit_cuts_a_forced_run() -> None:
@@ -164,51 +142,22 @@ def long_text(fields: Collection[int] = range(len(LONG["properties"]))) -> tuple
     return tuple(vocabulary().tokenizer.tokenize_str(json.dumps(value)))
 
 
-def followers(text: str, count: int) -> list[Matcher]:
-    """Returns matchers of several answers, which one compiler made."""
-
-    async def made() -> list[Matcher]:
-        own = Compiler(vocabulary)
-        return [await own.matcher(text) for _ in range(count)]
-
-    return asyncio.run(made())
-
-
 def test_a_schema_serves_any_number_of_answers() -> None:
     """Copies of one engine share its lexer, so one of these answers failed, and each one after it."""
     answers = 3 * len(LONG["properties"])
-    for number, follower in enumerate(followers(grammar.of_json_schema(LONG), answers)):
+    for number in range(answers):
+        follower = matcher(grammar.of_json_schema(LONG))
         text = long_text({number % len(LONG["properties"])})
         positions = [follower.after(text[:length]) for length in range(len(text) + 1)]
         assert positions[-1].complete, number
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-def test_a_hundred_thousand_tokens_through_one_schema() -> None:
-    """Each answer has the grammar and the start that a trial found once, as requests with one schema have."""
-    text = grammar.of_json_schema(LONG)
-    _, start = begun(text, vocabulary())
-    chance = random.Random(0)
-
-    async def followed(most: int) -> int:
-        own, tokens = Compiler(vocabulary), 0
-        while tokens < most:
-            answer = benchmark.answer(await own.matcher(text, start), chance, spare=4000)
-            assert answer is not None, tokens
-            jsonschema.validate(json.loads(answer), LONG)
-            tokens += len(vocabulary().tokenizer.tokenize_str(answer))
-        return tokens
-
-    assert asyncio.run(followed(100_000)) >= 100_000
-
-
 def test_an_answer_tells_nothing_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first answer exhausts its engine; a client would learn from the others which token the first had."""
     secret = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz0123456789 ", k=4000))
-    monkeypatch.setattr(compiler, "STATES", -1000)
+    monkeypatch.setattr(limits, "STATES", -1000)
     first, second = [vocabulary().tokenizer.tokenize_str(letter)[0] for letter in "AB"]
-    exhausted, other = followers(grammar.of_regex(f"A{secret}|B"), 2)
+    exhausted, other = [matcher(grammar.of_regex(f"A{secret}|B")) for _ in range(2)]
     with pytest.raises(StructureError):
         exhausted.after((first,))
     assert other.after((second,)).complete
@@ -256,7 +205,7 @@ def test_an_engine_never_reads_much_without_a_mask(schema: dict[str, Any]) -> No
     pieces = [0]
     text = grammar.of_json_schema(schema)
     whole = matcher(text)
-    follower = Matcher(lambda: Watched(whole._compile(), pieces), vocabulary())  # type: ignore[arg-type, return-value]
+    follower = Matcher(lambda: Watched(whole._compile(), pieces), vocabulary(), whole._find_end)  # type: ignore[arg-type, return-value]
     answer = long_text() if schema is LONG else ()
     assert follower.after(answer) == whole.after(answer)
     assert sum(pieces) >= 1000

@@ -24,10 +24,6 @@ NOT_PRIVATE = {
         {"secrets"},
         "the name of the marks in one chat, which nobody can type",
     ),
-    "privmix/structure/compiler.py": (
-        {"random"},
-        "texts that a new grammar is tried with, from its own text alone",
-    ),
     "privmix/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
     "privmix/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
     "privmix/laboratory/audit/attacks/releases.py": (
