@@ -9,8 +9,6 @@ The content of a file says what it is. Its name decides only between JSON Lines 
 import csv
 import io
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -61,8 +59,8 @@ _OTHERS = {
 _TAR = (257, b"ustar")
 _FIELD_LIMIT = 16 * LINE_LIMIT
 """The most characters of a field of CSV. It is read before it is refused, so that the next row is found."""
-_BATCH_BYTES, _BATCH_ROWS = 2**22, 4096
-"""The size of a batch of Parquet's rows: about so many bytes, and at most so many rows."""
+_ROWS_AT_ONCE = 64
+"""The rows of Parquet in memory: a small file can hold large texts, each once for many rows that share it."""
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 
@@ -109,23 +107,8 @@ def _decompressed(
     if head.startswith(tuple(_COMPRESSED)):
         raise CorpusError(f"{name}: is compressed twice; decompress it once")
     if head.startswith(_PARQUET):
-        with tempfile.TemporaryFile() as unpacked:
-            _copy(stream, unpacked, name)
-            # The rows are as many of the file's bytes, in proportion.
-            scale = file.seek(0, io.SEEK_END) / max(1, unpacked.tell())
-            unpacked.seek(0)
-            yield from _parquet(unpacked, name, fields, lambda done: progress(int(done * scale)))
-    else:
-        yield from _text(stream, name, fields, lambda: progress(file.tell()))
-
-
-def _copy(source: BinaryIO, target: BinaryIO, name: str) -> None:
-    """Copies a file, but not more than half of the space that is left: its size is unknown before."""
-    limit = shutil.disk_usage(tempfile.gettempdir()).free // 2
-    while content := source.read(2**20):
-        if target.tell() + len(content) > limit:
-            raise CorpusError(f"{name}: needs more than half of the free space for temporary files; decompress it")
-        target.write(content)
+        raise CorpusError(f"{name}: is Parquet in a compressed file; decompress it, as Parquet is compressed inside")
+    yield from _text(stream, name, fields, lambda: progress(file.tell()))
 
 
 def _text(stream: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]) -> Iterator[Any]:
@@ -289,15 +272,11 @@ def _parquet(
         size, source = file.seek(0, io.SEEK_END), _arrow_file(file)
         table = parquet.ParquetFile(source, buffer_size=2**20)
         columns = wanted(table.schema_arrow.names, fields, name)
-        texts = [column for column in columns if not pa.types.is_nested(table.schema_arrow.field(column).type)]
-        coded = parquet.ParquetFile(_arrow_file(file), buffer_size=2**20, read_dictionary=texts)
         done, total = 0, max(1, table.metadata.num_rows)
-        for group in range(table.num_row_groups):
-            at_once = _rows_at_once(coded, group, columns)
-            for batch in table.iter_batches(at_once, row_groups=[group], columns=columns):
-                yield from table_rows(batch, done)
-                done += len(batch)
-                progress(done * size // total)
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=columns):
+            yield from table_rows(batch, done)
+            done += len(batch)
+            progress(done * size // total)
     except (pa.ArrowException, OSError):
         # Arrow's errors can quote values.
         raise CorpusError(f"{name}: is damaged or incomplete Parquet; copy it again") from None
@@ -340,38 +319,6 @@ def _arrow_file(file: BinaryIO) -> Any:
     import pyarrow as pa
 
     return pa.OSFile(file.name) if isinstance(getattr(file, "name", None), str) else pa.PythonFile(file, "r")
-
-
-def _rows_at_once(table: Any, group: int, columns: Sequence[str]) -> int:
-    """Returns how many rows of a row group are read together, so that they need about `_BATCH_BYTES`.
-
-    A small file can hold large texts, because a dictionary has each text once that many rows share. So the longest text
-    of each dictionary counts.
-
-    Args:
-        table: the file, read with dictionaries.
-    """
-    described = table.metadata.row_group(group)
-    largest = 1
-    for index in range(described.num_columns):
-        chunk = described.column(index)
-        name = chunk.path_in_schema
-        if name.partition(".")[0] in columns:
-            largest = max(largest, chunk.total_uncompressed_size // max(1, described.num_rows))
-        if name in columns and chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY":
-            largest = max(largest, _longest(table, group, name))
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
-
-
-def _longest(table: Any, group: int, column: str) -> int:
-    """Returns the bytes of the longest text in the dictionary of a column."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    first = next(table.iter_batches(1, row_groups=[group], columns=[column]), None)
-    if first is None or not pa.types.is_dictionary(first.column(0).type):
-        return 1
-    return int(compute.max(compute.binary_length(first.column(0).dictionary)).as_py() or 1)
 
 
 def _listed(names: Sequence[str]) -> str:

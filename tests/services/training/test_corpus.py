@@ -192,13 +192,17 @@ CONTENTS = {
 def test_a_file_is_read_by_its_content(
     tmp_path: Path, content: bytes, compress: Callable[[bytes], bytes], name: str
 ) -> None:
-    assert list(Corpus(write(tmp_path / name, compress(content)), "ID", "dialogue")) == EXPECTED
+    corpus = Corpus(write(tmp_path / name, compress(content)), "ID", "dialogue")
+    if compress is not bytes and content.startswith(b"PAR1"):
+        with pytest.raises(CorpusError, match="is Parquet in a compressed file"):
+            list(corpus)
+    else:
+        assert list(corpus) == EXPECTED
 
 
-@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_zstd_is_read(tmp_path: Path, content: bytes) -> None:
+def test_zstd_is_read(tmp_path: Path) -> None:
     with pa.output_stream(tmp_path / "notes.zst", compression="zstd") as file:
-        file.write(content)
+        file.write(CONTENTS["CSV"])
     assert list(Corpus(tmp_path / "notes.zst", "ID", "dialogue")) == EXPECTED
 
 
