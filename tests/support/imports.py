@@ -42,7 +42,6 @@ EXTRA_OF: Mapping[str, str] = {
     "privmix.laboratory": "lab",
     "privmix.laboratory.heads": "heads",
     "privmix_cluster.work.plan": "lab",
-    "privmix_cluster.work.tune": "lab",
 }
 """The extra whose packages a module, or every module of a package, may import. The longest name counts."""
 

@@ -4,7 +4,7 @@
     cache = model.record(tokens)
     public, part = (model.logits(name, tokens, tokens.shape[1], cache) for name in (PUBLIC, "part-000"))
 
-Evaluation, audits and tuning use it; serving uses the engines. One pass of the public model serves all readers.
+Evaluation and audits use it; serving uses the engines. One pass of the public model serves all readers.
 """
 
 from collections.abc import Mapping, Sequence
