@@ -86,7 +86,7 @@ def text_of(file: Path, name: str) -> str:
 
 
 def is_secret(key: str) -> bool:
-    """Returns whether a dotted key, such as `ensembles.court.budget.ledger`, is one of `SECRETS` or inside of one."""
+    """Returns whether a dotted key, such as `http.api_keys.0`, is one of `SECRETS` or inside of one."""
     return any(f".{secret}." in f".{key}." for secret in SECRETS)
 
 

@@ -3,7 +3,7 @@
 import json
 from datetime import timedelta
 from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from privmix_cluster.options import JsonOption
+
+if TYPE_CHECKING:
+    from privmix.keys.records import KeyAccount, Share
 
 keys = typer.Typer(
     name="keys", help="Manage the service's API keys and their shares of the budget.", no_args_is_help=True
@@ -73,7 +76,6 @@ def create(
     from privmix.database.service import ServiceDatabase
     from privmix.keys.records import CLIENT_SCOPES, SCOPES
     from privmix.keys.store import KeyStore
-    from privmix_cluster.work.keys import share_of
 
     key, secret = KeyStore(ServiceDatabase(_place(database))).create(
         name,
@@ -81,7 +83,7 @@ def create(
         group=group,
         scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else CLIENT_SCOPES,
         expires=now() + timedelta(days=days) if days else None,
-        share=share_of(context),
+        share=_share_of(context),
     )
     _print_secret(key.model_dump(mode="json"), secret.text, as_json)
 
@@ -91,7 +93,6 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     """Show every key, its share and its usage."""
     from privmix.database.service import ServiceDatabase
     from privmix.keys.store import KeyStore
-    from privmix_cluster.work.keys import key_cells
 
     accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
     if as_json:
@@ -101,7 +102,7 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     for column in ("tokens used", "of", "today", "of"):
         table.add_column(column, justify="right")
     for account in accounts:
-        table.add_row(*key_cells(account))
+        table.add_row(*_cells(account))
     Console().print(table)
 
 
@@ -121,9 +122,8 @@ def limit(
     """Replace a share. A limit that is not given is removed."""
     from privmix.database.service import ServiceDatabase
     from privmix.keys.store import KeyStore
-    from privmix_cluster.work.keys import share_of
 
-    share = share_of(context)
+    share = _share_of(context)
     store = KeyStore(ServiceDatabase(_place(database), create=False))
     if group:
         store.limit_group(key, share)
@@ -164,3 +164,25 @@ def _print_secret(key: dict[str, Any], secret: str, as_json: bool) -> None:
         return
     Console(stderr=True).print(f"Key {escape(key['name'])} ({key['id']}); this secret is not shown again:")
     print(secret)
+
+
+def _share_of(context: typer.Context) -> "Share":
+    """Returns the share from a command's options. An option that is not given sets no limit."""
+    from privmix.keys.records import Share
+
+    return Share.model_validate({name: context.params[name] for name in Share.model_fields})
+
+
+def _cells(account: "KeyAccount") -> tuple[str, ...]:
+    from privmix.database.clock import now
+
+    key, share, usage = account.key, account.share, account.usage
+    state = "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid"
+    identity = (key.name, key.id, key.owner, key.group or "", ", ".join(key.scopes), state)
+    today = usage.spent_today + usage.held_today
+    amounts = (str(usage.charged), _limit(share.tokens), str(today), _limit(share.tokens_per_day))
+    return (*map(escape, identity), *amounts)
+
+
+def _limit(value: int | None) -> str:
+    return "-" if value is None else str(value)
