@@ -3,12 +3,20 @@
 import json
 import re
 import shutil
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
+from privmix.laboratory.evaluation.estimate import Estimate
+from privmix.laboratory.evaluation.results import Gain, ResultTable
+from privmix.laboratory.evaluation.results import Result as Measured
 from privmix.training.manifest import Manifest
+from privmix.training.options import TokenBudget
+from privmix_cluster.commands.evaluate import _cells, _gains
 from tests.ensembles import write_ensemble
 from tests.support.cli import privmix
 
@@ -122,3 +130,17 @@ def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
     failed = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
     assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")
+
+
+def test_a_bound_is_shown_as_one() -> None:
+    one, limits = Estimate.of([5.0, 5.5]), (Gain(1, 16, 4, Estimate.of([0.5, 0.6])),)
+    own = Measured(
+        "pmixed", "pmixed", "4", 4, {}, "certified", "", "user", "", perplexity=one, change=one, gains=limits
+    )
+    bound = replace(own, label="gnmax", protocol="gnmax", bounded=True)
+    assert [_cells(each)[3] for each in (bound, own)] == ["at least 5.25", "5.25"]
+    assert [_cells(each)[5].startswith("at least") for each in (bound, own)] == [True, False]
+    table = ResultTable(None, TokenBudget(epsilon=8, delta=1e-5, tokens=24), (bound, own))
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(_gains(table))
+    assert "gnmax, at most" in (shown := console.export_text()) and "pmixed, at most" not in shown

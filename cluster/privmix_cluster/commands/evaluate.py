@@ -142,7 +142,8 @@ def _gains(table: "ResultTable") -> "Table":
     for result in table.results:
         if result.problem is None and result.protocol != "public":
             gains = {(gain.first, gain.last): gain.gain for gain in result.gains}
-            shown.add_row(result.name, *(_interval(gains.get(each)) for each in ranges))
+            name = f"{result.name}, at most" if result.bounded else result.name
+            shown.add_row(name, *(_interval(gains.get(each)) for each in ranges))
     return shown
 
 
@@ -157,14 +158,14 @@ def _cells(result: "Result") -> tuple[str, ...]:
     if result.problem is not None or result.perplexity is None:
         return result.name, str(result.parts), "-", "not at this budget", "", "", "", ""
     low, high = result.perplexity.low, result.perplexity.high
-    measured = result.reached.measured
+    measured, bound = result.reached.measured, "at least " if result.bounded else ""
     return (
         result.name,
         str(result.parts),
         result.status,
-        f"{'at least ' if result.bounded else ''}{result.perplexity.mean:.2f}",
+        f"{bound}{result.perplexity.mean:.2f}",
         "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
-        "" if result.change is None else f"{100 * (result.change.mean - 1):+.1f} %",
+        "" if result.change is None else f"{bound}{100 * (result.change.mean - 1):+.1f} %",
         _epsilon(result.reached.rdp) if measured is None else f"{_epsilon(measured)} measured",
         _epsilon(result.reached.pld),
     )
