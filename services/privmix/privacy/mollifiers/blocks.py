@@ -21,6 +21,7 @@ Column = NDArray[np.float64]
 # calls; on a GPU, a block fills the device.
 _MIN_BLOCK, _MAX_BLOCK, _GPU = 3 * 2**18, 2**21, 2**28
 _BLOCKS = 8
+_LEAST_POWER = -120.0
 
 
 class _Kept(threading.local):
@@ -62,9 +63,12 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
 
 
 def powers_of_two(exponents: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns 2^x; on a CPU by `exp`, because torch's `exp2` rounds a number at a block's end otherwise than others."""
+    """Returns 2^x; on a CPU by `exp`, because torch's `exp2` rounds a number at a block's end otherwise than others.
+
+    There the least result is 2^-120, because a power that underflows takes ten to a hundred times as long.
+    """
     if exponents.device.type == "cpu":
-        return torch.mul(exponents, math.log(2), out=out).exp_()
+        return torch.clamp(exponents, min=_LEAST_POWER, out=out).mul_(math.log(2)).exp_()
     return torch.exp2(exponents, out=out)
 
 

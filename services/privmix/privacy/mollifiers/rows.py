@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 # A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
 
+# Of a ratio in a logarithm. Every clip is far above it. On a CPU the logarithm of 0 takes a hundred times as long as
+# another one, so without it the time of a step would tell what a part says.
+LEAST_RATIO = 2.0**-120
+
 # Ratios below 2^-110 count as 0 while a scale is sought.
 _SMALLEST_BITS = 110
 
@@ -48,7 +52,8 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
     """
     if kernels := _kernels(log_p, (torch.bfloat16, torch.float16)):
         return kernels.shape_parts(log_p, public, scales, out)  # type: ignore[no-any-return]
-    bits = public.log2().nan_to_num_(neginf=math.inf)  # dropped tokens: minus infinity
+    # Dropped tokens: minus infinity.
+    bits = public.clamp(min=LEAST_RATIO).log2_().masked_fill_(public == 0, math.inf)
     if operators := _operators(log_p, (torch.bfloat16,)):
         operators.shape_parts(log_p, public.contiguous(), bits, scales, out)
         return out
@@ -58,7 +63,7 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
     means = totals(torch.mul(powers_of_two(u, u), p0, out=scratch("inner", u)))
     usable = means.isfinite() & (means > _LEAST_MASS)
     u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
-    return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
+    return u.mul_(p0.sign()).addcmul_(p0.sign(), (~usable).to(u.dtype))
 
 
 def clipped_means(rows: Tensor, public: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -112,7 +117,7 @@ def summed_steps(ratios: Tensor, centres: Tensor, drawn: Tensor, per_nat: float,
         per_nat: the steps in a nat.
         most: where a row is clipped, in steps.
     """
-    logs = torch.log(ratios, out=scratch("inner", ratios))
+    logs = torch.clamp(ratios, min=LEAST_RATIO, out=scratch("inner", ratios)).log_()
     if operators := _operators(logs):
         sums = torch.zeros((len(logs), logs.shape[2]), dtype=torch.int32)
         operators.add_steps(sums, logs, centres, drawn.contiguous(), per_nat, most)

@@ -227,7 +227,7 @@ def loss(counts: Integers, sigma: float, order: float) -> Reals:
     independent = order / sigma**2
     margins = np.partition(counts, -1, axis=1)[:, -1:] - counts
     winner = counts.argmax(axis=1)[:, None]
-    misses = _exceeds(margins - 2, sigma)
+    misses = _exceeds(margins - 2, sigma, _reach(counts))
     np.put_along_axis(misses, winner, 0.0, axis=1)
     q = np.clip(misses.sum(axis=1), _SMALLEST, 1.0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -249,13 +249,13 @@ def largest_chances(counts: Integers, kept: NDArray[np.bool_], sigma: float) -> 
     It must reach the largest other count, and it must win against all that have at least as many votes as it has: by
     symmetry one of them wins, and ties go to it.
     """
-    counts = np.where(kept, counts, -1)
+    reach, counts = _reach(counts), np.where(kept, counts, -1)
     if counts.shape[1] == 1:
         return np.ones(counts.shape)
     largest = np.partition(counts, (-2, -1), axis=1)[:, -2:]
     winner = np.arange(counts.shape[1]) == counts.argmax(axis=1)[:, None]
     others = np.where(winner, largest[:, :1], largest[:, 1:])
-    reaches = np.where(others < 0, 1.0, _exceeds(others - counts, sigma))
+    reaches = np.where(others < 0, 1.0, _exceeds(others - counts, sigma, reach))
     rivals, place = np.unique(scipy.stats.rankdata(-counts, method="max", axis=1), return_inverse=True)
     return np.asarray(np.minimum(reaches, _wins_among(rivals, sigma)[place].reshape(counts.shape)))
 
@@ -269,17 +269,21 @@ def _wins_among(rivals: Reals, sigma: float) -> Reals:
     return np.array([float(masses @ below ** (count - 1)) for count in rivals])
 
 
-def _exceeds(margins: Integers, sigma: float) -> Reals:
-    """Returns P[Z - Z' >= margin] for each margin, with independent discrete Gaussians Z and Z'."""
-    reach = int(np.abs(margins).max(initial=0))
-    tail = _tail(1 << reach.bit_length(), sigma)
+def _reach(counts: Integers) -> int:
+    """Returns a margin that no votes exceed. Every part votes, so it does not depend on what they say."""
+    return int(counts.sum(axis=1).max(initial=0)) + 2
+
+
+def _exceeds(margins: Integers, sigma: float, reach: int) -> Reals:
+    """Returns P[Z - Z' >= margin] for each margin up to `reach`, with independent discrete Gaussians Z and Z'."""
+    tail = _tail(reach + 1, sigma)
     above = tail[np.abs(margins)]
     return np.where(margins >= 0, above, 1 - tail[np.abs(margins) + 1])
 
 
 @lru_cache(maxsize=8)
 def _tail(reach: int, sigma: float) -> Reals:
-    """Returns P[Z - Z' >= d] for d = 0 … reach.
+    """Returns P[Z - Z' >= d] for d = 0 … reach. It is kept, so `reach` must not tell what the parts say.
 
     Completing the square in sum_z exp(-(z^2 + (z + d)^2) / (2 sigma^2)) yields exp(-d^2 / (4 sigma^2)) times a sum that
     depends only on whether d is even.

@@ -16,6 +16,7 @@ from privmix.privacy.events import Accountant
 from privmix.privacy.mollifiers.candidates import Candidates
 from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
 from privmix.privacy.protocol import Answers
+from privmix.privacy.protocols import gnmax
 from privmix.privacy.protocols.gnmax import (
     GNMax,
     GNMaxEvent,
@@ -242,3 +243,13 @@ def test_the_stored_form_is_stable() -> None:
 def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         GNMax(**{"parts": 8, "sigma": 4.0, **fields})
+
+
+def test_what_is_kept_between_tokens_does_not_depend_on_votes() -> None:
+    """The time of a token would tell the largest margin so far."""
+    gnmax._tail.cache_clear()
+    for first in range(64):
+        counts = np.array([[first, 64 - first] + [0] * 98])
+        gnmax.loss(counts, 17.0, 8.0)
+        gnmax.largest_chances(counts, np.ones(counts.shape, bool), 17.0)
+    assert gnmax._tail.cache_info().misses == 1
