@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from privmix.training.partition import part_of
-from privmix_cluster.work import train as work
+from privmix_cluster.commands import train
 from tests.support import neighbouring
 from tests.support.app import app_client
 from tests.support.cli import privmix
@@ -47,7 +47,7 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
         users = len((output.parent / "corpus.jsonl").read_text().splitlines())
         return users // 8 if users > neighbouring.USERS else 8
 
-    monkeypatch.setattr(work, "proposed_parts", counted)
+    monkeypatch.setattr(train, "_proposed_parts", counted)
     worlds = neighbouring.train_worlds(tmp_path, ["--part-kind", "text"], run)
     differences = neighbouring.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)

@@ -1,17 +1,26 @@
 """Implements `privmix train`, which trains an ensemble of adapters from a private corpus."""
 
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
-from privmix.training.options import AUTO_BASE, TrainingOptions
+from privmix.training.options import AUTO_BASE, DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
+from privmix_cluster.console import display
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import MODEL, CorpusArgument, CorpusOptions, RunOptions
 from privmix_cluster.parameters import bad, count
+
+if TYPE_CHECKING:
+    from privmix.training.corpus import Corpus
+    from privmix.training.manifest import StatedSize
+    from privmix.training.plan import OpenPlan, Trained
 
 _parts_option = partial(typer.Option, rich_help_panel="Parts")
 _model_option = partial(typer.Option, rich_help_panel=MODEL)
@@ -123,16 +132,6 @@ def train(
     from privmix.training.manifest import StatedSize
     from privmix.training.train import plan
     from privmix_cluster.work.plan import token_budget
-    from privmix_cluster.work.train import (
-        auto_base,
-        auto_epsilon,
-        check_base,
-        earlier_size,
-        given_parts,
-        proposed_parts,
-        report_training,
-        run_plan,
-    )
 
     started = time.monotonic()
     documents = reading.corpus(corpus)
@@ -146,24 +145,222 @@ def train(
     budget = token_budget(parts.epsilon, parts.delta, parts.tokens)
     size = None if parts.users is None else StatedSize.rounded(parts.users, parts.tokens_per_user)
     if below.base is not None:
-        check_base(below.base, run.model)
+        _check_base(below.base, run.model)
     number = (
-        proposed_parts(size, run.output, options, budget)
+        _proposed_parts(size, run.output, options, budget)
         if parts.parts is None
-        else given_parts(parts.parts, run.output)
+        else _given_parts(parts.parts, run.output)
     )
     model = below.base or run.model
     if below.base == AUTO_BASE:
-        spent = auto_epsilon(below.base_share, size, run.output / "base", parts.parts, budget)
-        model = str(auto_base(documents, run, recipe, spent, budget.delta))
+        spent = _auto_epsilon(below.base_share, size, run.output / "base", parts.parts, budget)
+        model = str(_auto_base(documents, run, recipe, spent, budget.delta))
     planned = plan(
         documents,
         run.output,
         parts=number,
-        stated=size or earlier_size(run.output, parts.parts),
+        stated=size or _earlier_size(run.output, parts.parts),
         halves=parts.halves,
         model=model,
         options=options,
         salt_file=run.salt_file,
     )
     report_training(run_plan(planned, documents, run), run, time.monotonic() - started)
+
+
+def _given_parts(parts: int, output: Path) -> int:
+    """Returns the number, and says so on stderr if a ledger of the ensemble may not accept it."""
+    from privmix.budget.receipt import FILE as RECEIPT
+    from privmix.training.manifest import FILE as MANIFEST
+    from privmix.training.manifest import Manifest
+
+    if (output / RECEIPT).exists() and (output / MANIFEST).exists():
+        before = len(Manifest.load(output).parts)
+        if before != parts:
+            typer.echo(
+                f"parts: {output} has {before} parts and a ledger. A ledger that charges each part for itself "
+                "(protocol individual, measured losses) refuses another number, because it gives users other parts. To "
+                "keep such a ledger, leave --parts out.",
+                err=True,
+            )
+    return parts
+
+
+def _earlier_size(output: Path, parts: int | None) -> "StatedSize | None":
+    """Returns the size from which the ensemble in `output` got its parts, if it keeps their number."""
+    from privmix.training.manifest import FILE as MANIFEST
+    from privmix.training.manifest import Manifest
+
+    if not (output / MANIFEST).exists():
+        return None
+    manifest = Manifest.load(output)
+    return manifest.stated if parts in (None, len(manifest.parts)) else None
+
+
+def _check_base(base: str, model: str | None) -> None:
+    """Raises `typer.BadParameter` if parts cannot be trained on this base."""
+    from privmix.training.manifest import Manifest
+
+    if base == AUTO_BASE:
+        return
+    if model is not None:
+        raise bad("base", "is the model that the parts are trained on; leave --model out")
+    if Manifest.load(Path(base)).dp_sgd is None:
+        raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train-base`")
+
+
+def _auto_epsilon(
+    share: float | None,
+    size: "StatedSize | None",
+    output: Path,
+    parts: int | None,
+    budget: TokenBudget,
+) -> float:
+    """Returns the epsilon of the base of `--base auto`: a share of the promised one, or what a finished base cost.
+
+    Raises:
+        typer.BadParameter: a finished base leaves nothing of epsilon.
+        InputError: there is no share that is worth anything (`base_share`).
+    """
+    from privmix.privacy.accounting import stated
+    from privmix.training.manifest import FILE as MANIFEST
+    from privmix.training.manifest import Manifest
+    from privmix.training.splitting import base_share
+
+    epsilon = budget.epsilon
+    if share is not None:
+        return share * epsilon
+    if (output / MANIFEST).exists() and (trained := Manifest.load(output).dp_sgd) is not None:
+        if trained.epsilon >= epsilon:
+            raise bad("epsilon", f"must be above the {stated(trained.epsilon)} that the base in {output} cost")
+        return trained.epsilon
+    share = base_share(size, parts, budget)
+    typer.echo(
+        f"base-share: {share:g} of epsilon {stated(epsilon)} for the base, the rest for {budget.tokens:,} tokens, by "
+        "`privmix plan --users`; --base-share sets another share.",
+        err=True,
+    )
+    return share * epsilon
+
+
+def _auto_base(
+    corpus: "Corpus",
+    run: RunOptions,
+    recipe: Mapping[str, object],
+    epsilon: float,
+    delta: float,
+) -> Path:
+    """Trains the base of `--base auto` by the default recipe, or keeps the finished one; returns its directory."""
+    chosen = {name: value for name, value in recipe.items() if name in ("block", "precision")}
+    below = replace(run, output=run.output / "base")
+    train_model(corpus, below, chosen, DpSgdOptions.checked(epsilon=epsilon, delta=delta))
+    return below.output
+
+
+def train_model(corpus: "Corpus", run: RunOptions, given: Mapping[str, object], private: DpSgdOptions) -> "Trained":
+    """Trains one adapter with DP-SGD, or keeps the finished one.
+
+    Args:
+        given: what differs from the default recipe.
+
+    Raises:
+        InputError: an argument is invalid.
+        WorkError: the training failed, or another one is writing to the directory.
+    """
+    from privmix.training import dp_sgd
+
+    plan = dp_sgd.plan(
+        corpus,
+        run.output,
+        private=private,
+        model=run.model,
+        options=TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given)),
+        salt_file=run.salt_file,
+    )
+    return run_plan(plan, corpus, run)
+
+
+def run_plan(plan: "OpenPlan", corpus: "Corpus", run: RunOptions) -> "Trained":
+    """Trains what is missing, and shows the progress."""
+    from privmix.training.plan import run_training
+
+    shown = display(run.as_json)
+    corpus.report = shown.read
+    return run_training(plan, run.resources, shown)
+
+
+def _proposed_parts(size: "StatedSize | None", output: Path, options: TrainingOptions, budget: TokenBudget) -> int:
+    """Returns the number of parts in `output`, or what `privmix plan` proposes for the stated size if there is one.
+
+    The number is public, so it never depends on the corpus.
+    """
+    from privmix.privacy.accounting import stated
+    from privmix.training.expectation import Population, Requirements, propose
+    from privmix.training.manifest import FILE as MANIFEST
+    from privmix.training.manifest import Manifest
+
+    if size is None:
+        if (output / MANIFEST).exists():
+            return len(Manifest.load(output).parts)
+        raise bad(
+            "parts",
+            "is missing; set it, or state about how many users the corpus has (--users, and --tokens-per-user). The "
+            "number of parts is public, so it is not taken from the corpus",
+        )
+    population = Population(size.users, size.tokens)
+    proposal = propose(Requirements(population, budget, part_kind=options.part_kind))
+    parts = proposal.protocol.parts
+    of_each = "" if size.tokens_per_user is None else f" of {size.tokens_per_user:,} tokens"
+    typer.echo(
+        f"parts: {parts}, proposed for about {size.users:,} users{of_each} at epsilon {stated(budget.epsilon)}, "
+        f"delta {budget.delta:g}, {budget.tokens:,} tokens. These numbers are public; --parts sets another number.",
+        err=True,
+    )
+    better = propose(Requirements(population, budget))
+    if better.gain and proposal.gain and better.gain.mean > proposal.gain.mean:
+        typer.echo(
+            f"--part-kind {better.part_kind} is expected to gain more: {better.gain.mean:.2f} nats per token with "
+            f"{better.protocol.parts} parts instead of {proposal.gain.mean:.2f}, by `privmix plan --users`.",
+            err=True,
+        )
+    return parts
+
+
+def report_training(trained: "Trained", run: RunOptions, seconds: float) -> None:
+    from privmix.privacy.accounting import stated
+    from privmix.training.corpus import kinds
+
+    if run.as_json:
+        summary = {
+            "ensemble": trained.manifest.ensemble,
+            "output": str(run.output),
+            "parts": len(trained.manifest.parts),
+            "adapters": len(trained.manifest.adapters),
+            "trained": trained.trained,
+            "kept": trained.kept,
+            "skipped": sum(trained.skipped.values()),
+            "skipped_by_kind": dict(trained.skipped),
+            "seconds": round(seconds, 1),
+        }
+        if trained.manifest.private_base:
+            summary["private_base"] = trained.manifest.private_base.model_dump(mode="json")
+        if trained.manifest.dp_sgd:
+            summary["dp_sgd"] = trained.manifest.dp_sgd.model_dump(mode="json")
+        typer.echo(json.dumps(summary))
+    else:
+        kind, done = ("texts", "written") if trained.manifest.part_kind == "text" else ("adapters", "trained")
+        typer.echo(
+            f"{run.output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} {kind}, "
+            f"{trained.trained} of them {done} and {trained.kept} kept, "
+            f"{sum(trained.skipped.values())} bad rows skipped, in {seconds:.0f} s"
+        )
+        if trained.skipped:
+            typer.echo(f"skipped: {kinds(trained.skipped)}. These numbers are private: they depend on users' rows")
+        if trained.manifest.private_base:
+            training = trained.manifest.private_base.training
+            typer.echo(
+                f"the parts are on a private base, which cost epsilon {stated(training.epsilon)} at delta "
+                f"{training.delta:g}; a service charges it once"
+            )
+        if private := trained.manifest.dp_sgd:
+            typer.echo(private.event.guarantee.sentence(stated(private.epsilon), private.delta, None))

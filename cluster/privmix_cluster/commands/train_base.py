@@ -4,6 +4,7 @@ import time
 from typing import Annotated
 
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions
+from privmix_cluster.commands.train import report_training, train_model
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import CorpusArgument, CorpusOptions, RunOptions
 
@@ -27,10 +28,8 @@ def train_base(
     The exit status is 0 if the training is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
-    from privmix_cluster.work import train as work
-
     started = time.monotonic()
     documents = reading.corpus(corpus)
     private = DpSgdOptions.checked(**guarantee)
-    trained = work.train_base(documents, run, recipe, private)
-    work.report_training(trained, run, time.monotonic() - started)
+    trained = train_model(documents, run, recipe, private)
+    report_training(trained, run, time.monotonic() - started)
