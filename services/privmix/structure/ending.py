@@ -19,7 +19,7 @@ PIECE = 64
 """The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
 MAX_TOKENS = 4096
 """The maximum number of tokens of an end."""
-NEAR_STATES, FAR_STATES = 48, 600
+NEAR_STATES, FAR_STATES = 48, 3000
 """The states that a search visits in the order of their costs, at first and at last. Most ends need the first ones."""
 AHEAD_STATES = 6000
 """The states that it visits straight ahead."""

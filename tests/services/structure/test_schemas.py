@@ -45,6 +45,12 @@ def test_random_schemas() -> None:
     assert sum(answered(random_schema(random.Random(seed)), random.Random(seed)) > 0 for seed in range(300)) > 100
 
 
+def test_a_name_that_must_end_with_a_letter_is_ended() -> None:
+    """No byte of the name is nearer to its end than another one, so the search tries them all."""
+    schema = {"type": "object", "patternProperties": {"b$": {"type": "integer"}}, "additionalProperties": False}
+    assert answered(schema, random.Random(0), 40)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("thousand", range(1, 6))
