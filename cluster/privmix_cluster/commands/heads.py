@@ -3,14 +3,19 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from privmix.laboratory.heads.names import DATASET_NAMES, MethodName
-from privmix_cluster.console import display
+from privmix_cluster.console import console, display
 from privmix_cluster.options import JsonOption
 from privmix_cluster.parameters import bad
+
+if TYPE_CHECKING:
+    from privmix.laboratory.audit.report.finding import Finding
+    from privmix.laboratory.heads.compare import HeadComparison
+    from privmix.laboratory.heads.table import Table
 
 heads = typer.Typer(
     name="heads",
@@ -56,17 +61,16 @@ def compare(
 ) -> None:
     """Compare all methods at several epsilons on the same split of a table, with the settings chosen in advance."""
     from privmix.laboratory.heads import compare as comparison
-    from privmix_cluster.work.heads import open_table, show_comparison
 
     if any(not 0 < value <= 100 for value in epsilon or ()):
         raise bad("epsilon", "must be above 0 and at most 100")
-    table = open_table(dataset, target, user_field, bounds, population)
+    table = _open_table(dataset, target, user_field, bounds, population)
     with display(as_json) as shown:
         result = comparison.compare(table, shown, epsilon or comparison.EPSILONS, seeds=seeds)
     if as_json:
         typer.echo(json.dumps(result.record()))
     else:
-        show_comparison(result)
+        _show_comparison(result)
 
 
 @heads.command()
@@ -95,11 +99,10 @@ def train(
     """Train one head on all rows of a table with the settings chosen in advance, and charge its ledger once."""
     from privmix.laboratory.heads import head
     from privmix.laboratory.heads.methods import METHODS, demand_certified
-    from privmix_cluster.work.heads import open_table
 
     if not unproven:
         demand_certified(method)
-    table = open_table(dataset, target, user_field, bounds, population)
+    table = _open_table(dataset, target, user_field, bounds, population)
     manifest = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
     if as_json:
         typer.echo(manifest.model_dump_json())
@@ -117,9 +120,8 @@ def predict(
 ) -> None:
     """Print a prediction in [0, 1] for each row of a table, one on a line. Predictions cost no budget."""
     from privmix.laboratory.heads import head
-    from privmix_cluster.work.heads import open_table
 
-    for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
+    for value in head.predict(directory, _open_table(dataset, target, user_field, bounds)):
         typer.echo(f"{value:.6f}")
 
 
@@ -146,12 +148,11 @@ def audit(
     from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
     from privmix.laboratory.heads.flows import FlowSettings
     from privmix.laboratory.heads.methods import METHODS
-    from privmix_cluster.work.heads import open_table, show_audit
 
     chosen = set(attack or ("neighbours", "one-run", "membership"))
     if unknown := chosen - {"neighbours", "one-run", "membership"}:
         raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
-    table = open_table(dataset, None, None, None)
+    table = _open_table(dataset, None, None, None)
     findings: list[Finding] = []
     curves: dict[MethodName, Mapping[str, Any]] = {}
     if "neighbours" in chosen:
@@ -173,7 +174,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": curves}))
     else:
-        show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
+        _show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
     if any(finding.verdict == "broken" and finding.status == "certified" for finding in findings):
         raise typer.Exit(1)
 
@@ -192,3 +193,73 @@ def mimic_extract(
 
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
+
+
+def _open_table(
+    dataset: str, target: str | None, user: str | None, bounds: Path | None, population: int | None = None
+) -> "Table":
+    """Loads a built-in data set by its name, or the user's own table."""
+    from dataclasses import replace
+
+    from privmix.laboratory.heads.data import DATASETS, read_table
+    from privmix.laboratory.heads.table import read_npz
+
+    if dataset in DATASETS:
+        for option, value in (("target", target), ("user-field", user), ("bounds", bounds), ("population", population)):
+            if value is not None:
+                raise bad(option, f"describes your own table, but {dataset} is built in; leave it out")
+        return DATASETS[dataset]()
+    if dataset.endswith(".npz"):
+        return replace(read_npz(Path(dataset)), population=population)
+    if target is None:
+        raise bad("target", f"is missing; name the column of {dataset} to predict")
+    return replace(read_table(dataset, target=target, user=user, bounds=bounds), population=population)
+
+
+def _show_comparison(result: "HeadComparison") -> None:
+    from rich.table import Table as RichTable
+
+    from privmix.laboratory.heads.methods import METHODS
+    from privmix.privacy.accounting import stated
+
+    table = RichTable("method", "epsilon", title=f"Area under the curve: {result.dataset}", title_justify="left")
+    for column in ("AUC", "5 % - 95 %", "seconds"):
+        table.add_column(column, justify="right")
+    table.add_column("guarantee")
+    for cell in result.cells:
+        table.add_row(
+            METHODS[cell.name].label,
+            stated(cell.epsilon) if cell.epsilon else "-",
+            f"{cell.auc:.3f}",
+            f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
+            f"{cell.seconds:.2f}",
+            result.guarantees[cell.name],
+        )
+    console().print(table)
+    for name, reason in result.left_out.items():
+        console().print(f"{METHODS[name].label} is left out: {reason}")
+
+
+def _show_audit(findings: "list[Finding]", areas: Mapping[MethodName, float]) -> None:
+    from rich.table import Table as RichTable
+
+    from privmix.laboratory.heads.methods import METHODS
+    from privmix.privacy.accounting import stated
+
+    table = RichTable("attack", "method and table", title="Attacks on heads", title_justify="left")
+    for column in ("claimed epsilon", "lower bound", "certain lower bound"):
+        table.add_column(column, justify="right")
+    table.add_column("guarantee")
+    for finding in findings:
+        guarantee = "certified: " + finding.verdict if finding.status == "certified" else "none proven"
+        table.add_row(
+            finding.attack,
+            finding.subject,
+            stated(finding.claim),
+            f"{finding.lower:.3f}",
+            f"{finding.certain:.3f}",
+            guarantee,
+        )
+    console().print(table)
+    for name, area in areas.items():
+        console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")
