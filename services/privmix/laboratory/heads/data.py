@@ -84,7 +84,7 @@ def read_table(source: str, *, target: str, user: str | None = None, bounds: Pat
     Raises:
         InputError: the source cannot be read, or a value is missing or invalid. The message names the column.
     """
-    rows = list(_rows(source))
+    rows = list(_rows(source, (target,) if user is None else (user, target)))
     names = list(rows[0][1]) if rows else []
     for column in (target, user):
         if column is not None and column not in names:
@@ -97,10 +97,10 @@ def read_table(source: str, *, target: str, user: str | None = None, bounds: Pat
     return _scaled(Path(source).stem, features, values, y, limits, owner)
 
 
-def _rows(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(source: str, needed: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     check([source], _SPLIT)
     for each in sources([source], _SPLIT):
-        for place, row in each.rows(RowFields((), None), lambda _: None):
+        for place, row in each.rows(RowFields(needed, None), lambda _: None):
             if isinstance(row, BadRow):
                 raise DataError(f"{source}, {place}: {row.kind}; {row.fix}")
             yield place, row

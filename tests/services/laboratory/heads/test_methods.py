@@ -226,7 +226,7 @@ def test_unusable_tables_are_refused_by_the_field(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("age,sex,ill\n30,f,1\n40,m,0\n")
     for target, user, named in (("sick", None, "sick"), ("ill", None, "sex"), ("ill", "name", "name")):
-        with pytest.raises(DataError, match=named):
+        with pytest.raises(InputError, match=named):
             read_table(str(path), target=target, user=user)
     with pytest.raises(InputError, match=r"nothing.parquet: there is no such file"):
         read_table(str(tmp_path / "nothing.parquet"), target="ill")
