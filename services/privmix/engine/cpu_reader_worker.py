@@ -46,8 +46,8 @@ def _ask_for_amx() -> None:
     """Lets this process use the tile registers of AMX, or keeps vLLM from using them.
 
     Linux kills a process that uses them without having asked. torch asks with its first product of bfloat16 matrices;
-    vLLM's attention, which chooses AMX by the processor alone, may come before. A kernel, or the sandbox of a
-    container, may also refuse.
+    the attention of vLLM 0.32.0, which chooses AMX by the processor alone, may come before. A kernel, or the sandbox
+    of a container, may also refuse.
     """
     if not torch.cpu._init_amx():
         torch.cpu._is_amx_tile_supported = lambda: False

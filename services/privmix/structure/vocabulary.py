@@ -58,7 +58,7 @@ def _byte_tokens(tokenizer: LLTokenizer) -> dict[int, int]:
 def _without_special_texts(text: str) -> str:
     """Returns a `tokenizer.json` whose special tokens have names that no text contains.
 
-    The engine tokenises what a grammar forces. It would read the text of a special token as that token, which no
+    llguidance 1.7.6 tokenises what a grammar forces. It would read the text of a special token as that token, which no
     grammar admits, and the answer could not go on. With these names it is text like any other.
     """
     tokenizer = json.loads(text)

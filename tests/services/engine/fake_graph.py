@@ -90,6 +90,7 @@ def _name(operator: Any) -> str:
 
 
 def _memory(values: Any) -> set[int]:
+    # Memory and not the schema: with torch 2.13.0, `reshape` under inference_mode may copy, and its schema says view.
     return {tensor.untyped_storage().data_ptr() for tensor in _tensors(values)}
 
 

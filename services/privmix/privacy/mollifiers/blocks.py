@@ -63,7 +63,7 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
 
 
 def powers_of_two(exponents: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns 2^x; on a CPU by `exp`, because torch's `exp2` rounds a number at a block's end otherwise than others.
+    """Returns 2^x; on a CPU by `exp`, because torch's `exp2` (2.13.0, AVX2) rounds a number at a block's end otherwise.
 
     There the least result is 2^-120, because a power that underflows takes ten to a hundred times as long.
     """
