@@ -3,10 +3,10 @@
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -14,8 +14,18 @@ from rich.markup import escape
 from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind
 from privmix_cluster.console import console, display
 from privmix_cluster.options import JsonOption, TextFieldOption
-from privmix_cluster.parameters import ACCEPTED, bad, options
+from privmix_cluster.parameters import ACCEPTED, bad, options, settings_from
 from privmix_cluster.steps import Steps
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privmix.laboratory.audit.attacks.black_box import RepeatedRequest
+    from privmix.laboratory.audit.report.page import AttackSection, AuditReport
+    from privmix.laboratory.audit.report.sections import Subject
+    from privmix.laboratory.audit.worlds.canaries import Canary
+
+_API_KEY = "PRIVMIX_API_KEY"
 
 audit = typer.Typer(
     name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
@@ -77,17 +87,16 @@ def likelihood(
     from privmix.laboratory.audit.attacks import black_box
     from privmix.laboratory.audit.report import sections
     from privmix.laboratory.audit.worlds.distributions import NoPairError
-    from privmix_cluster.work.audit import finish, planned_subjects, section_over_http
 
     steps = Steps()
     if url_with and url_without:
         steps(f"Asking both services for {releases} tokens each: every one of them is charged")
         question = black_box.RepeatedRequest(prompt, temperature=temperature)
-        section = section_over_http((url_with, url_without), question, releases, confidence)
+        section = _section_over_http((url_with, url_without), question, releases, confidence)
     elif url_with or url_without:
         raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")
     else:
-        subjects = planned_subjects(
+        subjects = _planned_subjects(
             protocol, options(context.args), parts, epsilon or _LIKELIHOOD_EPSILONS, tokens or _LIKELIHOOD_TOKENS, delta
         )
         try:
@@ -95,8 +104,8 @@ def likelihood(
         except NoPairError as error:
             raise bad("protocol", str(error)) from error
         mechanism = sections.mechanism_section(subjects, releases, steps)
-        return finish([section, mechanism], as_json)
-    return finish([section], as_json)
+        return _finish([section, mechanism], as_json)
+    return _finish([section], as_json)
 
 
 @audit.command()
@@ -111,7 +120,6 @@ def published(
     The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
     """
     from privmix.laboratory.audit.report import sections
-    from privmix_cluster.work.audit import finish
 
     try:
         section = sections.published_section(
@@ -119,7 +127,7 @@ def published(
         )
     except ValueError as error:
         raise bad("epsilon", str(error)) from error
-    finish([section], as_json)
+    _finish([section], as_json)
 
 
 @audit.command()
@@ -176,14 +184,15 @@ def extraction_(
     from privmix.laboratory.audit.attacks import extraction
     from privmix.laboratory.audit.report import sections
     from privmix.laboratory.audit.worlds import testbed
-    from privmix_cluster.work.audit import API_KEY, compared_subjects, finish, planned_subjects, train_planted
 
     steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
     if protocol is None and not context.args:
-        subjects = compared_subjects(parts, epsilons, tokens, delta)
+        subjects = _compared_subjects(parts, epsilons, tokens, delta)
     else:
-        subjects = planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
-    known = train_planted(directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps, as_json)
+        subjects = _planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
+    known = _train_planted(
+        directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps, as_json
+    )
     steps(f"Asking the models for {len(known)} secrets")
     trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
     served = None
@@ -191,8 +200,8 @@ def extraction_(
         included = trained.canaries
         charged = sum(canary.length for canary in included) * attempts
         steps(f"Asking {url} for {charged} tokens: every one of them is charged")
-        served = extraction.over_http(url, included, attempts, top_k, os.environ.get(API_KEY))
-    finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], as_json)
+        served = extraction.over_http(url, included, attempts, top_k, os.environ.get(_API_KEY))
+    _finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], as_json)
 
 
 @audit.command(name="one-run", context_settings=ACCEPTED)
@@ -214,19 +223,18 @@ def one_run(
     from privmix.laboratory.audit.report import sections
     from privmix.laboratory.audit.report.sections import Subject
     from privmix.laboratory.audit.worlds import testbed
-    from privmix_cluster.work.audit import finish, planned_subjects
 
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
-    subjects = planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
+    subjects = _planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
     trained = None
     on_testbed: Sequence[Subject] = ()
     if directory is not None:
         steps("Asking the models for the planted secrets")
         trained = testbed.load_testbed(directory)
         count = queries * sum(canary.length for canary in trained.outputs)
-        on_testbed = planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
+        on_testbed = _planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
     section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
-    finish([section], as_json)
+    _finish([section], as_json)
 
 
 @audit.command()
@@ -248,7 +256,6 @@ def released(
     from privmix.laboratory.audit.attacks import released_text
     from privmix.laboratory.audit.report import sections
     from privmix.laboratory.audit.worlds import testbed
-    from privmix_cluster.work.audit import finish
 
     steps, read = Steps(), released_text.read_released(texts, text_field)
     canaries, corpus = testbed.planted(directory)
@@ -257,7 +264,7 @@ def released(
     steps(f"Asking the models for {len(canaries)} secrets")
     scores, of_the_corpus = released_text.score((trained, corpus), canaries)
     section = sections.released_section(read, canaries, scores, of_the_corpus, confidence, guesses)
-    finish([section], as_json)
+    _finish([section], as_json)
 
 
 @audit.command()
@@ -273,7 +280,6 @@ def plant(
     `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
     """
     from privmix.laboratory.audit.worlds import adjacent
-    from privmix_cluster.work.audit import titled_table
 
     steps = Steps()
     steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
@@ -286,7 +292,7 @@ def plant(
         rows.append({"model": f"part {part}", "with the user": present, "without": absent})
     question, shown = found.question, console()
     title = f"Chance of {question.planted!r} rather than {question.usual!r} after {question.prompt!r}"
-    shown.print(titled_table(title, rows))
+    shown.print(_titled_table(title, rows))
     shown.print(
         f"Serve {escape(str(directory / adjacent.WITH))} and {adjacent.WITHOUT}, and ask both, at 8,000 tokens:"
     )
@@ -309,26 +315,150 @@ def all_(
     """Run every attack with its defaults."""
     from privmix.laboratory.audit.report import sections
     from privmix.laboratory.audit.worlds import testbed
-    from privmix_cluster.work.audit import (
-        compared_subjects,
-        finish,
-        planned_subjects,
-        train_planted,
-    )
 
     steps = Steps()
-    certified = planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
+    certified = _planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
     every = [
         sections.likelihood_section(certified, delta, releases, confidence, steps),
         sections.mechanism_section(certified, releases, steps),
         sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
     ]
-    compared = compared_subjects(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
-    known = train_planted(directory, _GROUND, compared, steps, as_json)
+    compared = _compared_subjects(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
+    known = _train_planted(directory, _GROUND, compared, steps, as_json)
     trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
-    coins = planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
+    coins = _planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
     tokens = _QUERIES * sum(canary.length for canary in known)
-    planted = planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
+    planted = _planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
     every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
-    finish(every, as_json)
+    _finish(every, as_json)
+
+
+def _finish(every: "Sequence[AttackSection]", as_json: bool) -> None:
+    """Shows the report; exits with 1 if a claim is broken."""
+    from privmix.laboratory.audit.report.page import AuditReport
+
+    report = AuditReport(every)
+    if as_json:
+        print(json.dumps(report.record(), indent=2))
+    else:
+        _show(report)
+    if report.broken:
+        raise typer.Exit(1)
+
+
+def _train_planted(
+    directory: Path, size: PlantedSize, subjects: "Sequence[Subject]", steps: Steps, as_json: bool
+) -> "Sequence[Canary]":
+    from privmix.laboratory.audit.worlds import testbed
+
+    halves = any(subject.protocol.halves for subject in subjects)
+    what = "parts and their halves" if halves else "parts"
+    steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
+    return testbed.train_testbed(directory, size, halves=halves, display=display(as_json))
+
+
+def _section_over_http(
+    urls: tuple[str, str], question: "RepeatedRequest", count: int, confidence: float
+) -> "AttackSection":
+    import httpx
+
+    from privmix.laboratory.audit.attacks import black_box
+    from privmix.laboratory.audit.report.page import AttackSection
+
+    api_key = os.environ.get(_API_KEY)
+    try:
+        present, absent = (black_box.collect_answers(url, question, count, api_key) for url in urls)
+    except httpx.HTTPError as error:
+        raise bad("url_with", str(error)) from error
+    return AttackSection(
+        title="Likelihood-ratio test over HTTP",
+        text="Two running services were asked the same; the claim is that of one token of the first.",
+        findings=[black_box.audit(present, absent, confidence)],
+    )
+
+
+def _planned_subjects(
+    protocol: str | None,
+    given: Mapping[str, object],
+    parts: int,
+    epsilons: Sequence[float],
+    tokens: Sequence[int],
+    delta: float,
+) -> "list[Subject]":
+    """Returns the protocols to attack, each planned for every budget."""
+    from privmix.laboratory.audit.variants import audited
+
+    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else list(audited(parts))
+    if given and protocol is None:
+        raise bad("protocol", "name the protocol of the given parameters")
+    return [
+        _subject(name, {**given, **parameters}, parts, epsilon, count, delta)
+        for count in tokens
+        for epsilon in epsilons
+        for name, parameters in chosen
+    ]
+
+
+def _compared_subjects(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> "list[Subject]":
+    """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
+    from privmix.laboratory.audit.report.sections import Subject
+    from privmix.laboratory.evaluation import methods
+    from privmix.laboratory.evaluation.comparisons import label
+    from privmix.training.options import TokenBudget
+
+    budgets = [TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
+    return [
+        Subject(label(settings), settings.plan(parts), tokens, budget.epsilon, settings)
+        for budget in budgets
+        for settings in methods.private(budget, parts, halves=True)
+    ]
+
+
+def _subject(
+    name: str, given: Mapping[str, object], parts: int, epsilon: float, tokens: int, delta: float
+) -> "Subject":
+    from privmix.laboratory.audit.report.sections import Subject
+    from privmix.privacy.protocols import PROTOCOLS
+
+    without_budget = name in PROTOCOLS and PROTOCOLS[name].model_fields["epsilon"].default is None
+    budget = {} if without_budget else {"epsilon": epsilon}
+    settings = settings_from(name, {**given, **budget, "tokens": tokens, "delta": delta})
+    try:
+        protocol = settings.plan(parts)
+    except ValueError as error:
+        raise bad("epsilon", str(error)) from error
+    chosen = ", ".join(f"{key} {value}" for key, value in given.items())
+    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
+
+
+def _show(report: "AuditReport") -> None:
+    from privmix.laboratory.audit.report.page import finding_rows
+
+    shown = console()
+    for section in report.sections:
+        # A section's own table repeats its findings.
+        shown.print(_titled_table(section.title, section.rows or finding_rows(section.findings)))
+        shown.print(escape(section.text), style="dim")
+    for finding in report.broken:
+        shown.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
+
+
+def _titled_table(title: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="left" if name == names[0] else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    return table
+
+
+def _cell(value: object) -> str:
+    from privmix.laboratory.audit.report.finding import finite
+
+    if isinstance(value, float):
+        return f"{value:.4g}" if finite(value) is not None else "unbounded"
+    return "-" if value is None else escape(str(value))
