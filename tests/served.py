@@ -1,4 +1,4 @@
-"""Describes ensembles to gateways and batches, as a deployment does."""
+"""Describes ensembles to gateways, as a deployment does."""
 
 from pathlib import Path
 from typing import Any

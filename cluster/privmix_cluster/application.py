@@ -17,7 +17,7 @@ from ray.serve import Application
 from privmix.fleet import fleet
 from privmix.fleet.replicas import ShardReplica
 from privmix.foundation.actors import HEAD
-from privmix_cluster.checks import check_ensemble, check_files, check_keys
+from privmix_cluster.checks import check_ensemble, check_keys
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.launch import gateway, start_actors
 
@@ -49,7 +49,6 @@ def build(arguments: Arguments) -> Application:
 def _build(config: Path) -> Application:
     configuration = Configuration.load(config)
     check_keys(configuration, logger.warning, listens=False)
-    check_files(configuration)
     checked = check_ensemble(configuration, logger.info)
     actors = start_actors(configuration, checked, logger.info, keep=True)
     replicas = ShardReplica.options(num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from privmix.batches.contents import default_place
 from privmix.budget import actor as budget
 from privmix.budget.anchor import is_writable
 from privmix.budget.reader import read
@@ -30,14 +29,13 @@ Report = Callable[[str], None]
 
 
 def check_service(configuration: Configuration) -> None:
-    """Checks what a service needs before Ray starts: its ensemble, ledger, keys and files.
+    """Checks what a service needs before Ray starts: its ensemble, ledger and keys.
 
     Raises:
         ManifestError, PublicModelError, LedgerError, ConfigurationError, KeysError: the message says what is wrong and
             how to fix it.
     """
     check_keys(configuration, listens=False)
-    check_files(configuration)
     check_ensemble(configuration)
 
 
@@ -73,16 +71,6 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
             f"(privmix keys create NAME --database {database.name}), listen on 127.0.0.1, or set http.anonymous: true"
         )
     report("WARNING: there are no keys: every client that reaches this service can spend its privacy budget")
-
-
-def check_files(configuration: Configuration) -> None:
-    """Checks that the clients' files have a place.
-
-    Raises:
-        ConfigurationError: the keys are in a database server, and `batches.files` is not set.
-    """
-    if configuration.batches.enabled and configuration.batches.files is None:
-        default_place(keys_database(configuration))
 
 
 def _had_keys(configuration: Configuration) -> bool:

@@ -30,7 +30,6 @@ from pydantic_settings import (
 )
 
 from privmix.alerts.settings import AlertSettings
-from privmix.batches.settings import BatchSettings
 from privmix.budget.signing import SigningKey
 from privmix.coordinator.settings import LEASE_TOKENS, StepSettings
 from privmix.engine import known_engine
@@ -225,7 +224,6 @@ class Configuration(BaseSettings):
     coordinator: CoordinatorSection = CoordinatorSection()
     keys: KeysSection = KeysSection()
     alerts: AlertSettings = AlertSettings()
-    batches: BatchSettings = BatchSettings()
     http: HttpSection = HttpSection()
 
     @classmethod
@@ -276,14 +274,13 @@ class Configuration(BaseSettings):
         return self
 
     def _from_folder(self, folder: Path) -> Self:
-        keys, files, budget = self.keys.database, self.batches.files, self.budget
+        keys, budget = self.keys.database, self.budget
         anchor = budget.anchor and _database(budget.anchor, folder)
         return self.model_copy(
             update={
                 "ensemble": (folder / self.ensemble).absolute(),
                 "model": _model_path(self.model, folder),
                 "budget": budget.model_copy(update={"ledger": _database(budget.ledger, folder), "anchor": anchor}),
-                "batches": self.batches.model_copy(update={"files": files and _database(files, folder)}),
                 "keys": self.keys.model_copy(update={"database": keys and _database(keys, folder)}),
             }
         )

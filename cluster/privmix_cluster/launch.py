@@ -19,7 +19,6 @@ from ray.serve.schema import LoggingConfig
 
 from privmix.alerts import actor as alerts
 from privmix.alerts.actor import ServiceActors
-from privmix.batches import actor as batches
 from privmix.coordinator.coordinator import Coordinator
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, WorkError
@@ -31,7 +30,6 @@ from privmix_cluster.checks import (
     CheckedEnsemble,
     Report,
     check_ensemble,
-    check_files,
     check_keys,
     keys_database,
 )
@@ -64,9 +62,7 @@ class Service:
         The coordinators end the open answers before the route closes, so that each client is told why.
         """
         namespace = self.configuration.namespace
-        call(batches.NAME, namespace, batches.Batches.give_up)
-        for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
-            kill(name, namespace)
+        kill(alerts.NAME, namespace)  # it calls the other actors, so it stops first
         for coordinator in self.ensemble.coordinators:
             call(coordinator, namespace, Coordinator.close)
         serve.delete(APPLICATION)
@@ -85,7 +81,6 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
             it. All started actors are stopped.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    check_files(configuration)
     checked = check_ensemble(configuration, report, may_begin=configuration.budget.create)
     check_keys(configuration, report)
     route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
@@ -140,7 +135,6 @@ def start_actors(
         def start_others() -> None:
             meanwhile()
             others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
-            others.append(beside.submit(_start_batches, configuration, settings, keep))  # run when a gateway serves
 
         started = start_ensemble(checked, database, report, keep=keep, meanwhile=start_others)
         for other in others:
@@ -191,32 +185,18 @@ def gateway(configuration: Configuration, checked: CheckedEnsemble, *beside: App
     """Returns the HTTP route as a Serve application, together with the deployments `beside` it."""
     settings = request_settings(configuration, checked)
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
-    application: Application = route.bind(settings, configuration.batches, *beside)
+    application: Application = route.bind(settings, *beside)
     return application
 
 
 def request_settings(configuration: Configuration, checked: CheckedEnsemble) -> RequestSettings:
-    """Returns the settings of the gateways and of the batches' actor."""
+    """Returns the settings of the gateways."""
     return RequestSettings(
         namespace=configuration.namespace,
         ensemble=checked.served,
         api_key_hashes=tuple(Secret(key.get_secret_value()).hash for key in configuration.http.api_keys),
         keys_actor=keys.NAME,
-        batches_actor=batches.NAME if configuration.batches.enabled else None,
         **configuration.http.model_dump(include=set(ClientSettings.model_fields)),
-    )
-
-
-def _start_batches(configuration: Configuration, settings: RequestSettings, keep: bool) -> None:
-    if not configuration.batches.enabled:
-        return
-    batches.start(
-        keys_database(configuration),
-        configuration.batches,
-        settings,
-        capacity=settings.ensemble.capacity,
-        lifetime="detached",
-        keep=keep,
     )
 
 

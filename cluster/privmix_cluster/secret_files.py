@@ -15,7 +15,6 @@ from privmix.foundation.errors import ConfigurationError
 SECRETS = (
     "alerts.secret",
     "alerts.webhooks",
-    "batches.files",
     "budget.ledger",
     "budget.signing_key",
     "http.api_keys",

@@ -83,15 +83,6 @@ async def prompts(http: httpx.AsyncClient, number: int) -> int:
     return await _ask(http, COMPLETIONS, {**ASK, "prompt": f"{number} " + "7" * 900_000})
 
 
-async def files(http: httpx.AsyncClient, number: int) -> int:
-    """Uploads the largest file and deletes it."""
-    content = number.to_bytes(8, "little") * (1 << 20)
-    answer = await http.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"})
-    if answer.is_success:
-        await http.delete(f"/v1/files/{answer.json()['id']}")
-    return answer.status_code
-
-
 async def large(http: httpx.AsyncClient, number: int) -> int:
     """Asks for the most choices of the longest answer."""
     return await _ask(http, COMPLETIONS, {**ASK, "prompt": f"{number} caller", "n": 8, "max_tokens": 256})
@@ -106,7 +97,6 @@ WAYS: dict[str, tuple[Misuse, int]] = {
     "grammars": (grammars, 8),
     "references": (references, 8),
     "prompts": (prompts, 4),
-    "files": (files, 8),
     "large": (large, 8),
     "invalid": (invalid, 16),
 }

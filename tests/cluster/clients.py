@@ -4,13 +4,12 @@ The service under test serves a model that counts (`tests.counting`). So each wo
 knows the correct text in advance.
 """
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -156,107 +155,3 @@ class Clients:
                 meanwhile()
         meanwhile()
         return tried.result()
-
-
-@dataclass(frozen=True)
-class BatchAnswer:
-    """One line of the output or error file of a batch."""
-
-    custom_id: str
-    text: str | None
-    usage: int | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class BatchTranscript:
-    """One batch from the client's view.
-
-    Attributes:
-        starts: the number in the prompt of each line, by the line's custom id.
-        wanted: the requested number of tokens of each line.
-        status: the last status that the client saw.
-        usage: the number of output tokens that the service reports for the whole batch.
-    """
-
-    starts: Mapping[str, int]
-    wanted: int
-    status: str
-    answers: Sequence[BatchAnswer]
-    usage: int | None = None
-    key: str = "anonymous"
-
-    @property
-    def transcripts(self) -> list[Transcript]:
-        """The answers with a text, as the transcripts of streams of one chunk."""
-        return [
-            Transcript(
-                self.starts[answer.custom_id],
-                self.wanted,
-                (Chunk(answer.text, answer.usage),),
-                "length",
-                key=self.key,
-            )
-            for answer in self.answers
-            if answer.text is not None and answer.custom_id in self.starts
-        ]
-
-
-@dataclass
-class BatchClient:
-    """Runs batches with one key, and records their answers."""
-
-    base_url: str
-    key: str
-    secret: str
-    batches: list[BatchTranscript] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._client = openai.OpenAI(base_url=f"{self.base_url}/v1", api_key=self.secret, max_retries=3, timeout=30)
-
-    @contextmanager
-    def running(self, lines: int, wanted: int, patience_s: float) -> Iterator[None]:
-        """Creates a batch before the block, and reads its answers after the block, once it has ended.
-
-        Raises:
-            TimeoutError: the batch has not ended `patience_s` after the block.
-        """
-        starts = {f"line-{number}": 11 + number * SPACING for number in range(lines)}
-        content = "\n".join(json.dumps(_line(id_, start, wanted)) for id_, start in starts.items())
-        file = self._client.files.create(file=("lines.jsonl", content.encode()), purpose="batch")
-        batch = self._client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-        yield
-        ended = self._ended(batch.id, patience_s)
-        answers = [
-            _answer(json.loads(line))
-            for id_ in (ended.output_file_id, ended.error_file_id)
-            if id_ is not None
-            for line in self._client.files.content(id_).text.splitlines()
-        ]
-        usage = ended.usage.output_tokens if ended.usage else None
-        self.batches.append(BatchTranscript(starts, wanted, ended.status, answers, usage, self.key))
-
-    def _ended(self, id_: str, patience_s: float) -> Any:
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            try:
-                batch = self._client.batches.retrieve(id_)
-            except openai.OpenAIError:
-                batch = None
-            if batch is not None and batch.status in ("completed", "failed", "expired", "cancelled"):
-                return batch
-            time.sleep(POLL_S)
-        raise TimeoutError(f"the batch {id_} has not ended within {patience_s:g} s")
-
-
-def _line(custom_id: str, start: int, wanted: int) -> dict[str, object]:
-    body = {"model": "privmix", "prompt": str(start), "max_tokens": wanted}
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
-
-
-def _answer(line: dict[str, Any]) -> BatchAnswer:
-    response = line.get("response") or {"status_code": 0, "body": {"error": line.get("error")}}
-    body = response["body"]
-    if response["status_code"] != 200:
-        return BatchAnswer(line["custom_id"], None, error=body["error"]["code"])
-    return BatchAnswer(line["custom_id"], body["choices"][0]["text"], body["usage"]["completion_tokens"])

@@ -37,7 +37,7 @@ class Fault:
     Attributes:
         carrier: the component on the path of streams to clients that the fault takes away: "gateway" for the gateways,
             their proxies and the head, "worker" for a worker node, on which a gateway may run.
-        leases, kills, steps, abandoned, lines_again: what the fault may add to the fields of `Margin`.
+        leases, kills, steps, abandoned: what the fault may add to the fields of `Margin`.
         needs: a resource that only one fault can use at a time: the database, the spare node, or the anchor's disk.
         is_alone: whether no other fault may happen meanwhile.
     """
@@ -49,7 +49,6 @@ class Fault:
     kills: int = 0
     steps: int = 0
     abandoned: int = 0
-    lines_again: int = 0
     needs: Literal["database", "spare", "anchor"] | None = None
     is_alone: bool = False
 
@@ -182,7 +181,7 @@ def _make_the_anchors_disk_read_only(service: ClusterService, chance: random.Ran
 
 
 def _move_the_clock(service: ClusterService, chance: random.Random) -> None:
-    """The database's clock jumps, and back later. It tells which writer is alive and which deployment runs batches."""
+    """The database's clock jumps, and back later. It tells which writer is alive."""
     assert service.clock is not None
     service.clock.move(chance.choice([-1, 1]) * chance.choice([60, 3_600]))
     time.sleep(SHORT_S)
@@ -213,31 +212,29 @@ FAULTS = (
     Fault("budget actor", _kills("Budget")),
     Fault("fleet", _kills("Fleet")),
     Fault("keys actor", _kills("Keys")),
-    Fault("batches actor", _kills("Batches"), lines_again=1),
     Fault("Serve replica", _kills("ServeReplica"), "gateway"),
     Fault("Serve controller", _kills("ServeController")),
     Fault("proxy", _kills("ProxyActor"), "gateway"),
-    Fault("worker node", _kill_a_worker, "worker", leases=ALL, kills=ALL, steps=1, lines_again=1),
-    Fault("head", _kill_the_head, "gateway", leases=ALL, kills=ALL, lines_again=1),
-    Fault("network, short", _drops_the_network(SHORT_S), "worker", leases=ALL, abandoned=ALL, lines_again=1),
-    Fault("network, long", _drops_the_network(LONG_S), "worker", leases=ALL, abandoned=ALL, lines_again=1),
+    Fault("worker node", _kill_a_worker, "worker", leases=ALL, kills=ALL, steps=1),
+    Fault("head", _kill_the_head, "gateway", leases=ALL, kills=ALL),
+    Fault("network, short", _drops_the_network(SHORT_S), "worker", leases=ALL, abandoned=ALL),
+    Fault("network, long", _drops_the_network(LONG_S), "worker", leases=ALL, abandoned=ALL),
     Fault(
         "network of the budget actor",
         _part_the_budget_from_the_rest,
         "worker",
         leases=ALL,
         abandoned=ALL,
-        lines_again=1,
     ),
     Fault("database", _fail_the_database, leases=ALL, needs="database"),
     Fault("database that hangs", _hangs_the_database(HANG_S), leases=ALL, needs="database"),
     # The leases that were open in the copy, and those that are open when the service is stopped.
-    Fault("ledger rolled back", _roll_the_ledger_back, "gateway", leases=2 * ALL, lines_again=1, is_alone=True),
+    Fault("ledger rolled back", _roll_the_ledger_back, "gateway", leases=2 * ALL, is_alone=True),
     Fault("standby that is lost", _lose_the_standby, leases=ALL, needs="database"),
     Fault("full disk", _fill_the_disk, leases=ALL, needs="database"),
     Fault("full disk of the anchor", _fill_the_anchors_disk, leases=ALL, needs="anchor"),
     Fault("read-only disk of the anchor", _make_the_anchors_disk_read_only, leases=ALL, needs="anchor"),
-    Fault("clock that jumps", _move_the_clock, lines_again=1),
+    Fault("clock that jumps", _move_the_clock),
     Fault("split brain", _split_the_brain, leases=ALL, is_alone=True),
     Fault("upgrade, aborted", _abort_an_upgrade, needs="spare"),
     # The former deployment cannot settle its leases while the next one has the ledger.
@@ -279,7 +276,6 @@ class Schedule:
             kills=sum(fault.kills for fault in faults),
             steps=sum(fault.steps for fault in faults),
             abandoned=sum(fault.abandoned for fault in faults),
-            lines_again=sum(fault.lines_again for fault in faults),
         )
 
     def may_break_streams(self, service: ClusterService) -> bool:

@@ -17,12 +17,11 @@ client received only where a fault explains them:
 If no fault of these kinds happened, the margin is 0 and both counts are equal.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.cluster.charges import Charges
-from tests.cluster.clients import BatchTranscript, Transcript
+from tests.cluster.clients import Transcript
 from tests.counting import counted
 
 OPEN_LEASES = 3
@@ -41,7 +40,6 @@ class Margin:
         kills: the number of times that the deltas of a coordinator may have been lost on their way.
         steps: the number of times that each answer may have lost a step to a shard that failed.
         abandoned: the number of times that a coordinator may have continued answers that nobody received.
-        lines_again: the number of times that the running lines of a batch may have been started again.
     """
 
     lost_leases: int = 0
@@ -49,17 +47,14 @@ class Margin:
     kills: int = 0
     steps: int = 0
     abandoned: int = 0
-    lines_again: int = 0
 
-    def tokens(self, streams: Sequence[Transcript], batches: Sequence[BatchTranscript]) -> int:
+    def tokens(self, streams: Sequence[Transcript]) -> int:
         """Returns the bound for these clients of the service."""
-        lines = [transcript for batch in batches for transcript in batch.transcripts]
-        wanted = sum(transcript.wanted for transcript in (*streams, *lines))
+        wanted = sum(stream.wanted for stream in streams)
         return (
             self.lost_leases * OPEN_LEASES * self.lease_tokens
-            + (self.kills * IN_FLIGHT + self.steps) * (len(streams) + len(lines))
+            + (self.kills * IN_FLIGHT + self.steps) * len(streams)
             + self.abandoned * wanted
-            + self.lines_again * sum(line.wanted for line in lines)
             + sum(stream.missing for stream in streams)
         )
 
@@ -69,28 +64,10 @@ def text_violations(transcripts: Iterable[Transcript]) -> list[str]:
     return [violation for transcript in transcripts for violation in _text_violations(transcript)]
 
 
-def batch_violations(batches: Iterable[BatchTranscript]) -> list[str]:
-    """Describes batches that did not end, and lines that were not answered exactly once and correctly."""
-    violations = []
-    for batch in batches:
-        if batch.status != "completed":
-            violations.append(f"a batch ended as {batch.status}")
-        answers = Counter(answer.custom_id for answer in batch.answers)
-        violations += [f"{id_} has {answers[id_]} answers" for id_ in batch.starts if answers[id_] != 1]
-        violations += [f"{id_} was answered and not asked" for id_ in answers if id_ not in batch.starts]
-        violations += [f"{answer.custom_id} failed: {answer.error}" for answer in batch.answers if answer.text is None]
-        violations += text_violations(batch.transcripts)
-        received = sum(transcript.tokens for transcript in batch.transcripts)
-        if batch.usage != received:
-            violations.append(f"a batch has {received} tokens, and the server counts {batch.usage}")
-    return violations
-
-
 def charge_violations(
     before: Charges,
     after: Charges,
     streams: Sequence[Transcript],
-    batches: Sequence[BatchTranscript] = (),
     margin: Margin = Margin(),
     parts: Iterable[int] | None = None,
 ) -> list[str]:
@@ -99,20 +76,18 @@ def charge_violations(
     Args:
         parts: the numbers of parts that the service had over time; None for any.
     """
-    lines = [transcript for batch in batches for transcript in batch.transcripts]
-    received = sum(transcript.tokens for transcript in (*streams, *lines))
-    charged, most = after.tokens - before.tokens, margin.tokens(streams, batches)
+    received = sum(stream.tokens for stream in streams)
+    charged, most = after.tokens - before.tokens, margin.tokens(streams)
     violations = _bounded("the ledger", charged, received, most)
     if after.promised is None or after.epsilon is None or after.epsilon > after.promised:
         violations.append(f"tokens left after the budget's end: epsilon is {after.epsilon} of {after.promised}")
     if parts is not None and not after.parts <= set(parts):
         violations.append(f"tokens were drawn from {sorted(after.parts)} parts, of {sorted(parts)}")
     for key in after.by_key:
-        own = [transcript for transcript in (*streams, *lines) if transcript.key == key]
-        again = margin.lines_again * sum(line.wanted for line in lines if line.key == key)
+        own = [transcript for transcript in streams if transcript.key == key]
         spent = after.by_key[key] - before.by_key.get(key, 0)
         missing = sum(transcript.missing for transcript in own)
-        violations += _bounded(f"the key {key}", spent, sum(transcript.tokens for transcript in own), missing + again)
+        violations += _bounded(f"the key {key}", spent, sum(transcript.tokens for transcript in own), missing)
     if after.group is not None and after.group != sum(after.by_key.values()):
         violations.append(f"the group has {after.group} tokens, and its keys {sum(after.by_key.values())}")
     return violations

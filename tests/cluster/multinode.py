@@ -28,16 +28,13 @@ PORT = 8000
 WORKERS = 2
 PARTS = 2
 COORDINATORS = 2
-LINES = 4
-"""The lines of one batch."""
 LEASE_TOKENS = 8
 PACE_S = 0.25
 """The counting model answers in milliseconds. Streams must last until the faults come."""
-MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + LINES + 2))
-"""A lease covers steps of all streams, lines and probes (`privmix.budget.client.BudgetClient`)."""
+MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + 2))
+"""A lease covers steps of all streams and probes (`privmix.budget.client.BudgetClient`)."""
 
 KEYS = ("ada", "bob", "carl")
-BATCH_KEY = KEYS[-1]
 GROUP = "lab"
 SHARE = Share(tokens=1_000_000, tokens_per_day=1_000_000, live_streams=64)
 
@@ -224,7 +221,6 @@ def serving(
         **SECTIONS,
         "budget": {"ledger": ledger, "lease_tokens": LEASE_TOKENS, "anchor": str(anchor)},
         "keys": {"database": keys},
-        "batches": {"files": str(folder / "files")},
         **sections,
     }
     config = configure(folder, own_ensemble(ensemble, folder), **chosen)

@@ -25,10 +25,10 @@ from rich.progress import Progress
 
 from privmix.keys.actor import HEARTBEAT_TIMEOUT_S
 from tests import disks, nodes, postgresql
-from tests.cluster.clients import BatchClient, Clients, Transcript
+from tests.cluster.clients import Clients, Transcript
 from tests.cluster.faults import FAULTS, PATIENCE_S, Fault, Schedule
-from tests.cluster.invariants import batch_violations, charge_violations, text_violations
-from tests.cluster.multinode import BATCH_KEY, LINES, PARTS, ClusterService, serving
+from tests.cluster.invariants import charge_violations, text_violations
+from tests.cluster.multinode import PARTS, ClusterService, serving
 from tests.counting import write_counting_model
 from tests.disks import Clock, mounted
 from tests.ensembles import write_ensemble
@@ -38,7 +38,6 @@ ANSWERED_SHARE = 0.95
 """The share of schedules after which the service answers within `ANSWERED_S`."""
 HELD_S = HEARTBEAT_TIMEOUT_S + 60.0
 STREAM_TOKENS = 24
-LINE_TOKENS = 8
 SERVER_MEGABYTES = 600
 
 UNAVAILABLE = nodes.unavailable() or disks.unavailable()
@@ -52,7 +51,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Round:
-    """The result of eight streams and a batch during the faults of a schedule.
+    """The result of eight streams during the faults of a schedule.
 
     Attributes:
         seconds: the time from the last fault until the service answered again.
@@ -78,34 +77,29 @@ class Checker:
     rounds: list[Round] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Creates the clients. One key runs batches, the others stream."""
-        secrets = dict(self.service.secrets)
-        self.batches = BatchClient(self.service.base_url, BATCH_KEY, secrets.pop(BATCH_KEY))
-        self.clients = Clients(self.service.base_url, secrets)
+        self.clients = Clients(self.service.base_url, self.service.secrets)
 
     def run(self, schedule: Schedule) -> Round:
         """Runs one schedule.
 
         Raises:
-            TimeoutError: the service does not answer, a batch does not end, or charges do not come to rest.
+            TimeoutError: the service does not answer, or charges do not come to rest.
         """
         service, clients = self.service, self.clients
         may_break = schedule.may_break_streams(service)
         before, begun = service.charges_at_rest(), len(clients.transcripts)
         service.elsewhere.clear()
         service.violations.clear()
-        with self.batches.running(LINES, LINE_TOKENS, PATIENCE_S):
-            with clients.streaming(max_tokens=STREAM_TOKENS) as ended:
-                schedule.run(service)
-                seconds = clients.answers_again(PATIENCE_S, service.supervise)
-            service.wait_until_healthy(PATIENCE_S)
+        with clients.streaming(max_tokens=STREAM_TOKENS) as ended:
+            schedule.run(service)
+            seconds = clients.answers_again(PATIENCE_S, service.supervise)
+        service.wait_until_healthy(PATIENCE_S)
         after = service.charges_at_rest()
-        streams, batch = [*clients.transcripts[begun:], *service.elsewhere], self.batches.batches[-1:]
+        streams = [*clients.transcripts[begun:], *service.elsewhere]
         violations = (
             *service.violations,
             *text_violations(streams),
-            *batch_violations(batch),
-            *charge_violations(before, after, streams, batch, schedule.margin, [PARTS]),
+            *charge_violations(before, after, streams, schedule.margin, [PARTS]),
         )
         # A request that is refused before its first token was not begun; clients repeat it.
         heard = [stream for stream in ended if stream.is_whole or stream.tokens]
@@ -180,8 +174,6 @@ def report_of(checker: Checker, failures: Sequence[str], schedules: int) -> dict
             "of_these_whole": sum(stream.is_whole for stream in streams),
         },
         "tokens_received": checker.clients.received,
-        "batches": len(checker.batches.batches),
-        "batch_lines": sum(len(batch.starts) for batch in checker.batches.batches),
         "failures": [*failures, *([late] if in_time < ANSWERED_SHARE else [])],
     }
 

@@ -82,10 +82,8 @@ STREAMS = [
     ("/v1/chat/completions", {**HELLO, "stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/completions", {**LONG, "stream": True}),
 ]
-BATCH = [
-    {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": {"prompt": "Two", **LENGTH}}
-    for number in range(3)
-]
+KNOWN = {"name": "privmix", "key": "client", "group": "team"}
+"""A value for each parameter of a path."""
 
 
 def neighbour(ensemble: Path, folder: Path) -> Path:
@@ -181,9 +179,7 @@ def seen(served: Served) -> dict[str, Any]:
         for number, (path, body) in enumerate(REQUESTS + STREAMS):
             answers[f"{number} {path}"] = answered(client.post(path, json=body))
             settled(served.service, client)
-        answers["batch"], known = batch(client)
-        settled(served.service, client)
-        answers |= operations(client, known) | refusals(client)
+        answers |= operations(client, KNOWN) | refusals(client)
     # A slow machine may cause alerts of a stall.
     time.sleep(4 * ALERTS_S)
     answers["alerts"] = [masked(alert) for alert in served.alerts.alerts if not alert["event"].startswith("service.")]
@@ -222,7 +218,7 @@ def operations(client: httpx.Client, known: Mapping[str, str]) -> dict[str, Any]
     every = [*documented, *(("GET", path) for path in UNDOCUMENTED), ("GET", "/metrics")]
     answers = {}
     for method, path in sorted(every, key=lambda one: (one[0] == "DELETE", one[0] != "GET", one[1])):
-        place = path.format_map(known)  # a new parameter needs a value in `known`
+        place = path.format_map(known)  # a new parameter needs a value in `KNOWN`
         if path == CONSOLE:
             client.put("/v1/completions", json={})
             answers[f"{method} {path}"] = first_snapshot(client, "method_not_allowed")
@@ -242,44 +238,12 @@ def refusals(client: httpx.Client) -> dict[str, Any]:
             client.post("/v1/completions", content=b" " * (2 << 20), headers={"content-type": "application/json"}),
         ),
         ("no such model", client.get("/v1/models/other")),
-        ("no such file", client.get("/v1/files/other")),
-        ("no such batch", client.get("/v1/batches/other")),
         ("no such model to console", client.get(CONSOLE, params={"model": "other"})),
         ("no such model's privacy", client.get("/v1/privacy", params={"model": "other"})),
-        ("a wrong limit", client.get("/v1/batches", params={"limit": "none"})),
         ("a wrong key", client.get("/v1/privacy", headers=bearer("pmx_wrong"))),
         ("no key", httpx.get(client.base_url.join("/v1/privacy"))),
     ]
     return {name: answered(answer) for name, answer in broken}
-
-
-def posted(client: httpx.Client, path: str, **content: Any) -> dict[str, Any]:
-    """Posts again after a 503, as OpenAI's clients do: the actor of the batches may still be starting."""
-    for _ in range(30):
-        answer = client.post(path, **content)
-        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-            break
-        time.sleep(2)
-    created: dict[str, Any] = answer.raise_for_status().json()
-    return created
-
-
-def batch(client: httpx.Client) -> tuple[Any, dict[str, str]]:
-    """Runs a batch. Returns its lines, in the order of the requests, and a value for each parameter of a path."""
-    lines = "\n".join(json.dumps(line) for line in BATCH).encode()
-    file = posted(client, "/v1/files", files={"file": ("in.jsonl", lines)}, data={"purpose": "batch"})["id"]
-    body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    created = posted(client, "/v1/batches", json=body)
-    path, deadline = f"/v1/batches/{created['id']}", time.monotonic() + PATIENCE_S
-    while created.get("status") not in ("completed", "failed", "expired"):  # a 503 has none
-        assert time.monotonic() < deadline, created
-        time.sleep(0.2)
-        created = client.get(path).json()
-    output = client.get(f"/v1/files/{created['output_file_id']}/content").text.splitlines()
-    answers = sorted((json.loads(line) for line in output), key=lambda line: str(line["custom_id"]))
-    known = {"name": "privmix", "file_id": file, "batch_id": created["id"], "key": "client", "group": "team"}
-    bodies = [masked({**line, "response": line["response"]["body"]}) for line in answers]
-    return [created["status"], created["request_counts"], bodies], known
 
 
 def first_snapshot(client: httpx.Client, last_refusal: str | None = None) -> Any:

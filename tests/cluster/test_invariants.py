@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.cluster.charges import Charges
-from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
+from tests.cluster.clients import Chunk, Transcript
 from tests.cluster.invariants import (
     IN_FLIGHT,
     OPEN_LEASES,
     Margin,
-    batch_violations,
     charge_violations,
     text_violations,
 )
@@ -30,18 +29,11 @@ def with_words(transcript: Transcript, words: list[int]) -> Transcript:
     return replace(transcript, chunks=(Chunk(counted_text(words), transcript.tokens),))
 
 
-def batch(answers: int = 4, wanted: int = 8) -> BatchTranscript:
-    starts = {f"line-{number}": 100 * number for number in range(answers)}
-    texts = [BatchAnswer(id_, counted_text(counted(start, wanted)), wanted) for id_, start in starts.items()]
-    return BatchTranscript(starts, wanted, "completed", texts, answers * wanted, "carl")
-
-
 def test_correct_answers_have_no_violation() -> None:
     streams = [heard(start, 24) for start in (0, 97, 990)]
     assert text_violations([*streams, heard(5, 7), heard(5, 0)]) == []
-    assert batch_violations([batch()]) == []
-    charges = Charges(72 + 32, frozenset({2}), by_key={"ada": 72, "carl": 32}, group=104)
-    assert charge_violations(NOTHING, charges, streams, [batch()], parts=[2]) == []
+    charges = Charges(72, frozenset({2}), by_key={"ada": 72}, group=72)
+    assert charge_violations(NOTHING, charges, streams, parts=[2]) == []
 
 
 @pytest.mark.parametrize(
@@ -69,18 +61,17 @@ def test_a_token_without_a_charge_and_a_double_charge_are_found() -> None:
 
 
 def test_the_margin_is_what_the_faults_explain_and_no_token_more() -> None:
-    streams, lines = [heard(0, 24), heard(97, 4)], [batch()]
-    received, missing, answers = 28 + 32, 20, 2 + 4
+    streams = [heard(0, 24), heard(97, 4)]
+    received, missing, answers = 28, 20, 2
     for margin, most in (
         (Margin(), missing),
         (Margin(lost_leases=1, lease_tokens=16), missing + OPEN_LEASES * 16),
         (Margin(kills=2), missing + 2 * IN_FLIGHT * answers),
         (Margin(steps=1), missing + answers),
-        (Margin(abandoned=1), missing + 48 + 32),
-        (Margin(lines_again=2), missing + 2 * 32),
+        (Margin(abandoned=1), missing + 48),
     ):
-        assert charge_violations(NOTHING, Charges(received + most), streams, lines, margin) == []
-        (found,) = charge_violations(NOTHING, Charges(received + most + 1), streams, lines, margin)
+        assert charge_violations(NOTHING, Charges(received + most), streams, margin) == []
+        (found,) = charge_violations(NOTHING, Charges(received + most + 1), streams, margin)
         assert f"with a margin of {most}" in found
 
 
@@ -101,31 +92,6 @@ def test_a_key_that_pays_too_little_or_too_much_is_found(spent: int, found: str)
 def test_a_group_that_differs_from_its_keys_is_found() -> None:
     charges = Charges(24, by_key={"ada": 24, "bob": 0}, group=25)
     assert charge_violations(NOTHING, charges, [heard(0, 24)]) == ["the group has 25 tokens, and its keys 24"]
-
-
-def test_a_line_that_was_answered_twice_lost_or_wrong_is_found() -> None:
-    correct = batch()
-    first, *rest = correct.answers
-    for answers, found in (
-        ([first, first, *rest], "line-0 has 2 answers"),
-        (rest, "line-0 has 0 answers"),
-        ([*correct.answers, BatchAnswer("line-9", " 1")], "line-9 was answered and not asked"),
-        ([BatchAnswer("line-0", None, error="interrupted"), *rest], "line-0 failed: interrupted"),
-        ([replace(first, text=counted_text(counted(1, 8))), *rest], "the answer to 0 skips to 2"),
-        ([replace(first, usage=9), *rest], "had 8 tokens when the server counted 9"),
-    ):
-        violations = batch_violations([replace(correct, answers=answers)])
-        assert any(found in violation for violation in violations), violations
-    assert batch_violations([replace(correct, status="expired")]) == ["a batch ended as expired"]
-    assert batch_violations([replace(correct, usage=33)]) == ["a batch has 32 tokens, and the server counts 33"]
-
-
-def test_a_batch_that_was_resumed_twice_is_found_by_its_charge() -> None:
-    lines = batch()
-    (found, key) = charge_violations(NOTHING, Charges(64, by_key={"carl": 64}), [], [lines])
-    assert "the ledger charged 64 tokens for 32 received" in found
-    assert "the key carl charged 64 tokens for 32 received" in key
-    assert charge_violations(NOTHING, Charges(64, by_key={"carl": 64}), [], [lines], Margin(lines_again=1)) == []
 
 
 def test_tokens_beyond_the_budget_or_from_unknown_parts_are_found() -> None:

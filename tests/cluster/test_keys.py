@@ -11,7 +11,7 @@ from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import ConfigurationError
-from privmix_cluster.checks import check_files, check_keys, keys_database
+from privmix_cluster.checks import check_keys, keys_database
 from privmix_cluster.configuration import Configuration
 from tests.key_store import RequestStore
 from tests.postgresql import Server
@@ -140,14 +140,3 @@ def test_the_command_uses_the_database_that_belongs_to_the_ledger(
     assert RequestStore(ServiceDatabase(url)).account("team").key.name == "team"
     assert privmix("keys", "create", "local").exit_code == 0
     assert [file.name for file in tmp_path.glob("*.db")] == ["keys.db"]
-
-
-def test_files_need_a_place_where_keys_are_in_a_server(tmp_path: Path) -> None:
-    server = {"ensemble": "e", "budget": {"ledger": "postgresql://host/base"}}
-    with pytest.raises(ConfigurationError, match=r"batches\.files"):
-        check_files(Configuration.of(server, tmp_path))
-    check_files(Configuration.of(server | {"batches": {"enabled": False}}, tmp_path))
-    configured_place = Configuration.of(server | {"batches": {"files": "files"}}, tmp_path)
-    check_files(configured_place)
-    assert configured_place.batches.files == str(tmp_path / "files")
-    check_files(configured(tmp_path))

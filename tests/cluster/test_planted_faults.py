@@ -1,52 +1,39 @@
 """Claim: the fault checker finds faults that are put into the real actors of a small service.
 
-Each service has real shards, a real ledger, real keys and batches, and one method that is wrong on purpose.
+Each service has real shards, a real ledger, real keys, and one method that is wrong on purpose.
 """
 
 import asyncio
-import json
-import pickle
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 
-from privmix.batches import actor as batches_actor
-from privmix.batches import store as batches_store
-from privmix.batches.actor import Batches
-from privmix.batches.records import BatchRequest
-from privmix.batches.settings import BatchSettings
 from privmix.budget import actor as budget
 from privmix.budget.client import Reservation
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
-from privmix.database.service import ServiceDatabase
 from privmix.fleet.fleet import FleetActor, FleetSettings
 from privmix.keys import actor as keys
-from privmix.keys.store import KeyStore
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.requests.coordinator_client import CoordinatorClient
-from privmix.requests.settings import RequestSettings
 from privmix.structure.matcher import Position
 from tests.cluster.charges import Charges
-from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
-from tests.cluster.invariants import batch_violations, charge_violations, text_violations
+from tests.cluster.clients import Chunk, Transcript
+from tests.cluster.invariants import charge_violations, text_violations
 from tests.counting import write_counting_model
 from tests.ensembles import write_adapters
-from tests.served import served
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "planted"
-TOKENS, STREAMS, LINES = 20, 3, 3
+TOKENS, STREAMS = 20, 3
 PATIENCE_S = 120.0
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -208,55 +195,3 @@ async def test_whatever_is_sampled_is_charged_although_clients_leave(service: Se
     after, measures = await service.charges_at_rest(), await coordinator.measures.remote()
     assert sum(used for used in shares if used is not None) == measures["sampled"] == after.tokens - before.tokens
     assert None not in shares
-
-
-def batches_of(service: Service, holder: str) -> Batches:
-    """Returns a batches actor in this process, whose route serves."""
-    ensemble = served("privmix", namespace=NAMESPACE, model=service.model, coordinators=(CORRECT,))
-    requests = RequestSettings(namespace=NAMESPACE, ensemble=ensemble, keys_actor=keys.NAME)
-    batches = Batches(str(service.keys), BatchSettings(), pickle.dumps(requests), capacity=2 * LINES, holder=holder)
-    batches._route_serves.set()
-    return batches
-
-
-async def batch_charged(service: Service, runners: Sequence[Batches], owner: str) -> tuple[BatchTranscript, list[str]]:
-    """Runs a batch with several batches actors. Returns its transcript and the violations of its charge."""
-    before = await service.charges_at_rest()
-    starts = {f"line-{number}": 100 * number for number in range(LINES)}
-    lines = "\n".join(json.dumps(line(id_, start)) for id_, start in starts.items())
-    first = runners[0]
-    file = await first.upload(owner, "in.jsonl", lines.encode(), None)
-    request = BatchRequest(endpoint="/v1/completions", input_file_id=file.id, completion_window="24h", window_s=86_400)
-    batch = await first.create(owner, request)
-    deadline = time.monotonic() + PATIENCE_S
-    while (batch := await first.batch(owner, batch.id)).status != "completed" and time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
-    content = await first.content(owner, batch.output_file_id or "")
-    bodies = {answer["custom_id"]: answer["response"]["body"] for answer in map(json.loads, content.splitlines())}
-    answers = [
-        BatchAnswer(id_, body["choices"][0]["text"], body["usage"]["completion_tokens"]) for id_, body in bodies.items()
-    ]
-    usage = batch.usage.output_tokens if batch.usage else None
-    transcript = BatchTranscript(starts, TOKENS, batch.status, answers, usage)
-    after = await service.charges_at_rest()
-    return transcript, charge_violations(before, after, [], [transcript])
-
-
-def line(custom_id: str, start: int) -> dict[str, Any]:
-    body = {"model": "privmix", "prompt": str(start), "max_tokens": TOKENS}
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
-
-
-async def test_a_batch_that_two_deployments_resume_is_found(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runners take the lines of one batch, because the check of the lease is broken."""
-    monkeypatch.setattr(batches_actor, "LEASE_RENEWAL_S", 0.1)
-    key, _ = KeyStore(ServiceDatabase(service.keys)).create("carl")
-    one = batches_of(service, "one")
-    transcript, correct = await batch_charged(service, [one], key.id)
-    assert [*batch_violations([transcript]), *correct] == []
-    monkeypatch.setattr(batches_store, "_check_lease", lambda connection, holder: None)
-    monkeypatch.setattr(batches_store.BatchStore, "take_lease", lambda self, holder, seconds: True)
-    two = batches_of(service, "two")
-    await two._loaded_runner()
-    _, reported = await batch_charged(service, [one, two], key.id)
-    assert any("the ledger charged" in violation for violation in reported), reported

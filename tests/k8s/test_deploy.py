@@ -105,7 +105,6 @@ def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.T
         "PRIVMIX_ENSEMBLE": str(own_ensemble(ensemble, folder)),
         "PRIVMIX_BUDGET__LEDGER_FILE": str(folder / "url"),
         "PRIVMIX_BUDGET__ANCHOR": str(folder),
-        "PRIVMIX_BATCHES__FILES": str(folder / "files"),
         "PRIVMIX_HTTP__API_KEYS_FILE": str(folder / "api-keys"),
         "HOME": str(folder),
     }

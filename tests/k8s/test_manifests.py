@@ -14,7 +14,6 @@ import yaml
 from jsonschema import Draft202012Validator
 from ray.serve.schema import ServeDeploySchema
 
-from privmix.batches.settings import BatchSettings
 from privmix.budget.metrics import STATES
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.secret_files import SECRETS
@@ -147,7 +146,6 @@ def test_the_configuration_names_mounted_volumes(manifests: Manifests, configura
     assert "PRIVMIX_BUDGET__LEDGER_FILE" in variables or str(ledger.parent) in mounts
     assert configuration.budget.anchor is not None, "the ensemble's directory is read-only, so it is no anchor"
     assert not mounts[configuration.budget.anchor].get("readOnly")
-    assert not mounts[configuration.batches.files or ""].get("readOnly")
 
 
 def secrets_of(pod: Manifest, container: Manifest) -> set[str]:
@@ -283,13 +281,6 @@ def test_webhooks_may_reach_https_outside_the_cluster(manifests: Manifests, tmp_
     (egress,) = policy["spec"]["egress"]
     assert egress["ports"] == [{"protocol": "TCP", "port": 443}]
     assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "addresses inside the cluster are excluded"
-
-
-def test_a_batch_file_passes_the_ingress(manifests: Manifests, tmp_path: Path) -> None:
-    beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/ingress"])
-    annotations = render("kustomized", tmp_path).one("Ingress")["metadata"]["annotations"]
-    size = annotations["nginx.ingress.kubernetes.io/proxy-body-size"]
-    assert int(size.removesuffix("m")) << 20 > BatchSettings().max_file_bytes
 
 
 def test_a_job_begins_the_ledger_and_records_it(

@@ -5,7 +5,6 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from privmix.batches.settings import BatchSettings
 from privmix.gateway.app import build_app
 from privmix.keys.records import Secret
 from privmix.requests.models import ServedModel
@@ -25,7 +24,7 @@ def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
     return served(*names, **{**values, **changes})
 
 
-def app_client(batches: BatchSettings | None = None, api_keys: Sequence[str] = (), **changes: Any) -> TestClient:
+def app_client(api_keys: Sequence[str] = (), **changes: Any) -> TestClient:
     """Returns a client of an app with changed settings. The app runs while the client's context is open."""
     settings = RequestSettings(
         **{
@@ -39,4 +38,4 @@ def app_client(batches: BatchSettings | None = None, api_keys: Sequence[str] = (
             **changes,
         }
     )
-    return TestClient(build_app(settings, ServedModel.of(settings.ensemble), batches), base_url="http://localhost:8000")
+    return TestClient(build_app(settings, ServedModel.of(settings.ensemble)), base_url="http://localhost:8000")

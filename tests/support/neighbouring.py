@@ -32,7 +32,7 @@ USERS = 95
 """With this number, `privmix train` once counted the users: one more changed the number of parts from 8 to 12."""
 STATED = 100
 NEWCOMER = Document("the newcomer", "The code of the gate is heliotrope, and nobody else may know it.")
-START_S, STOP_S, BATCH_S = 480.0, 60.0, 300.0
+START_S, STOP_S = 480.0, 60.0
 
 _PAGES = ("/openapi.json", "/docs", "/console")
 _STREAMED = "/v1/console"
@@ -46,12 +46,6 @@ _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {**_COMPLETION, "max_tokens": 4, "logprobs": 5}),
     ("/tokenize", {"model": "privmix", "prompt": NEWCOMER.text}),
 )
-_LINE = {
-    "custom_id": "a",
-    "method": "POST",
-    "url": "/v1/completions",
-    "body": {**_COMPLETION, "max_tokens": 4},
-}
 _OWN = re.compile(r"id|.*_id|.*_at|at|created|text|started|request_id|filename|bytes")
 """The fields that differ between two requests of one service, too: names, times, and the sampled text with its size."""
 
@@ -152,7 +146,6 @@ def view(world: PipelineWorld) -> Any:
             f"{route} {json.dumps(question)[-60:]}": _answer(client.post(route, json=question))
             for route, question in _QUESTIONS
         }
-        answers["batch"] = _batch(client)
         _wait_until_settled(client)
         description = client.get("/openapi.json").raise_for_status().json()
         answers |= {route: _answer(client.get(route)) for route in routes(description)}
@@ -205,18 +198,6 @@ def _shared(body: Any) -> Any:
         case list():
             return [_shared(value) for value in body]
     return body
-
-
-def _batch(client: httpx.Client) -> Any:
-    content = json.dumps(_LINE).encode()
-    file = client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"})
-    new = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch, deadline = client.post("/v1/batches", json=new), time.monotonic() + BATCH_S
-    while batch.json()["status"] in ("validating", "in_progress", "finalizing") and time.monotonic() < deadline:
-        time.sleep(0.5)
-        batch = client.get(f"/v1/batches/{batch.json()['id']}")
-    output = client.get(f"/v1/files/{batch.json().get('output_file_id')}/content")
-    return [_answer(file), _answer(batch), [_shared(json.loads(line)) for line in output.text.splitlines()]]
 
 
 def _wait_until_settled(client: httpx.Client) -> None:

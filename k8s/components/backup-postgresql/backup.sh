@@ -1,7 +1,7 @@
 #!/bin/sh
 # backup.sh DIRECTORY: dumps the databases at the URLs in $LEDGER and in every variable LEDGER_NAME (the ledgers of further
-# ensembles, and the keys' database if it is another one), with the functions that guard a ledger's table. The clients'
-# files of batches are left out: they expire, and would fill the volume. One failure does not stop the others.
+# ensembles, and the keys' database if it is another one), with the functions that guard a ledger's table.
+# One failure does not stop the others.
 set -u
 directory=$1 kept=${KEPT:-168} failed=0
 TIME='[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]T[0-9]*Z' # not the copies of a database whose name begins alike
@@ -10,8 +10,7 @@ backup() {
     name=$1 url=$2
     copy=$directory/$name-$(date -u +%Y%m%dT%H%M%SZ).dump
     rm -f "$directory/$name"-$TIME.dump.part
-    pg_dump --format=custom --no-owner --exclude-table-data='privmix_file*' --exclude-table-data='privmix_batch*' \
-        --file="$copy.part" "$url" &&
+    pg_dump --format=custom --no-owner --file="$copy.part" "$url" &&
         pg_restore --list "$copy.part" >"$copy.list.part" &&
         grep -Eq 'TABLE DATA .* privmix_(ledger|keys) ' "$copy.list.part" &&
         mv "$copy.part" "$copy" && echo "$copy"

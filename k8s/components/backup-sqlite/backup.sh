@@ -1,7 +1,7 @@
 #!/bin/sh
 # backup.sh SOURCE DIRECTORY: copies a SQLite ledger, or all databases (*.db) of a directory: ledgers
-# and the keys. They may be in use. Keeps a copy of a ledger if its hash chain is valid. The clients' files of batches are
-# left out of the keys' copies: they expire, and would fill the volume. One failure does not stop the others.
+# and the keys. They may be in use. Keeps a copy of a ledger if its hash chain is valid.
+# One failure does not stop the others.
 set -u
 source=$1 directory=$2 kept=${KEPT:-168} failed=0
 TIME='[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]T[0-9]*Z' # not the copies of a database whose name begins alike
@@ -24,10 +24,6 @@ with closing(sqlite3.connect(existing, uri=True)) as database, closing(sqlite3.c
     database.backup(copy)
     copy.execute("PRAGMA journal_mode = DELETE")
     tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    with copy:
-        for table in sorted(name for name in tables if name.startswith(("privmix_file", "privmix_batch"))):
-            copy.execute(f"DELETE FROM {table}")
-    copy.execute("VACUUM")
     (intact,) = copy.execute("PRAGMA integrity_check").fetchone()
 if intact != "ok":
     sys.exit(f"{source}: {intact}")

@@ -1,4 +1,4 @@
-"""Defines the database of the service: keys, shares, usage, alerts and batches.
+"""Defines the database of the service: keys, shares, usage, alerts and sizes of fleets.
 
 It is a SQLite file or a PostgreSQL database.
 
@@ -16,7 +16,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -97,75 +96,6 @@ alerts_table = Table(
     Column("id", String(64), nullable=False),
     Column("body", Text, nullable=False),
     Column("created", String(40), nullable=False),
-)
-
-# One row: the random id of the database, by which a place of files knows its own.
-service_table = Table("privmix_service", metadata, Column("id", String(32), primary_key=True))
-
-# `record` is `privmix.batches.records.File` as JSON; `created` is in Unix microseconds, `expires` in Unix
-# seconds. A file with the state "writing" or "deleting" is not shown; its content may exist
-# (`privmix.batches.store`).
-files_table = Table(
-    "privmix_files",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("owner", String(80), nullable=False, index=True),
-    Column("created", BigInteger, nullable=False),
-    Column("expires", BigInteger, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("record", Text, nullable=False),
-    Column("state", String(8), nullable=False),
-)
-
-# The files of earlier versions with their contents, until the batches actor has moved these out.
-file_contents_table = Table(
-    "privmix_file_contents",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("owner", String(80), nullable=False),
-    Column("created", BigInteger, nullable=False),
-    Column("expires", BigInteger, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("record", Text, nullable=False),
-    Column("content", LargeBinary, nullable=False),
-)
-
-# `record` is `privmix.batches.records.Batch` as JSON; `created` is in Unix microseconds, `ended` in Unix
-# seconds.
-batches_table = Table(
-    "privmix_batches",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("owner", String(80), nullable=False, index=True),
-    Column("created", BigInteger, nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("input_file_id", String(64), nullable=False),
-    Column("output_expires_s", BigInteger),
-    Column("record", Text, nullable=False),
-    Column("ended", BigInteger),
-)
-
-# Holds the lines of open batches that were started; `goes_to` is set once a line is answered. `part` is the id of the
-# content with its result, which earlier versions stored in `result`.
-batch_lines_table = Table(
-    "privmix_batch_lines",
-    metadata,
-    Column("batch", String(64), primary_key=True),
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("attempts", BigInteger, nullable=False),
-    Column("goes_to", String(8)),
-    Column("result", Text),
-    Column("prompt_tokens", BigInteger),
-    Column("completion_tokens", BigInteger),
-    Column("part", String(64), index=True),
-)
-
-# One row: the deployment that runs the batches, until a Unix time by the database's clock.
-batch_lease_table = Table(
-    "privmix_batch_lease",
-    metadata,
-    Column("holder", String(64), primary_key=True),
-    Column("until", BigInteger, nullable=False),
 )
 
 # The number of shards that an operator chose for each namespace: `privmix.fleet.size`.

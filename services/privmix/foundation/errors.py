@@ -173,10 +173,6 @@ class KeysUnavailable(KeysError):
     """The database of the keys cannot be used. The message says why."""
 
 
-class FilesUnavailable(KeysUnavailable):
-    """The place of the clients' files cannot be used. The message says why."""
-
-
 class FleetError(WorkError):
     """A change of the fleet failed and has had no effect. The message says why."""
 
@@ -205,18 +201,6 @@ class CoordinatorStopping(CoordinatorError):
 
     def __str__(self) -> str:
         return "the service is stopping"
-
-
-class BatchesError(WorkError):
-    """A request about files or batches is refused. `param` names the invalid field."""
-
-    def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
-        super().__init__(message, code, param)
-        self.message, self.code, self.param = message, code, param
-
-
-class NotStored(BatchesError):
-    """The key has no such file or batch."""
 
 
 class GenerationError(WorkError):

@@ -1,11 +1,10 @@
 """Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -13,8 +12,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
-from privmix.batches.settings import BatchSettings
-from privmix.gateway import batches
 from privmix.gateway.access_log import REQUEST_ID, AccessLog
 from privmix.gateway.administration import BODIES as ADMINISTRATION_BODIES
 from privmix.gateway.administration import AdministrationRoutes
@@ -66,7 +63,6 @@ BODIES = (
     TokenizeRequest,
     DetokenizeRequest,
     *ADMINISTRATION_BODIES,
-    *batches.BODIES,
 )
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 
@@ -74,14 +70,13 @@ EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" 
 def build_app(
     settings: RequestSettings,
     served: ServedModel,
-    batch_settings: BatchSettings | None = None,
     *,
     answer_request_id: bool = True,
 ) -> FastAPI:
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open.
 
     With `administration_port`, it lacks what needs the scope `administer`, and its lifespan serves an application with
-    all routes there. Both are one gateway: to the keys actor, and for the limits of uploads.
+    all routes there. Both are one gateway to the keys actor.
     """
     keys = KeyService(
         settings.api_key_hashes,
@@ -92,16 +87,14 @@ def build_app(
         settings.cors_origins,
         settings.invalid_per_minute,
     )
-    batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
     routers = (
         health_routes(served, keys),
         version_route(),
         static_pages(),
         GenerationRoutes(settings, served, keys).router(),
         CatalogueRoutes(settings, served, keys).router(),
-        batch_routes.router(),
     )
-    app = partial(_app, settings, served, keys, batch_routes.announce, routers)
+    app = partial(_app, settings, served, keys, routers)
     if settings.administration_port is None:
         return app(answer_request_id=answer_request_id)
     administration = partial(listening, app(), settings.administration_host, settings.administration_port)
@@ -112,7 +105,6 @@ def _app(
     settings: RequestSettings,
     served: ServedModel,
     keys: KeyService,
-    announce: Callable[[], Coroutine[Any, Any, None]],
     routers: Sequence[APIRouter],
     administration: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     *,
@@ -123,12 +115,11 @@ def _app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with served.client.running(), administration() if administration else nullcontext():
-            tasks = [asyncio.create_task(keys.send_heartbeats(served.take_update)), asyncio.create_task(announce())]
+            heartbeats = asyncio.create_task(keys.send_heartbeats(served.take_update))
             try:
                 yield
             finally:
-                for task in tasks:
-                    task.cancel()
+                heartbeats.cancel()
 
     def refusal(request: Request, error: Exception) -> Response:
         failure = from_http(error) if isinstance(error, HTTPException) else error

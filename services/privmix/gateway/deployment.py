@@ -10,7 +10,6 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from privmix.batches.settings import BatchSettings
 from privmix.fleet.fleet import Fleet
 from privmix.foundation import tracing
 from privmix.foundation.actors import find_actor, remote
@@ -39,15 +38,14 @@ def _log_with_serve() -> None:
 )
 @serve.ingress()
 class Gateway:
-    """Implements a replica of the gateway: `Gateway.options(num_replicas=2).bind(settings, batch_settings)`.
+    """Implements a replica of the gateway: `Gateway.options(num_replicas=2).bind(settings)`.
 
     The keys actor and the coordinator limit the load, and a `KeyService` the places that one key has before.
     """
 
-    def __init__(self, settings: RequestSettings, batches: BatchSettings, *beside: DeploymentHandle) -> None:
+    def __init__(self, settings: RequestSettings, *beside: DeploymentHandle) -> None:
         """`beside` makes Serve deploy these deployments together with the gateway. They are not called."""
         self._settings = settings
-        self._batches = batches
         _log_with_serve()
         tracing.prepare()
 
@@ -57,7 +55,7 @@ class Gateway:
             await asyncio.sleep(POLL_S)
         # Serve's proxy adds the request id to the response.
         served = await asyncio.to_thread(ServedModel.of, self._settings.ensemble)
-        return build_app(self._settings, served, self._batches, answer_request_id=False)
+        return build_app(self._settings, served, answer_request_id=False)
 
     async def _started(self) -> bool:
         """Waits until all parts are loaded for the first time, and the other actors exist.

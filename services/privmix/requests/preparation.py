@@ -172,7 +172,7 @@ class Prepared:
 
 
 class Preparation:
-    """Validates the bodies of the generation routes, for single requests and for lines of a batch."""
+    """Validates the bodies of the generation routes."""
 
     def __init__(self, settings: RequestSettings, served: ServedModel) -> None:
         self._settings = settings

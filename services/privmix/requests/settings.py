@@ -97,13 +97,12 @@ class ServedEnsemble(BaseModel):
 
 
 class RequestSettings(ClientSettings):
-    """Holds the settings of one gateway replica, or of the batches actor, which answers lines of files as requests.
+    """Holds the settings of one gateway replica.
 
     Attributes:
         namespace: the Ray namespace of the service's actors.
         api_key_hashes: the hashes (`Secret.hash`) of the keys in the configuration. A gateway does not get the keys.
         keys_actor: if None, only the keys in the configuration are valid and no shares are charged.
-        batches_actor: if None, no files are stored and no batches are run.
         cache_secret: the key of the hash that separates the prefix caches of API keys.
     """
 
@@ -111,5 +110,4 @@ class RequestSettings(ClientSettings):
     ensemble: ServedEnsemble
     api_key_hashes: tuple[str, ...] = ()
     keys_actor: str | None = None
-    batches_actor: str | None = None
     cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))

@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from privmix.batches.settings import BatchSettings
 from privmix.gateway import app
 from privmix.requests.keys import KeyService
 from tests.support.app import MakeClient
@@ -35,7 +34,7 @@ def test_only_the_port_of_administration_has_its_routes(make_client: MakeClient,
 
 
 def test_both_ports_are_one_gateway(make_client: MakeClient, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys actor ends the requests of a gateway without heartbeats, and a key has one limit of uploads."""
+    """The keys actor ends the requests of a gateway without heartbeats."""
     made: list[KeyService] = []
 
     class Recorded(KeyService):
@@ -44,12 +43,8 @@ def test_both_ports_are_one_gateway(make_client: MakeClient, port: int, monkeypa
             made.append(self)
 
     monkeypatch.setattr(app, "KeyService", Recorded)
-    limits = BatchSettings(changes_per_minute=1)
-    public = make_client(api_keys=("one",), administration_port=port, batches=limits, batches_actor="batches")
+    make_client(api_keys=("one",), administration_port=port)
     assert len(made) == 1
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=KEY, timeout=60) as private:
-        statuses = [client.delete("/v1/files/file-1", headers=KEY).status_code for client in (private, public)]
-    assert statuses == [503, 429], "there is no actor, and the second change is one too many"
 
 
 def test_gateways_of_one_node_share_the_port_and_close_it(make_client: MakeClient, port: int) -> None:

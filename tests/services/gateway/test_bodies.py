@@ -8,7 +8,6 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from privmix.gateway.app import BODIES
-from privmix.gateway.batches import NewBatch
 from privmix.requests.errors import from_validation
 from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -34,16 +33,6 @@ def many(item: str) -> list[Any]:
         (ResponsesRequest, {**MODEL, "input": many("{}")}, "input[0].role"),
         (TokenizeRequest, {**MODEL, "messages": many("{}")}, "messages[0].role"),
         (DetokenizeRequest, {**MODEL, "tokens": many("{}")}, "tokens[0]"),
-        (
-            NewBatch,
-            {
-                "input_file_id": "file-1",
-                "endpoint": "/v1/completions",
-                "completion_window": "24h",
-                "metadata": {f"{number}": 0 for number in range(6_000)},
-            },
-            "metadata",
-        ),
     ],
 )
 def test_a_large_invalid_body_is_refused_with_its_first_errors(

@@ -13,11 +13,9 @@ import pytest
 from ray.exceptions import RayTaskError
 from starlette.requests import Request
 
-from privmix.batches.settings import BatchSettings
 from privmix.database import deadline
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
-from privmix.gateway import batches as batch_routes
 from privmix.gateway.administration import AdministrationRoutes
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
@@ -67,13 +65,12 @@ class Hung(Busy):
     async def ready(self, *_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    admit = settle = files = serving = heartbeat = ready  # type: ignore[assignment]
+    admit = settle = serving = heartbeat = ready  # type: ignore[assignment]
 
 
 @pytest.fixture
 def answer_s(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    for module in (request_keys, batch_routes):
-        monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(request_keys, "ANSWER_S", ANSWER_S)
     yield ANSWER_S
 
 
@@ -95,36 +92,11 @@ async def test_a_request_does_not_wait_for_an_actor_that_hangs(answer_s: float) 
             await service(Hung()).admit("a", ANONYMOUS, LIMITS, 1, 1)
 
 
-def test_a_batches_actor_that_hangs_is_given_up(answer_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.is_initialized", lambda: True)
-    monkeypatch.setattr("ray.get_actor", lambda *_: Handle(Hung()))
-    with app_client(BatchSettings(), batches_actor="batches", keys_actor=None) as client:
-        answer = client.get("/v1/files")
-    assert answer.status_code == 503
-    assert "does not answer within" in answer.json()["error"]["message"]
-
-
-FORM = """--b\r
-content-disposition: form-data; name="purpose"\r
-\r
-batch\r
---b\r
-content-disposition: form-data; name="file"; filename="a"\r
-\r
-{}\r
---b--\r
-"""
 BODIES = {
     "/v1/completions": json.dumps({"model": "privmix", "prompt": "Hello"}),
-    "/v1/files": FORM,
-    "/v1/batches": json.dumps({"input_file_id": "a", "endpoint": "/v1/completions", "completion_window": "24h"}),
     "/tokenize": json.dumps({"prompt": "Hello"}),
     "/v1/keys": json.dumps({"name": "another"}),
 }
-
-
-def content_type(path: str) -> dict[str, str]:
-    return {"content-type": "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"}
 
 
 @pytest.mark.anyio
@@ -151,8 +123,8 @@ async def test_a_key_that_is_revoked_while_it_sends_a_body_is_refused(
     monkeypatch.setattr(KeyService, "_find", find)
     monkeypatch.setattr(Keys, "admit", admit)
     monkeypatch.setattr(keys_actor, "IDENTITY_AGE_S", 0)
-    app: Any = app_client(BatchSettings(), keys_actor="keys", batches_actor="batches").app
-    headers = {"authorization": f"Bearer {secret.text}", **content_type(path)}
+    app: Any = app_client(keys_actor="keys").app
+    headers = {"authorization": f"Bearer {secret.text}", "content-type": "application/json"}
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http,
@@ -179,11 +151,12 @@ async def test_a_body_that_does_not_come_is_given_up(
     async def administrator(_: AdministrationRoutes, request: Request) -> None: ...
 
     monkeypatch.setattr(preparation, "BODY_S", 0.1)
-    monkeypatch.setattr(batch_routes, "SENDING_S", 0.1)
     monkeypatch.setattr(AdministrationRoutes, "_administrator", administrator)
-    app = make_client(batches=BatchSettings(), batches_actor="batches").app
+    app = make_client().app
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
-        answer = await asyncio.wait_for(http.post(path, content=stalled(), headers=content_type(path)), 30)
+        answer = await asyncio.wait_for(
+            http.post(path, content=stalled(), headers={"content-type": "application/json"}), 30
+        )
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (408, "body_too_slow", "body")
 

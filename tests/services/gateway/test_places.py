@@ -21,7 +21,7 @@ def headers(key: str) -> dict[str, str]:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/v1/batches"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 async def test_a_key_that_holds_bodies_back_leaves_places(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, going = asyncio.Semaphore(0), asyncio.Event()
 
@@ -31,7 +31,7 @@ async def test_a_key_that_holds_bodies_back_leaves_places(path: str, monkeypatch
         yield b"{}"
 
     monkeypatch.setattr(keys, "PLACES_OF_KEY", PLACES)
-    app = app_client(batches_actor="batches", api_keys=("hers", "his")).app
+    app = app_client(api_keys=("hers", "his")).app
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
 
         async def answered(key: str) -> tuple[int, str]:

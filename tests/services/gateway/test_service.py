@@ -47,7 +47,7 @@ def test_the_settings_of_the_environment_reach_no_actor_and_its_children(service
     command, *others = service.tree()
     assert PLANTED_HOST in str(command.environ())
     titles = [" ".join(process.cmdline()) for process in others]
-    for actor in ("Budget", "Keys", "Coordinator", "Shard", "Fleet", "Batches", "ServeReplica"):
+    for actor in ("Budget", "Keys", "Coordinator", "Shard", "Fleet", "ServeReplica"):
         assert any(title.startswith("ray::") and actor in title for title in titles)
     for process in others:
         with suppress(psutil.NoSuchProcess):

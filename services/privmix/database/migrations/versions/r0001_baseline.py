@@ -1,4 +1,4 @@
-"""Creates the tables of keys, shares, usage, alerts, files, batches and fleets."""
+"""Creates the tables of keys, shares, usage, alerts and fleets."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -59,43 +59,8 @@ def upgrade() -> None:
         sa.Column("created", sa.String(40), nullable=False),
     )
     op.create_table(
-        "privmix_files",
-        sa.Column("id", sa.String(64), primary_key=True),
-        sa.Column("owner", sa.String(80), nullable=False, index=True),
-        sa.Column("created", sa.BigInteger, nullable=False),
-        sa.Column("expires", sa.BigInteger, nullable=False),
-        sa.Column("bytes", sa.BigInteger, nullable=False),
-        sa.Column("record", sa.Text, nullable=False),
-        sa.Column("content", sa.LargeBinary, nullable=False),
-    )
-    op.create_table(
-        "privmix_batches",
-        sa.Column("id", sa.String(64), primary_key=True),
-        sa.Column("owner", sa.String(80), nullable=False, index=True),
-        sa.Column("created", sa.BigInteger, nullable=False),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("input_file_id", sa.String(64), nullable=False),
-        sa.Column("output_expires_s", sa.BigInteger),
-        sa.Column("record", sa.Text, nullable=False),
-    )
-    op.create_table(
-        "privmix_batch_lines",
-        sa.Column("batch", sa.String(64), primary_key=True),
-        sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("attempts", sa.BigInteger, nullable=False),
-        sa.Column("goes_to", sa.String(8)),
-        sa.Column("result", sa.Text),
-        sa.Column("prompt_tokens", sa.BigInteger),
-        sa.Column("completion_tokens", sa.BigInteger),
-    )
-    op.create_table(
         "privmix_fleets",
         sa.Column("namespace", sa.String(255), primary_key=True),
         sa.Column("configured", sa.Integer, nullable=False),
         sa.Column("shards", sa.Integer, nullable=False),
-    )
-    op.create_table(
-        "privmix_batch_lease",
-        sa.Column("holder", sa.String(64), primary_key=True),
-        sa.Column("until", sa.BigInteger, nullable=False),
     )
