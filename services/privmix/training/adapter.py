@@ -10,7 +10,7 @@ tokens uses the processor fully, so a pass over blocks of several adapters would
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -95,17 +95,17 @@ def with_lora(
 
     Raises:
         InputError: the model lacks a module in `options.targets`, has fewer layers than `options.layers`, does not
-            support readers, is of another family, or has something random.
+            support readers, or has something random.
     """
     transformers_logging.disable_progress_bar()
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
     short = device.type == "cpu" and options.block <= SHORT_BLOCK
     model = determinism.load(base, torch.bfloat16 if narrow else torch.float32, "eager" if short else None)
     model.name_or_path = base_name
-    if not hasattr(model.get_decoder(), "layers"):
+    if options.part_kind == "reader" and not hasattr(model.get_decoder(), "layers"):
         raise InputError(
-            f"model {base_name}: adapters change the layers of models that are built like Llama, Qwen, Gemma, Mistral "
-            f"or Phi, and {model.config.model_type} is not; choose one of them"
+            f"model {base_name}: readers change the layers of models that are built like Llama, Qwen, Gemma, Mistral "
+            f"or Phi, and {model.config.model_type} is not; choose one of them, or --part-kind lora"
         )
     try:
         (check_reader if options.part_kind == "reader" else check_modules)(model, options.targets)
@@ -275,7 +275,7 @@ def _accumulate_gradient(
     for chunk in torch.split(batch, max(1, TOKENS_AT_ONCE[device.type] // inputs.shape[1])):
         cache = PublicCache() if caches is None else caches.of(chunk)
         reader = None if caches is None else cache.reader(inputs.shape[1])
-        with from_fork(model, cache):
+        with nullcontext() if caches is None else from_fork(model, cache):
             logits = model(input_ids=inputs[chunk].to(device), past_key_values=reader, use_cache=False).logits
         targets = torch.full_like(labels[chunk], IGNORED)
         targets[:, :-1] = labels[chunk, 1:]

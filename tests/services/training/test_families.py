@@ -17,7 +17,6 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
-    GPT2LMHeadModel,
     GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
@@ -47,6 +46,11 @@ SMALL = {
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "gpt2": (
+        GPT2Config,
+        {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.2},
+        "c_attn",
+    ),
     "llama": (LlamaConfig, SMALL, "v_proj"),
     "mistral": (MistralConfig, SMALL | {"sliding_window": 8}, "v_proj"),
     "qwen2": (Qwen2Config, SMALL, "v_proj"),
@@ -116,12 +120,10 @@ def test_a_part_depends_on_no_other(name: str, tmp_path: Path) -> None:
     assert trained(tokens) == alone
 
 
-def test_another_family_is_refused_by_its_name(tmp_path: Path) -> None:
-    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    options = TrainingOptions(part_kind="lora", targets=("c_attn",), block=BLOCK)
-    with pytest.raises(InputError, match="model mine: adapters change the layers of models that are built like Llama"):
-        with_lora(tmp_path, "mine", options, CPU)
+def test_readers_on_another_family_are_refused_by_its_name(tmp_path: Path) -> None:
+    base, options = family("gpt2", tmp_path)
+    with pytest.raises(InputError, match="model mine: readers change the layers of models that are built like Llama"):
+        with_lora(base, "mine", options.model_copy(update={"part_kind": "reader"}), CPU)
 
 
 def draws(module: nn.Module, _: Any, output: Tensor) -> Tensor:
