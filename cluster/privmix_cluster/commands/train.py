@@ -94,7 +94,7 @@ class BaseOptions:
 RECIPE = {
     "What a part is": ("part_kind", "text", "layers"),
     "LoRA": ("rank", "alpha", "targets"),
-    "Optimiser": ("learning_rate", "warm_up", "weight_decay", "epochs", "batch", "block", "precision"),
+    "Optimiser": ("learning_rate", "weight_decay", "epochs", "batch", "block", "precision"),
 }
 
 

@@ -11,7 +11,7 @@ from privmix_cluster.options import CorpusArgument, CorpusOptions, RunOptions
 GUARANTEE = ("epsilon", "delta", "unit", "clip", "blocks", "steps", "expected_batch", "population")
 RECIPE = {
     "LoRA": ("rank", "alpha", "targets"),
-    "Optimiser": ("learning_rate", "warm_up", "weight_decay", "block", "precision"),
+    "Optimiser": ("learning_rate", "weight_decay", "block", "precision"),
 }
 
 

@@ -245,8 +245,7 @@ def _fit(
     batches = list(_batches(len(inputs), options, seed))
     rate = options.initial_rate(len(batches))
     optimizer = torch.optim.AdamW([weights.precise], lr=rate, weight_decay=options.weight_decay)
-    warm_up = round(options.warm_up * len(batches))
-    schedule = get_linear_schedule_with_warmup(optimizer, warm_up, len(batches))
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
     caches = None
     if options.part_kind == "reader":
         caches = _PublicCaches(model, inputs, _changed_layers(model, options).start, keep=options.epochs > 1)

@@ -20,7 +20,7 @@ from privmix.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus, Document
-from privmix.training.directory import SALT, adapter_path, ensemble_id, only_writer
+from privmix.training.directory import SALT, ensemble_id, only_writer
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.marks import Marks
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
@@ -38,7 +38,6 @@ UNUSED = {"part_kind", "text", "layers", "batch", "epochs"}
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 6
 _NAME = PartShare(0).name
-_UNFINISHED = ".unfinished"
 _SEED = 0
 
 
@@ -57,9 +56,8 @@ def plan(
     The privacy event depends on the options alone. `options.batch` and `options.epochs` are not used: a step takes all
     units, or a batch of `private.expected_batch` of them.
 
-    A training that is killed goes on after its last whole step if the same one is planned again. Until an adapter is
-    finished, `output` has the state after that step, which the guarantee covers but no ledger: delete the directory
-    instead of giving it away. A second training on the same text costs as much as the first.
+    A training that is killed begins again: it has released nothing. A second training on the same text costs as much as
+    the first.
 
     Raises:
         InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
@@ -82,8 +80,7 @@ def plan(
         text = read(corpus, salt, partial(_units, tokenizer=tokenizer, private=private, options=options))
         units, marks = text.content, before | text.marks
         fingerprint = _fingerprint(units, base, salt, private, options)
-        kept = output.absolute() / f"{adapter_path(_NAME, fingerprint)}{_UNFINISHED}"
-        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options, kept))
+        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options))
         yield TrainingPlan(
             output,
             base,
@@ -140,7 +137,7 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, kept: Path) -> Recipe:
+def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions) -> Recipe:
     from privmix.training import per_unit
 
     event = planned(private)
@@ -154,7 +151,6 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
         steps=event.steps,
         clip=private.clip,
         matrices=private.matrices,
-        kept=kept,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, clipping="alone", event=event)

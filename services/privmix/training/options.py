@@ -60,9 +60,6 @@ class TrainingOptions(Options):
         description="The initial learning rate, which falls linearly to 0.",
         json_schema_extra={"if_none": f"{_RATE:g}, times sqrt({_STEPS} / steps) with more than {_STEPS} steps"},
     )
-    warm_up: float = Field(
-        default=0.0, ge=0, lt=1, description="The share of the steps in which the learning rate rises from 0."
-    )
     weight_decay: float = Field(default=0.01, ge=0, description="The weight decay of AdamW.")
     epochs: int = Field(default=3, ge=1, description="The number of passes over the text.")
     batch: int = Field(default=1, ge=1, description="The number of blocks in a step.")

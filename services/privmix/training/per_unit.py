@@ -4,15 +4,11 @@ A unit moves a step's sum by at most the clip, exactly: its gradient is a functi
 the last bit (`row_gradients`), and sums of clipped gradients are exact (`privmix.privacy.sampling.clipping`).
 Whether a unit is in a batch does not depend on the others. Batches and noise come from the operating system's
 randomness, because the guarantee does not hold against an observer who can predict them.
-
-The guarantee covers the weights after every step, not only the last ones. So they can be kept after each step, and a
-training that was killed goes on from there at no further cost: the step that it was in has released nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,15 +16,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import get_linear_schedule_with_warmup
 
-from privmix.foundation.files import replacing
 from privmix.privacy.sampling.clipping import clipped, noised
 from privmix.privacy.sampling.randomness import poisson_subsample
 from privmix.training.adapter import Files, files_of, with_lora
 from privmix.training.options import Matrices, TrainingOptions
 from privmix.training.packing import IGNORED, Tokens, even_size, pack
 from privmix.training.row_gradients import RowGradients, TokenRow
-
-_STATE = "steps.pt"
 
 
 def train_adapter(
@@ -44,7 +37,6 @@ def train_adapter(
     steps: int,
     clip: float,
     matrices: Matrices = "b",
-    kept: Path | None = None,
 ) -> Files:
     """Fine-tunes one adapter with DP-SGD.
 
@@ -61,8 +53,6 @@ def train_adapter(
         sampling_rate: the probability with which each unit is in a batch (Poisson sampling); 1 for all units.
         clip: the maximum L2 norm of the gradient of a unit's mean loss.
         matrices: the matrices of LoRA to train. With "b", A stays at its initial values.
-        kept: a directory where the state is kept after each step, and from which the training goes on. It must be of a
-            training with the same arguments. Not used on a machine that cannot write there.
 
     Returns:
         the files of a PEFT adapter directory.
@@ -76,59 +66,18 @@ def train_adapter(
     model = with_lora(base, base_name, options, device)
     gradients = UnitGradients(model, options.block, matrices)
     optimizer = torch.optim.AdamW(gradients.weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(options.warm_up * steps), steps)
-    state = _KeptState(kept, gradients.weights, optimizer, schedule)
-    done = state.restore()
-    report(done / steps if steps else 0.0)
-    for step in range(done, steps):
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, steps)
+    report(0.0)
+    for step in range(steps):
         batch = [units[index] for index in poisson_subsample(len(units), sampling_rate)]
         total = gradients.clipped_sum(batch, clip, partial(_report_within, report, step, steps))
         gradients.assign(noised(total, noise_multiplier))
         optimizer.step()
         schedule.step()
-        state.save(step + 1)
         report((step + 1) / steps)
     gradients.detach()
     _unfreeze(model)  # so that the files have A too
     return files_of(model)
-
-
-class _KeptState:
-    """Keeps the weights, the optimiser and the schedule after each step in a file; nothing without a directory."""
-
-    def __init__(self, directory: Path | None, weights: Sequence[Tensor], optimizer: Any, schedule: Any) -> None:
-        self._directory = directory
-        self._weights, self._optimizer, self._schedule = weights, optimizer, schedule
-
-    def restore(self) -> int:
-        """Returns the number of steps that are done: 0 without a whole file."""
-        if self._directory is None:
-            return 0
-        try:
-            saved = torch.load(self._directory / _STATE, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, EOFError, UnpicklingError):
-            return 0
-        for weight, own in zip(self._weights, saved["weights"], strict=True):
-            weight.data.copy_(own)
-        self._optimizer.load_state_dict(saved["optimizer"])
-        self._schedule.load_state_dict(saved["schedule"])
-        return int(saved["steps"])
-
-    def save(self, steps: int) -> None:
-        if self._directory is None:
-            return
-        content = {
-            "steps": steps,
-            "weights": [weight.detach() for weight in self._weights],
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-        }
-        try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            with replacing(self._directory / _STATE, private=True) as file:
-                torch.save(content, file)
-        except OSError:
-            self._directory = None
 
 
 def _report_within(report: Callable[[float], None], step: int, steps: int, done: float) -> None:

@@ -236,7 +236,7 @@ def test_a_training_has_the_noise_of_every_step_and_no_seeded_part(tiny: Path, m
 
 
 def test_batches_have_the_stated_rate_and_the_training_the_stated_noise(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches at rate 0.1 follow the binomial law and differ: at rate 1, a stated epsilon of 4 would be 47."""
     units, steps = [np.array([number, number], np.int32) for number in range(200)], 150
@@ -255,7 +255,7 @@ def test_batches_have_the_stated_rate_and_the_training_the_stated_noise(
     monkeypatch.setattr(UnitGradients, "clipped_sum", spied_sum)
     monkeypatch.setattr(per_unit, "noised", spied_noise)
     private = DpSgdOptions(expected_batch=20, population=200, steps=steps, epsilon=4, clip=2.0)
-    recipe = dp_sgd._recipe(units, private, OPTIONS, tmp_path / "kept")
+    recipe = dp_sgd._recipe(units, private, OPTIONS)
     recipe.work(tiny, "tiny", report=lambda done: None)
     event = PrivateTraining.model_validate_json(recipe.beside[dp_sgd.RECORD]).event
     assert (event.sampling_rate, event.steps, len(batches)) == (0.1, steps, steps)
@@ -267,56 +267,6 @@ def test_batches_have_the_stated_rate_and_the_training_the_stated_noise(
     drawn = np.bincount(np.concatenate(batches), minlength=200)
     assert np.all(np.abs(drawn - 15) < 7 * math.sqrt(13.5))
     assert len(set(map(tuple, batches))) == steps
-
-
-def test_a_killed_training_goes_on_after_its_last_step(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No step is repeated or left out, and the learning rate goes on: the same noise leads to the same weights."""
-    noise = [torch.randn(64 * 2 * 2 * 2, generator=torch.Generator().manual_seed(step)) for step in range(5)]
-    released: list[int] = []
-
-    def known(total: Tensor, multiplier: float) -> Tensor:
-        released.append(len(released))
-        return noise[released[-1]][: len(total)].double()
-
-    monkeypatch.setattr(per_unit, "noised", known)
-
-    def train(kept: Path | None, die_at: float = 2.0) -> Tensor:
-        def report(done: float) -> None:
-            if done >= die_at:
-                raise KeyboardInterrupt
-
-        units: list[Tokens] = []
-        files = train_adapter(
-            tiny,
-            "tiny",
-            units,
-            OPTIONS,
-            0,
-            report,
-            noise_multiplier=1.5,
-            sampling_rate=1.0,
-            steps=5,
-            clip=2.0,
-            kept=kept,
-        )
-        named = load(files["adapter_model.safetensors"])
-        return torch.cat([named[name].flatten() for name in sorted(named)])
-
-    kept = tmp_path / "state"
-    for died in (0.4, 0.6):
-        with pytest.raises(KeyboardInterrupt):
-            train(kept, died)
-    assert released == [0, 1, 2]
-    assert kept.stat().st_mode & 0o777 == 0o700
-    goes_on = train(kept)
-    assert released == [0, 1, 2, 3, 4]
-    released.clear()
-    assert torch.equal(goes_on, train(None))
-    released.clear()
-    (kept / "steps.pt").write_bytes(b"cut off")
-    assert torch.equal(goes_on, train(kept)), "a damaged file counts as none"
 
 
 def test_a_contribution_is_the_beginning_of_a_users_text(base: Path) -> None:
