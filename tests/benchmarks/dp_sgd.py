@@ -163,7 +163,6 @@ def train_for(
     private: DpSgdOptions,
     folder: Path,
     *,
-    kept: Path | None = None,
     report: Callable[[float], None] = lambda done: None,
 ) -> None:
     """Trains an adapter as on a population, of which a few users stand for each step's batch; writes it to a folder.
@@ -171,7 +170,6 @@ def train_for(
     Args:
         population: the number of users. If the corpus has fewer, each stands for several.
         users: the average number of users in a step.
-        kept: a directory from which a training that was killed goes on.
         report: called with the fraction done.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -191,7 +189,6 @@ def train_for(
         steps=event.steps,
         clip=private.clip,
         matrices=private.matrices,
-        kept=kept,
     )
     write_files(folder, files)
 

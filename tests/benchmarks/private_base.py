@@ -258,7 +258,6 @@ class PrivateBaseBench:
                     DP_SGD_TRAINING,
                     DpSgdOptions(epsilon=epsilon, delta=self.delta),
                     unfinished,
-                    kept=self.output / f"dp-sgd-{epsilon:g}.unfinished",
                     report=lambda done: _say(f"{adapter.name}: {done:.0%}"),
                 )
         if not model.exists():
