@@ -78,7 +78,7 @@ class TrainingOptions(Options):
     def initial_rate(self, steps: int) -> float:
         """Returns the learning rate of a training of so many steps, from which it falls to 0.
 
-        By default it falls with the square root of the steps (tests/benchmarks/README.md, Readers).
+        By default it falls with the square root of the steps (tests/benchmarks/README.md, Behind the defaults).
         Below 24 steps this is measured for readers only.
         """
         if self.learning_rate is not None:
