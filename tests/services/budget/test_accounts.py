@@ -3,8 +3,6 @@
 import asyncio
 import math
 from pathlib import Path
-from shutil import copyfile
-from uuid import uuid4
 
 import pytest
 import ray
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from privmix.budget.accounts import NO_ACCOUNTS, Accounts
 from privmix.budget.actor import start
-from privmix.budget.anchor import DirectoryAnchor
 from privmix.budget.client import BudgetClient
 from privmix.budget.export import export
 from privmix.budget.filter import UNLIMITED
@@ -24,16 +21,12 @@ from privmix.budget.statement import statement
 from privmix.budget.verification import verify
 from privmix.foundation.errors import (
     LeaseRefused,
-    LedgerCorrupt,
-    LedgerError,
     LedgerMismatch,
-    LedgerRolledBack,
 )
 from privmix.laboratory.evaluation.in_memory import InMemoryBudget
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
 from tests.services.budget.conftest import NAMESPACE
-from tests.services.budget.tampering import tamper
 
 PARTS = 3
 HORIZON = 2048
@@ -173,60 +166,6 @@ def test_a_checkpoint_and_an_export_keep_the_accounts(
     assert verify(tmp_path / "rows.jsonl").accounts == balance.accounts == verify(place).accounts
 
 
-def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(
-    place: str, terms: PrivacyBudget, ledger: Ledger
-) -> None:
-    def spend(name: str) -> tuple[int, ...]:
-        grant = ledger.lease(EVENT, 16, name, PARTS)
-        ledger.settle(name, grant.count, tuple(grant.count * own for own in grant.allowances))
-        return ledger.balance().accounts.charged
-
-    spend("before the backup")
-    at_backup = ledger.balance()
-    lost = [spend(f"lost {number}") for number in range(4)][-1]
-    first, last = (sum(balance.charged.values()) for balance in (at_backup, ledger.balance()))
-    forfeited = at_backup.accounts.largest(PARTS, first, last, HORIZON, last - first)
-    assert all(own + most >= real for own, most, real in zip(at_backup.accounts.charged, forfeited, lost, strict=True))
-    before = ledger.balance().accounts.charged
-    assert ledger.forfeit(8) == {EVENT: 8}
-    after = ledger.balance().accounts.charged
-    assert all(now > own for now, own in zip(after, (*before, 0, 0), strict=True)), "those that were never served, too"
-    assert not ledger.balance().stopped
-
-
-def test_a_ledger_with_accounts_that_is_cut_short_or_changed_is_refused(tmp_path: Path, terms: PrivacyBudget) -> None:
-    (tmp_path / "anchors").mkdir()
-    place, anchors = tmp_path / "ledger.db", (DirectoryAnchor(tmp_path / "anchors"),)
-    ledger = Ledger.create(place, terms, anchors=anchors)
-    for name in ("first", "second"):
-        grant = ledger.lease(EVENT, 8, name, PARTS)
-        ledger.settle(name, grant.count, grant.allowances)
-    whole, paid = ledger.balance(), sum(grant.allowances)
-
-    def changed(statement: str) -> Path:
-        """Returns a copy of the ledger after a change by somebody with access to its database."""
-        copied = tmp_path / f"{uuid4().hex}.db"
-        copyfile(place, copied)
-        tamper(copied, statement)
-        return copied
-
-    def opened(where: Path) -> Ledger:
-        return Ledger.open(where, terms, anchors=anchors)
-
-    with pytest.raises(LedgerRolledBack):  # without the last lease and its charges
-        opened(changed(f"DELETE FROM privmix_ledger WHERE seq > {whole.rows - 2}"))
-    with pytest.raises(LedgerCorrupt):
-        opened(changed(f"DELETE FROM privmix_ledger WHERE seq = {whole.rows - 2}"))
-    with pytest.raises(LedgerCorrupt):
-        opened(changed(f"UPDATE privmix_ledger SET body = replace(body, '{grant.allowances[0]}', '1')"))
-    half = tmp_path / "half.db"
-    half.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
-    with pytest.raises(LedgerError):
-        opened(half)
-    assert paid > 0
-    assert opened(place).balance().accounts == whole.accounts, "the ledger itself is as it was"
-
-
 def test_a_ledger_of_another_protocol_or_horizon_is_refused(place: str, ledger: Ledger, tmp_path: Path) -> None:
     other = PROTOCOLS["pmixed"].model_validate({"tokens": HORIZON})
     counters = PrivacyBudget.of("clinic", other, other.plan(PARTS))
@@ -294,7 +233,3 @@ def test_an_evaluation_divides_accounts_like_the_ledger(ledger: Ledger, terms: P
         charges = (count * allowances[0], count * allowances[1] // HEADROOM, 0)
         ledger.settle(grant.lease, count, charges)
         budget.charge_accounts(count, charges)
-
-
-def test_nothing_is_charged_before_the_first_token() -> None:
-    assert NO_ACCOUNTS.left(7) == WHOLE

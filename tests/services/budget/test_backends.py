@@ -11,7 +11,6 @@ from privmix.budget.reader import read
 from privmix.database import database
 from privmix.database.backend import Backend
 from privmix.database.sqlite import SQLite
-from privmix.foundation.errors import LedgerForeign
 from tests.services.budget.events import COARSE
 
 
@@ -39,8 +38,3 @@ def test_a_new_backend_keeps_a_ledger(terms: PrivacyBudget, tmp_path: Path) -> N
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     assert read(place).charged == {COARSE: 4}
     assert (tmp_path / "ledger.suffixed").exists()
-
-
-def test_an_unknown_database_is_refused_with_the_names_of_the_backends(terms: PrivacyBudget) -> None:
-    with pytest.raises(LedgerForeign, match="a ledger must be in SQLite or PostgreSQL, not in mysql"):
-        Ledger.create("mysql://host/ledger", terms)

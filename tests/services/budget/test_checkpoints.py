@@ -21,7 +21,7 @@ from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.rows import every_row, last_checkpoint
 from privmix.budget.store.schema import ledger_table
 from privmix.budget.verification import verify
-from privmix.foundation.errors import Fenced, LeaseRefused, LedgerCorrupt
+from privmix.foundation.errors import LeaseRefused, LedgerCorrupt
 from privmix.privacy.protocols.ensemble import EnsembleEvent
 from privmix.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE
@@ -152,15 +152,6 @@ def test_callers_in_one_transaction_share_the_last_tokens(place: str, terms: Pri
     assert sum(granted) == room
     refused = ledger.lease(COARSE, 1)
     assert (refused.count, refused.held) == (0, room), "other leases hold these tokens and may return them"
-
-
-def test_a_fenced_batch_grants_nothing(ledger: Ledger, place: str, roomy: PrivacyBudget) -> None:
-    Ledger.create(place, roomy)
-    with ThreadPoolExecutor(8) as pool:
-        for refused in [pool.submit(ledger.lease, COARSE, 1) for _ in range(8)]:
-            with pytest.raises(Fenced):
-                refused.result()
-    assert not read(place).charged
 
 
 def test_free_tokens_are_leased_in_large_numbers(place: str, terms: PrivacyBudget) -> None:

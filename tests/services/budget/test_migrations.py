@@ -10,7 +10,7 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.schema import REVISION_TABLE, ledger_table
-from privmix.foundation.errors import LedgerForeign, LedgerMismatch
+from privmix.foundation.errors import LedgerForeign
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 
@@ -40,14 +40,6 @@ def test_a_ledger_without_a_revision_is_refused_and_not_changed(place: str, term
             use()
     with LedgerDatabase(place, "read").transaction() as connection:
         assert not inspect(connection).has_table(REVISION_TABLE)
-
-
-def test_a_refused_opening_writes_nothing(place: str, terms: PrivacyBudget) -> None:
-    Ledger.create(place, terms).lease(COARSE, 10)
-    before = read(place)
-    with pytest.raises(LedgerMismatch):
-        Ledger.create(place, terms.model_copy(update={"epsilon": 9.0}))
-    assert read(place) == before
 
 
 def test_a_newer_schema_is_refused_and_not_changed(place: str, terms: PrivacyBudget) -> None:

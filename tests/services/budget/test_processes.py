@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
@@ -62,13 +61,6 @@ def test_processes_that_open_concurrently_have_different_epochs(place: str, term
     assert read(place).epoch == 4
 
 
-def test_an_unconfirmed_commit_stays_charged(path: Path, terms: PrivacyBudget) -> None:
-    unaware, again, granted, balance = answer(writers.lose_a_confirmation, path, terms)
-    assert (unaware, again, granted) == (0, 5, 7)
-    assert balance == read(path)
-    assert balance.charged == {COARSE: 12}
-
-
 def test_a_reader_sees_a_consistent_ledger_during_writes(place: str, roomy: PrivacyBudget) -> None:
     process, connection = spawn(writers.lease_forever, place, roomy, 0)
     connection.recv()
@@ -97,15 +89,3 @@ def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path
     assert "this user must be able to write the file and its directory" in str(opened)
     assert balance.charged == {COARSE: 5}
     assert [file.name for file in public_directory.iterdir()] == [path.name]
-
-
-def test_the_budget_ends_at_the_same_token_for_killed_processes(place: str, terms: PrivacyBudget) -> None:
-    total = 0
-    for _ in range(5):
-        process, connection = spawn(writers.lease_on_demand, place, terms)
-        assert connection.recv() == "open"
-        total += ask(connection, 60)
-        process.kill()
-        process.join()
-    assert total == Filter(terms).affordable({}, COARSE)
-    assert read(place).charged == {COARSE: total}

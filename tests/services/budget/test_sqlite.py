@@ -10,7 +10,7 @@ import pytest
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.foundation.errors import LedgerCorrupt, LedgerForeign, LedgerMissing, LedgerUnavailable
+from privmix.foundation.errors import LedgerCorrupt, LedgerForeign, LedgerMissing
 from tests.services.budget.events import COARSE
 
 
@@ -104,15 +104,3 @@ def test_file_names_may_have_special_characters(tmp_path: Path, terms: PrivacyBu
     Ledger.create(path, terms).lease(COARSE, 1)
     assert read(path).charged == Counter({COARSE: 1})
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_ledger_locked_by_another_writer_is_unavailable(
-    ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("privmix.database.sqlite.BUSY_TIMEOUT", 0.05)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerUnavailable, match="another process has locked it"):
-            ledger.lease(COARSE, 1)
-    assert ledger.lease(COARSE, 1).count == 1
-    assert read(path).charged == {COARSE: 1}

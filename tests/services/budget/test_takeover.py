@@ -30,7 +30,9 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_starting_deployment_does_not_take_the_ledger_over(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
     new = Ledger.create(place, roomy, holder="new")
+    rows = read(place).rows
     new.check()
+    assert read(place).rows == rows
     assert old.lease(COARSE, 10).count == 10
     old.check()
     assert read(place).epoch == 1

@@ -74,18 +74,6 @@ def open_once(connection: Connection, place: str | Path, terms: PrivacyBudget) -
     connection.send(Ledger.create(place, terms).balance().epoch)
 
 
-def lose_a_confirmation(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
-    """Commits a lease that the writer gets no confirmation of, and then continues as the writer."""
-    ledger = Ledger.create(path, terms)
-    if (child := os.fork()) == 0:
-        ledger.lease(COARSE, 5, "unconfirmed")
-        os._exit(0)
-    os.waitpid(child, 0)
-    unaware = sum(ledger.balance().charged.values())
-    repeated = ledger.lease(COARSE, 5, "unconfirmed").count
-    connection.send((unaware, repeated, ledger.lease(COARSE, 7).count, ledger.balance()))
-
-
 def meet_a_full_disk(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
     """Leases while the system refuses writes beyond 1,000 bytes of a file, and again after that."""
     ledger = Ledger.create(path, terms)
