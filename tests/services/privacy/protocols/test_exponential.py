@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.privacy.accounting import planning
 from privmix.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
 from privmix.privacy.accounting.bounded_range import hockey_stick as hockey_stick_bound
 from privmix.privacy.events import from_json
@@ -215,16 +214,6 @@ def test_one_part_is_projected_to_a_bounded_range(radius: float) -> None:
         assert p @ (row - np.log(weights)) <= least + 0.35 * (plain - least) + 1e-4
 
 
-def test_sequences_in_one_call_do_not_affect_each_other() -> None:
-    public, *rows = log_softmax(np.random.default_rng(1).normal(scale=2, size=(6, 300)))
-    protocol = Exponential(5, 3, 0.7)
-    models = [*combinations(range(5), 3)] * 2
-    together = released(protocol, public, np.array(rows), models)
-    for drawn, weights in zip(models, together, strict=True):
-        (alone,) = released(protocol, public, np.array(rows), [drawn])
-        np.testing.assert_allclose((weights / alone - 1).astype(float), 0, atol=1e-5)
-
-
 def spread(present: Any, absent: Any, kept: Any) -> Fraction:
     """Returns the largest ratio of integer weights divided by the smallest, exactly.
 
@@ -286,14 +275,6 @@ def test_little_of_a_radius_is_lost_to_rounding(sample: int) -> None:
     for radius in (low * 0.9, high * 1.1):
         with pytest.raises(ValueError, match="radius"):
             Exponential(5000, sample, radius)
-
-
-@pytest.mark.parametrize(("parts", "sample", "tokens", "epsilon"), [(80, 8, 1024, 8.0), (8, None, 256, 2.0)])
-def test_a_plan_spends_its_budget(parts: int, sample: int | None, tokens: int, epsilon: float) -> None:
-    protocol = ExponentialSettings(sample=sample, tokens=tokens, epsilon=epsilon).plan(parts)
-    spent = planning.cost(protocol.event, tokens, 1e-5)
-    assert epsilon * (1 - 1e-6) <= spent.epsilon_rdp <= epsilon
-    assert protocol.rows == (sample or parts) == len(protocol.draw())
 
 
 def test_a_chosen_radius_is_kept() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy.special import erfc
 
-from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Integers
 from privmix.privacy.events import Accountant
 from privmix.privacy.mollifiers.candidates import Candidates
@@ -202,16 +201,6 @@ def test_probabilities_of_tokens_are_bounded_above() -> None:
     np.testing.assert_array_equal(losses, protocol.distribution(answers).losses)
     assert 0.9 * exact <= math.exp(-np.log(bounds).mean()) <= exact
     assert GNMax(57, 8.0, 2).chance_bounds(answers, torch.tensor([0, 2]))[0][1] == 0
-
-
-@pytest.mark.parametrize(("parts", "tokens", "epsilon"), [(80, 1024, 8.0), (3, 20, 1.0)])
-def test_a_plan_spends_its_budget(parts: int, tokens: int, epsilon: float) -> None:
-    protocol = GNMaxSettings(tokens=tokens, epsilon=epsilon).plan(parts)
-    spent = planning.cost(protocol.event, tokens, 1e-5)
-    assert epsilon * (1 - 1e-6) <= spent.epsilon_rdp <= epsilon
-    assert protocol.order == spent.best_order
-    assert spent.epsilon_pld is not None
-    assert spent.epsilon_pld < epsilon
 
 
 def test_the_order_of_losses() -> None:

@@ -33,15 +33,6 @@ def test_the_mean_of_the_projected_parts_is_released() -> None:
     np.testing.assert_allclose((both / both.sum()).astype(float), mean, rtol=1e-9)
 
 
-def test_sequences_in_one_call_do_not_affect_each_other() -> None:
-    public, parts = rows(5, 300)
-    models = [*subsets(5), *subsets(5)]
-    together = released(PMixed(5, 0.5, 0.7), public, parts, models)
-    for drawn, weights in zip(models, together, strict=True):
-        (alone,) = released(PMixed(5, 0.5, 0.7), public, parts, [drawn])
-        np.testing.assert_allclose((weights / alone - 1).astype(float), 0, atol=1e-5)
-
-
 def test_tokens_follow_the_charged_distribution() -> None:
     """Compares tokens that are drawn and sampled one by one with the mean over all draws."""
     public, parts = rows(3, 4)
@@ -63,16 +54,6 @@ def test_one_part_or_none_has_the_distribution_of_the_mean_over_a_poisson_draw()
     chances = [0.3 ** len(drawn) * 0.7 ** (4 - len(drawn)) for drawn in sets]
     means = normalised(released(protocol, public, parts, sets))
     np.testing.assert_allclose(token_distribution(protocol, public, parts), chances @ means, rtol=1e-6)
-
-
-@pytest.mark.parametrize("q", [0.2, 1.0])
-def test_evaluation_uses_the_same_distribution(q: float) -> None:
-    public, parts = rows(4, 30)
-    protocol = PMixed(4, q, 0.7)
-    answers = shape(torch.tensor(public).float()[None], torch.tensor(parts).float(), [(0, 1, 2, 3)])
-    law = protocol.law(answers)
-    assert law is not None
-    np.testing.assert_allclose(law[0].numpy(), token_distribution(protocol, public, parts), rtol=1e-6)
 
 
 def test_the_renyi_mollifier_uses_the_beta_of_the_number_drawn() -> None:

@@ -26,8 +26,8 @@ EVERY = [
 every = pytest.mark.parametrize(("chosen", "parameters"), EVERY)
 
 
-def planned(chosen: type[Settings], parameters: Mapping[str, Any], tokens: int = 16) -> Protocol:
-    return chosen.model_validate({"tokens": tokens, **parameters}).plan(1 if chosen.one_model else PARTS)
+def planned(chosen: type[Settings], parameters: Mapping[str, Any], tokens: int = 16, parts: int = PARTS) -> Protocol:
+    return chosen.model_validate({"tokens": tokens, **parameters}).plan(1 if chosen.one_model else parts)
 
 
 def answers(models: tuple[int, ...], sequences: int = 3, vocabulary: int = 2) -> Answers:
@@ -104,14 +104,36 @@ def test_an_event_survives_storage(chosen: type[Settings], parameters: Mapping[s
 
 
 @every
-def test_a_certified_plan_keeps_to_the_budget(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
-    protocol = planned(chosen, parameters, tokens=64)
+@pytest.mark.parametrize(("parts", "tokens", "epsilon"), [(PARTS, 64, 8.0), (80, 1024, 8.0), (3, 20, 4.0)])
+def test_a_certified_plan_spends_its_budget_and_no_more(
+    chosen: type[Settings], parameters: Mapping[str, Any], parts: int, tokens: int, epsilon: float
+) -> None:
+    promised = parameters if chosen.derived is None else {"epsilon": epsilon, **parameters}
+    protocol = planned(chosen, promised, tokens, parts)
     losses = protocol.event.rdp([1.5, 2.0, 4.0, 16.0])
     assert (losses >= 0).all()
     assert (losses[1:] >= losses[:-1] - 1e-12).all(), "a divergence does not decrease with its order"
     if protocol.guarantee.status == "certified" and chosen.derived is not None:
-        cost = planning.cost(protocol.event, 64, 1e-5)
-        assert 0.99 * 8 < cost.epsilon <= 8 * (1 + 1e-9)
+        cost = planning.cost(protocol.event, tokens, 1e-5)
+        assert 0.99 * epsilon < cost.epsilon <= epsilon * (1 + 1e-9)
+
+
+@every
+def test_sequences_in_one_call_do_not_affect_each_other(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    """Protocols with noise have tests of their own, of what the noise is added to."""
+    protocol = planned(chosen, parameters)
+    if protocol.noisy:
+        return
+    models = [protocol.draw() for _ in range(6)]
+    generator = torch.Generator().manual_seed(0)
+    public = torch.randn(len(models), 300, generator=generator).log_softmax(1)
+    rows = [torch.randn(len(drawn), 300, generator=generator).mul(2).log_softmax(1) for drawn in models]
+    together = protocol.distribution(shape(public, torch.cat(rows), models))
+    for number, drawn in enumerate(models):
+        alone = protocol.distribution(shape(public[number : number + 1], rows[number], [drawn]))
+        torch.testing.assert_close(alone.weights[0].double(), together.weights[number].double(), rtol=1e-5, atol=0)
+        if alone.losses is not None and together.losses is not None:
+            np.testing.assert_allclose(alone.losses[0], together.losses[number], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -145,24 +145,6 @@ def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
     assert np.isfinite(release.losses).tolist() == [[False, True]]
 
 
-@pytest.mark.exact
-def test_sequences_in_one_call_do_not_affect_each_other() -> None:
-    protocol, queries = SubMix(3, 4.0, 0.01), [query(3, 700, seed) for seed in range(6)]
-    together = protocol.distribution(
-        Answers(
-            torch.cat([answers.public for answers in queries]),
-            torch.cat([answers.ratios for answers in queries]),
-            (tuple(range(6)),) * 6,
-        )
-    )
-    assert together.losses is not None
-    for answers, weights, losses in zip(queries, together.weights, together.losses, strict=True):
-        alone = protocol.distribution(answers)
-        assert torch.equal(alone.weights[0], weights)
-        assert alone.losses is not None
-        np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
-
-
 def test_the_cost_of_a_token() -> None:
     protocol = SubMix(3, 4.0, 0.01)
     assert protocol.draw() == (0, 1, 2, 3, 4, 5)

@@ -41,8 +41,6 @@ from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_su
 from privmix.privacy.settings import Settings
 from tests.support.accounts import account_faults
 
-pytest_plugins = ["pytester"]
-
 DELTA = 1e-5
 PARTS = 4
 FEW = 64
@@ -338,24 +336,6 @@ def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins
     assert verdicts() == ["holds", "holds"]
     plant(composition, "paid", lambda event, count: min(count, 1))
     assert verdicts() == ["broken", "broken"]
-
-
-def test_a_fault_that_nothing_calls_fails_its_test(pytester: pytest.Pytester) -> None:
-    """Shows the power of `plant` on a test whose fault is planted where nothing is called any more."""
-    pytester.makeconftest("from tests.services.laboratory.audit.attacks.test_mutants import plant")
-    pytester.makepyfile(
-        """
-        import secrets
-        from privmix.privacy.protocols.pmixed import PMixed
-
-        def test_stale(plant):
-            plant(secrets, "choice", lambda drawn: drawn[0])
-            PMixed(4, 1.0, 1.0).draw()
-        """
-    )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*nothing called the fault*"])
 
 
 def test_no_certified_protocol_is_left_out() -> None:
