@@ -54,10 +54,17 @@ def draw(follower: Matcher, chance: random.Random, longest: int = 200) -> str | 
     return words.tokenizer.decode_str(list(text))
 
 
+class Written(float):
+    """A number with its digits, some of which a float loses above 2^53."""
+
+    def __init__(self, digits: str) -> None:
+        self.digits = digits
+
+
 def is_valid(schema: Any, text: str) -> bool:
     """Tells whether a text is a value of a schema, but for what the library lets through."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=Written)
     except ValueError:
         return False
     base = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
@@ -81,5 +88,6 @@ def _bound(base: Any, name: str) -> Any:
 def _multiple_of(_: Any, step: Any, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
     """Replaces the package's check, which divides floats: 0.07 is a multiple of 0.01."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-    if number and (Fraction(Decimal(str(value))) / Fraction(Decimal(str(step)))).denominator != 1:
+    digits = getattr(value, "digits", str(value))
+    if number and (Fraction(Decimal(digits)) / Fraction(Decimal(str(step)))).denominator != 1:
         yield jsonschema.ValidationError("is not a multiple")
