@@ -12,7 +12,7 @@ from privmix.privacy.protocols import PROTOCOLS
 from privmix_cluster.configuration import Configuration
 from tests.support.cli import privmix
 
-README = Path(__file__).parents[2] / "services" / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 CERTIFIED = list(dict.fromkeys(name for name, _ in audited(16)))
 
 
