@@ -77,7 +77,7 @@ def test_an_import_that_is_no_requirement_is_found() -> None:
     planted = {
         "privmix.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
         "privmix.database.limited_connection": ["psycopg", "matplotlib"],
-        "privmix.foundation.tracing": [
+        "privmix.gateway.tracing": [
             "opentelemetry.sdk.trace",
             "opentelemetry.proto.trace.v1.trace_pb2.Span",
         ],

@@ -144,9 +144,7 @@ class LocalBudget:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.lease = _Method(
-            lambda event, count, lease, trace, parts: ledger.lease(from_json(event), count, lease, parts)
-        )
+        self.lease = _Method(lambda event, count, lease, parts: ledger.lease(from_json(event), count, lease, parts))
         self.settle = _Method(ledger.settle)
 
 

@@ -63,16 +63,13 @@ class RecordingShard(Shard):
         requests: Sequence[Request],
         reduction: Reduction,
         coming: Sequence[ComingRow] = (),
-        trace: str | None = None,
     ) -> Reduced:
         self._note(requests, coming)
-        return super().reduce(requests, reduction, coming, trace)
+        return super().reduce(requests, reduction, coming)
 
-    def keep(
-        self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = (), trace: str | None = None
-    ) -> None:
+    def keep(self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = ()) -> None:
         self._note(requests, coming)
-        super().keep(key, requests, coming, trace)
+        super().keep(key, requests, coming)
         self._lose_kept()
 
     def weigh(
@@ -81,10 +78,9 @@ class RecordingShard(Shard):
         requests: Sequence[Request],
         reduction: Reduction,
         coming: Sequence[ComingRow] = (),
-        trace: str | None = None,
     ) -> Weighed:
         self._note(requests, coming)
-        weighed = super().weigh(key, requests, reduction, coming, trace)
+        weighed = super().weigh(key, requests, reduction, coming)
         self._lose_kept()
         return weighed
 

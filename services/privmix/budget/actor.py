@@ -21,7 +21,6 @@ from privmix.budget.records import from_json
 from privmix.budget.signing import SigningKey
 from privmix.budget.statement import AccountsStatement, Statement, statement
 from privmix.budget.store.database import LedgerDatabase
-from privmix.foundation import tracing
 from privmix.foundation.actors import HEAD, concurrent
 from privmix.foundation.errors import Fenced, LedgerError
 
@@ -104,15 +103,11 @@ class Budget:
         return LedgerPlaces.of(self._where, self._anchors, self._key)
 
     @concurrent("writes")
-    def lease(
-        self, event: str, count: int, lease: str | None = None, trace: str | None = None, parts: int | None = None
-    ) -> Grant:
-        """See `Ledger.lease`. `event` is the result of `Event.to_json`, `trace` a W3C traceparent."""
-        with tracing.span("budget.lease", trace) as span:
-            tracing.set_attributes(span, {"privmix.tokens": count})
-            grant = self._opened().lease(from_json(event), count, lease, parts)
-            self._metrics.granted(self._opened())
-            return grant
+    def lease(self, event: str, count: int, lease: str | None = None, parts: int | None = None) -> Grant:
+        """See `Ledger.lease`. `event` is the result of `Event.to_json`."""
+        grant = self._opened().lease(from_json(event), count, lease, parts)
+        self._metrics.granted(self._opened())
+        return grant
 
     @concurrent("writes")
     def settle(self, lease: str, used: int, charges: Grains = ()) -> None:
@@ -120,13 +115,11 @@ class Budget:
         self._opened().settle(lease, used, charges)
 
     @concurrent("writes")
-    def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
+    def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str) -> int:
         """See `Ledger.charge`."""
-        with tracing.span("budget.charge", trace) as span:
-            tracing.set_attributes(span, {"privmix.tokens": len(tokens)})
-            granted = self._opened().charge(from_json(event), tokens, charge)
-            self._metrics.granted(self._opened())
-            return granted
+        granted = self._opened().charge(from_json(event), tokens, charge)
+        self._metrics.granted(self._opened())
+        return granted
 
     def stopped(self) -> bool:
         """Returns whether the ledger has stopped: it grants no more private tokens (`Ledger.charge`)."""

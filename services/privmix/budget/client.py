@@ -14,7 +14,6 @@ from ray.exceptions import RayError
 
 from privmix.budget.accounts import Grains
 from privmix.budget.ledger import Grant
-from privmix.foundation import tracing
 from privmix.foundation.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
 from privmix.foundation.retrying import pauses, repeated
 from privmix.privacy.events import Event
@@ -260,7 +259,7 @@ class BudgetClient:
         """Requests a lease. The name makes the call idempotent: Ray may repeat it after a restart of the actor."""
         event, parts = asked
         try:
-            grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, name, tracing.traceparent(), parts)
+            grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, name, parts)
         except LeaseRefused:
             raise
         except BaseException:
@@ -342,8 +341,7 @@ class BudgetClient:
         # The name makes the call idempotent: Ray may repeat it after a restart of the actor. A repeated step has
         # another name: it computes its tokens and their losses anew, and a charge for other losses must not pay for
         # them. So a charge that was not confirmed is lost: the tokens of one step.
-        trace = tracing.traceparent()
-        granted: int = await self._budget.charge.remote(event.to_json(), losses, uuid4().hex, trace)
+        granted: int = await self._budget.charge.remote(event.to_json(), losses, uuid4().hex)
         self._open = granted == len(losses)
         return granted
 

@@ -30,7 +30,6 @@ from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
 from privmix.coordinator.text import Detokenizer
 from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.shard_map import ShardMap
-from privmix.foundation import tracing
 from privmix.foundation.errors import CoordinatorStopping, CoordinatorUnavailable, Overloaded, loggable
 from privmix.foundation.retrying import pauses, repeated_in_thread
 from privmix.privacy.settings import WhenExhausted
@@ -278,20 +277,12 @@ class Coordinator:
         self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 
     async def _step(self, batch: list[LiveSequence]) -> None:
-        """Reserves budget and advances each sequence by one sampled token and those that its grammar forces after it.
-
-        The span is a child of the first sequence's trace and has links to the other traces.
-        """
-        traces = list(dict.fromkeys(live.generation.trace for live in batch if live.generation.trace))
-        with tracing.span("step", next(iter(traces), None), traces[1:]) as span:
-            tracing.set_attributes(span, {"privmix.sequences": len(batch)})
-            private = [live for live in batch if not live.public]
-            upcoming = sum(live.payable for live in self._live.values() if not live.public)
-            async with self._budget.reserve(
-                self._protocol.event, len(private), upcoming, self._protocol.parts
-            ) as reserved:
-                self._exhaust(private[reserved.count :])
-                await self._advance([live for live in batch if live.id in self._live], reserved)
+        """Reserves budget and advances each sequence by a sampled token and those that its grammar forces next."""
+        private = [live for live in batch if not live.public]
+        upcoming = sum(live.payable for live in self._live.values() if not live.public)
+        async with self._budget.reserve(self._protocol.event, len(private), upcoming, self._protocol.parts) as reserved:
+            self._exhaust(private[reserved.count :])
+            await self._advance([live for live in batch if live.id in self._live], reserved)
 
     async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
         if not batch:

@@ -19,7 +19,6 @@ from privmix.coordinator.copies import ShardCopies
 from privmix.coordinator.step import Step
 from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Request
 from privmix.fleet.shard_map import PartGroup
-from privmix.foundation import tracing
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.protocol import Protocol
 from privmix.shards.reducer import Reduction
@@ -129,12 +128,11 @@ async def asking(timeout_s: float) -> AsyncIterator[None]:
     Raises:
         CoordinatorUnavailable: they did not answer in time.
     """
-    with tracing.span("ask"):
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-        except TimeoutError as error:
-            raise CoordinatorUnavailable(f"the ensemble did not answer within {timeout_s:g} s") from error
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise CoordinatorUnavailable(f"the ensemble did not answer within {timeout_s:g} s") from error
 
 
 @cache

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from privmix.coordinator.group import Group, ShardBatch, asking, in_order
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
-from privmix.foundation import tracing
 from privmix.privacy.sampling.categorical import draw
 from privmix.shards.reducer import NO_POINT, Weighed
 
@@ -82,10 +81,9 @@ class HeldWeights(StepResult):
         They are paid for, and the copy holds them: to give it up early would lose them all.
         """
         own = np.array([points.get(place, NO_POINT) for place in held.batch.places], dtype=np.int64)
-        trace = tracing.traceparent()
         async with asking(self.timeout_s):
             picked: NDArray[np.int64] = await self.group.copies.same(
-                held.copy, lambda shard: shard.pick.remote(held.batch.key, own, trace), patient=True
+                held.copy, lambda shard: shard.pick.remote(held.batch.key, own), patient=True
             )
         tokens: list[int] = picked.tolist()
         return tokens
@@ -106,8 +104,8 @@ async def weigh(group: Group, timeout_s: float, step: Step) -> HeldWeights:
 
 
 async def _weigh(group: Group, batch: ShardBatch) -> HeldBatch:
-    reduction, trace = group.reduction(batch.step), tracing.traceparent()
+    reduction = group.reduction(batch.step)
     copy, weighed = await group.copies.first(
-        batch.order, lambda shard: shard.weigh.remote(batch.key, batch.requests, reduction, batch.coming, trace)
+        batch.order, lambda shard: shard.weigh.remote(batch.key, batch.requests, reduction, batch.coming)
     )
     return HeldBatch(batch, copy, weighed)

@@ -18,7 +18,6 @@ class Generation:
         max_tokens: the maximum number of released tokens. Each released token is charged.
         max_charged: the maximum number of charged tokens; None for no other limit than `max_tokens`.
         stop: strings that end the completion. They are not part of its text.
-        trace: the W3C traceparent of the request, if it is traced.
         ignore_eos: continue after the model's end token.
         released: the tokens that a lost coordinator released for this completion. They follow the prompt and count
             towards `max_tokens`; their text is not sent again.
@@ -33,7 +32,6 @@ class Generation:
     options: SamplingOptions
     max_tokens: int
     stop: tuple[str, ...] = ()
-    trace: str | None = None
     ignore_eos: bool = False
     released: tuple[int, ...] = ()
     cache_salt: str | None = None

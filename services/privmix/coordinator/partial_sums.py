@@ -16,7 +16,6 @@ from privmix.coordinator.arithmetic import Arithmetic, LocalResult
 from privmix.coordinator.group import Group, ShardBatch, in_order
 from privmix.coordinator.pending_release import PendingRelease
 from privmix.coordinator.step import Step
-from privmix.foundation import tracing
 from privmix.privacy.protocol import Protocol
 from privmix.shards.reducer import Reduced
 
@@ -73,9 +72,9 @@ async def _reduced(group: Group, step: Step) -> Reductions:
     """Returns p0 of each sequence, and the partial of each private one."""
 
     async def reduced(batch: ShardBatch) -> tuple[ShardBatch, Reduced]:
-        reduction, trace = group.reduction(batch.step), tracing.traceparent()
+        reduction = group.reduction(batch.step)
         _, answer = await group.copies.first(
-            batch.order, lambda shard: shard.reduce.remote(batch.requests, reduction, batch.coming, trace)
+            batch.order, lambda shard: shard.reduce.remote(batch.requests, reduction, batch.coming)
         )
         return batch, answer
 
@@ -86,15 +85,12 @@ async def _reduced_with(group: Group, step: Step, public: Awaitable[Reductions])
     """Returns the partial of each sequence, with p0 from another group, which computes it at the same time."""
 
     async def reduced(batch: ShardBatch) -> tuple[ShardBatch, Reduced]:
-        trace = tracing.traceparent()
         copy, _ = await group.copies.first(
-            batch.order, lambda shard: shard.keep.remote(batch.key, batch.requests, batch.coming, trace)
+            batch.order, lambda shard: shard.keep.remote(batch.key, batch.requests, batch.coming)
         )
         p0 = _public(await public)
         stacked, reduction = np.stack([p0[place] for place in batch.places]), group.reduction(batch.step)
-        answer = await group.copies.same(
-            copy, lambda shard: shard.reduce_kept.remote(batch.key, reduction, stacked, trace)
-        )
+        answer = await group.copies.same(copy, lambda shard: shard.reduce_kept.remote(batch.key, reduction, stacked))
         return batch, answer
 
     return await asyncio.gather(*map(reduced, group.batches(step)))

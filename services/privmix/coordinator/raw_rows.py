@@ -18,7 +18,6 @@ from privmix.coordinator.group import Group, ShardBatch, in_order
 from privmix.coordinator.pending_release import PendingRelease
 from privmix.coordinator.step import Step
 from privmix.engine.engine import PUBLIC, ZERO
-from privmix.foundation import tracing
 from privmix.privacy.protocol import Protocol
 
 
@@ -71,9 +70,8 @@ async def _rows(group: Group, step: Step, unused: Collection[str]) -> list[tuple
     async def rows(batch: ShardBatch) -> tuple[ShardBatch, list[np.ndarray]]:
         used = [[name not in unused for name in request.adapters] for request in batch.requests]
         returned = np.flatnonzero(np.concatenate(used)).tolist()
-        trace = tracing.traceparent()
         _, answer = await group.copies.first(
-            batch.order, lambda shard: shard.next_token.remote(batch.requests, batch.coming, trace, returned)
+            batch.order, lambda shard: shard.next_token.remote(batch.requests, batch.coming, returned)
         )
         return batch, np.split(answer, np.cumsum([sum(own) for own in used])[:-1])
 

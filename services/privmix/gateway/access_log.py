@@ -9,7 +9,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from privmix.foundation import tracing
+from privmix.gateway import tracing
 from privmix.requests.access_record import CLIENT_GONE, AccessRecord
 from privmix.requests.errors import unexpected
 
@@ -45,7 +45,7 @@ class AccessLog:
             await send(message)
 
         started = time.monotonic()
-        with tracing.request("request", headers.get("traceparent")) as span:
+        with tracing.request(headers.get("traceparent")) as span:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:
@@ -55,7 +55,7 @@ class AccessLog:
                 await unexpected().response()(scope, receive, send_with_id)
             finally:
                 _log(entry, scope, time.monotonic() - started)
-                tracing.set_attributes(span, _attributes(entry, scope))
+                span.set_attributes(_attributes(entry, scope))
 
 
 def _request_id(headers: Headers) -> str:
@@ -63,10 +63,10 @@ def _request_id(headers: Headers) -> str:
     return sent if _ACCEPTED_ID.fullmatch(sent) else uuid4().hex
 
 
-def _attributes(entry: AccessRecord, scope: Scope) -> dict[tracing.Attribute, str | int]:
+def _attributes(entry: AccessRecord, scope: Scope) -> dict[str, str | int]:
     """Returns the attributes of the log line and the span, with OpenTelemetry's names where they exist."""
     # The route is logged instead of the path, because the path of an unknown route could contain private text.
-    attributes: dict[tracing.Attribute, str | int] = {
+    attributes: dict[str, str | int] = {
         "http.request.method": scope["method"],
         "http.route": getattr(scope.get("route"), "path", "-"),
         "http.response.status_code": entry.status,
@@ -79,8 +79,7 @@ def _attributes(entry: AccessRecord, scope: Scope) -> dict[tracing.Attribute, st
 
 def _log(entry: AccessRecord, scope: Scope, seconds: float) -> None:
     counts = entry.answer.counts if entry.answer else {}
-    attributes = {str(name): value for name, value in _attributes(entry, scope).items()}
-    extra = {**attributes, **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)}
+    extra = {**_attributes(entry, scope), **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)}
     logger.info("request", extra=extra)
 
 

@@ -11,8 +11,8 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from privmix.fleet.fleet import Fleet
-from privmix.foundation import tracing
 from privmix.foundation.actors import find_actor, remote
+from privmix.gateway import tracing
 from privmix.gateway.app import build_app
 from privmix.requests.models import ServedModel
 from privmix.requests.places import PLACES

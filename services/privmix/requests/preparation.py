@@ -10,7 +10,6 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from privmix.coordinator.messages import Generation
-from privmix.foundation import tracing
 from privmix.requests.answers import (
     Answer,
     AnsweringBase,
@@ -230,7 +229,6 @@ class Preparation:
             most = min(self._settings.max_tokens, served.ensemble.context_length - max(map(len, prompts)))
             check_shortest(request, structure, length, most)
         options = request.options(self._settings.fallbacks)
-        trace = tracing.traceparent()
         generations = [
             Generation(
                 uuid4().hex,
@@ -238,7 +236,6 @@ class Preparation:
                 options,
                 length,
                 tuple(request.stop) if structure is None or structure.has_stops else (),
-                trace,
                 request.ignore_eos,
                 grammar=None if structure is None else structure.grammar,
             )

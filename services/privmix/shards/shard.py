@@ -17,7 +17,6 @@ import ray
 from numpy.typing import NDArray
 
 from privmix.engine.engine import ComingRow, EngineSettings, Request, create
-from privmix.foundation import tracing
 from privmix.foundation.actors import concurrent
 from privmix.foundation.lazily import torch
 from privmix.shards.reducer import Reduced, Reducer, Reduction, Weighed, on_host, pick
@@ -116,7 +115,6 @@ class Shard:
         self,
         requests: Sequence[Request],
         coming: Sequence[ComingRow] = (),
-        trace: str | None = None,
         returned: Sequence[int] | None = None,
     ) -> np.ndarray:
         """Returns rows of `Engine.logits` as float32 [rows, vocabulary], which callers read without a copy.
@@ -126,12 +124,11 @@ class Shard:
         Args:
             returned: the indices of the rows to return; by default all. The engine computes all of them.
             coming: the rows of the next calls. Their adapters are prepared after the answer has left.
-            trace: a W3C traceparent.
 
         Raises:
             ValueError: the engine refuses the requests. After any other error this shard must be replaced.
         """
-        with self._working("shard.next_token", trace):
+        with self._working():
             rows = self._engine.logits(requests)
             if returned is not None and len(returned) < len(rows):
                 rows = rows[list(returned)]
@@ -144,22 +141,19 @@ class Shard:
         requests: Sequence[Request],
         reduction: Reduction,
         coming: Sequence[ComingRow] = (),
-        trace: str | None = None,
     ) -> Reduced:
         """Computes the rows of a step and returns their p0 and their partials; see `next_token` for the rest."""
-        with self._working("shard.reduce", trace):
+        with self._working():
             reduced = self._reducer.reduce(self._engine.logits(requests), reduction)
         self._prepare_later(coming)
         return reduced
 
-    def keep(
-        self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = (), trace: str | None = None
-    ) -> None:
+    def keep(self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = ()) -> None:
         """Computes the rows of a step and keeps them on the device for `reduce_kept`; see `next_token` for the rest.
 
         Drops what the same caller kept for its earlier steps.
         """
-        with self._working("shard.keep", trace):
+        with self._working():
             self._forget_before(key)
             rows = self._engine.logits(requests)
             self._make_room(rows.nbytes, key)
@@ -177,9 +171,7 @@ class Shard:
                 return
             used -= self._kept.pop(old).rows.nbytes
 
-    def reduce_kept(
-        self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None
-    ) -> Reduced:
+    def reduce_kept(self, key: StepKey, reduction: Reduction, public: NDArray[np.float32]) -> Reduced:
         """Returns the partials of the rows that `keep` computed, with p0 from another shard.
 
         Args:
@@ -190,7 +182,7 @@ class Shard:
         """
         if key not in self._kept:
             raise LostStepError
-        with self._working("shard.reduce", trace):
+        with self._working():
             kept = self._kept.pop(key)
             reduced = self._reducer.reduce(kept.rows, reduction, public)
         self._prepare_later(kept.coming)
@@ -202,14 +194,13 @@ class Shard:
         requests: Sequence[Request],
         reduction: Reduction,
         coming: Sequence[ComingRow] = (),
-        trace: str | None = None,
     ) -> Weighed:
         """Computes the sampling weights of a step, keeps them on the device for `pick`, and returns their totals.
 
         For an ensemble of one group, whose shard has the rows of every draw. Nothing is sampled here; see `keep` and
         `next_token` for the rest.
         """
-        with self._working("shard.weigh", trace):
+        with self._working():
             self._forget_before(key)
             weighed, cumulative = self._reducer.weigh(self._engine.logits(requests), reduction)
             self._make_room(cumulative.nbytes, key)
@@ -217,7 +208,7 @@ class Shard:
         self._prepare_later(coming)
         return weighed
 
-    def pick(self, key: StepKey, points: NDArray[np.int64], trace: str | None = None) -> NDArray[np.int64]:
+    def pick(self, key: StepKey, points: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the token of each request of `weigh`, int64 [requests]: a function of its weights and its point.
 
         To draw a point is to sample a token: the caller charges it before, whether this call answers or not.
@@ -231,12 +222,12 @@ class Shard:
         """
         if key not in self._kept:
             raise LostStepError
-        with self._working("shard.pick", trace):
+        with self._working():
             return pick(points, self._kept.pop(key).rows)
 
     def prepare(self, rows: Sequence[ComingRow]) -> None:
         """Loads the adapters of the next calls' rows (`Engine.prepare`)."""
-        with self._working("shard.prepare", None):
+        with self._working():
             self._engine.prepare(rows)
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
@@ -272,12 +263,11 @@ class Shard:
                 del self._kept[old]
 
     @contextmanager
-    def _working(self, name: str, trace: str | None) -> Iterator[None]:
+    def _working(self) -> Iterator[None]:
         """Records how long the current call takes, and an error after which this shard must be replaced."""
         self._began = time.monotonic()
         try:
-            with tracing.span(name, trace):
-                yield
+            yield
         except ValueError:
             raise
         except Exception as error:

@@ -70,7 +70,7 @@ class Budget:
         if self.away:
             raise LedgerUnavailable("the synchronous standby does not answer")
 
-    def _lease(self, event: str, wanted: int, name: str, trace: str | None, parts: int | None) -> Grant:
+    def _lease(self, event: str, wanted: int, name: str, parts: int | None) -> Grant:
         self.asked.append(name)
         return self.ledger.lease(EVENTS[event], wanted, name, parts)
 

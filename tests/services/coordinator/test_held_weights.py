@@ -31,7 +31,7 @@ class Copy:
 
     def __init__(self, pick: Pick) -> None:
         self.weigh = SimpleNamespace(remote=self._weigh)
-        self.pick = SimpleNamespace(remote=lambda _key, points, _trace: asyncio.ensure_future(pick(points)))
+        self.pick = SimpleNamespace(remote=lambda _key, points: asyncio.ensure_future(pick(points)))
 
     def _weigh(self, _key: Any, requests: Any, *_: Any) -> Awaitable[Weighed]:
         answered: asyncio.Future[Weighed] = asyncio.get_running_loop().create_future()
