@@ -20,8 +20,6 @@ VERBS: Mapping[str, str] = {
     "evaluate": "Compare the perplexity of all methods on held-out text at the same budget, with their actual "
     "guarantees.",
     "protocols": "List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters.",
-    "topology": "Show the shards of a deployment with their parts, their copies, and the resources that each copy "
-    "reserves.",
     "serve": "Serve an ensemble over HTTP until Ctrl-C or SIGTERM.",
     "status": "Show the actors, parts and versions of a running service; exit with 1 if an actor does not work.",
     "scale": "Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.",
