@@ -3,8 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,11 +102,13 @@ def test_help_of_all_commands_is_light() -> None:
     assert int(memory) * 1024 < HELP_MEMORY
 
 
-def test_a_missing_package_of_an_extra_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_of_an_extra_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    words = ["plan", "--parts", "4", "--epsilon", "8", "--plot", str(tmp_path / "plan.png")]
-    result = CliRunner().invoke(privmix, words)
-    message = "privmix plan: needs the package matplotlib, which is not installed: pip install 'privmix[lab]'\n"
+    app = typer.Typer(cls=Commands)
+    app.callback()(lambda: None)
+    app.command("work")(lambda: import_module("matplotlib.figure"))
+    result = CliRunner().invoke(app, ["work"])
+    message = "privmix work: needs the package matplotlib, which is not installed: pip install 'privmix[lab]'\n"
     assert (result.exit_code, result.stderr) == (1, message)
 
 

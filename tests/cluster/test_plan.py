@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.image import imread
 from typer.testing import Result
 
 from privmix.privacy import accounting
@@ -112,15 +111,6 @@ def test_an_epsilon_for_people_is_rounded_up() -> None:
     assert float(accounting.shown(exact)) >= exact
 
 
-@pytest.mark.parametrize("options", [["--epsilon", "8"], RENYI])
-def test_a_plot_is_drawn(options: list[str], tmp_path: Path) -> None:
-    picture = tmp_path / "epsilon.png"
-    assert run(*options, "--plot", str(picture)).exit_code == 0
-    pixels = imread(picture)
-    assert pixels.shape[:2] == (675, 1050)
-    assert pixels.std() > 0.05, "the figure is not empty"
-
-
 @pytest.mark.parametrize(
     ("options", "option"),
     [
@@ -142,7 +132,6 @@ def test_a_plot_is_drawn(options: list[str], tmp_path: Path) -> None:
         (["--radius", "100"], "--radius"),
         (["--radius", "1", "--orders", "2,x"], "--orders"),
         (["--radius", "1", "--orders", "1"], "--orders"),
-        (["--radius", "1", "--plot", "/nowhere/at/all.png"], "--plot"),
         (["--mollifier", "renyi"], "--epsilon"),
         (["--mollifier", "renyi", "--epsilon", "1"], "--epsilon"),
         (["--mollifier", "renyi", "--radius", "1"], "--radius"),

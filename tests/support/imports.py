@@ -41,7 +41,6 @@ EXTRA_OF: Mapping[str, str] = {
     "privmix.training.demo": "demo",
     "privmix.laboratory": "lab",
     "privmix.laboratory.heads": "heads",
-    "privmix_cluster.work.plan": "lab",
 }
 """The extra whose packages a module, or every module of a package, may import. The longest name counts."""
 

@@ -15,7 +15,7 @@ from privmix.training.options import AUTO_BASE, DP_SGD_TRAINING, DpSgdOptions, T
 from privmix_cluster.console import display
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import MODEL, CorpusArgument, CorpusOptions, RunOptions
-from privmix_cluster.parameters import bad, count
+from privmix_cluster.parameters import bad, count, token_budget
 
 if TYPE_CHECKING:
     from privmix.training.corpus import Corpus
@@ -131,7 +131,6 @@ def train(
     """
     from privmix.training.manifest import StatedSize
     from privmix.training.train import plan
-    from privmix_cluster.work.plan import token_budget
 
     started = time.monotonic()
     documents = reading.corpus(corpus)

@@ -1,1 +1,0 @@
-"""Owns the work of those verbs whose imports are heavy. `commands` imports a file of it when its verb runs."""
