@@ -88,11 +88,11 @@ def test_a_lost_client_forfeits_what_its_lease_holds(ledger: Ledger, place: str,
 
 def test_an_account_never_pays_more_than_it_holds_and_no_lease_is_refused(ledger: Ledger) -> None:
     """All tokens charge the most that they may, far beyond the horizon."""
-    for number in range(3 * HORIZON // 8):
-        grant = ledger.lease(EVENT, 8, str(number), PARTS)
+    for number in range(3 * HORIZON // 32):
+        grant = ledger.lease(EVENT, 32, str(number), PARTS)
         assert grant.count >= 1
         ledger.settle(str(number), grant.count, tuple(grant.count * own for own in grant.allowances))
-        if number % 64 == 0:
+        if number % 16 == 0:
             assert max(ledger.balance().accounts.charged) <= WHOLE
     assert min(ledger.balance().accounts.charged) > 0.95 * WHOLE, "the parts fade"
     spent = statement(ledger.balance())

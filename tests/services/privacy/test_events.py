@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from privmix.privacy.events import Event, from_json
+from privmix.privacy.protocols.ensemble import EnsembleEvent
+from privmix.privacy.protocols.exponential import FixedSizeExponentialEvent
+from privmix.privacy.protocols.finetuned import FinetunedEvent
+from privmix.privacy.protocols.gnmax import GNMaxEvent
 from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent
 from privmix.privacy.protocols.public import PublicEvent
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateEvent
 
 EVENTS = [RatioEvent(80, 0.03, 1.6), RatioEvent(1, 1.0, 1 / 3), PublishedEvent(8, 0.25, 3, 0.0031)]
 
@@ -24,10 +29,27 @@ def test_events_survive_storage(event: Event) -> None:
     assert again.rdp([2.0, 3.0]).tolist() == event.rdp([2.0, 3.0]).tolist()
 
 
-def test_the_stored_form_is_stable() -> None:
+@pytest.mark.parametrize(
+    ("event", "stored", "status"),
+    [
+        (EVENTS[0], '{"kind":"pmixed-ratio","parts":80,"q":0.03,"radius":1.6}', "certified"),
+        (EVENTS[2], '{"kind":"pmixed-renyi","loss":0.0031,"order":3,"parts":8,"q":0.25}', "as published"),
+        (
+            FixedSizeExponentialEvent(80, 4, 1.6),
+            '{"kind":"exponential-fixed-size","parts":80,"radius":1.6,"sample":4}',
+            "certified",
+        ),
+        (GNMaxEvent(80, 20.5), '{"kind":"gnmax","parts":80,"sigma":20.5}', "certified"),
+        (SubsampleAggregateEvent(80, 20.5), '{"kind":"subsample-aggregate","parts":80,"scale":20.5}', "certified"),
+        (PublicEvent(), '{"kind":"public"}', "certified"),
+        (EnsembleEvent(), '{"kind":"ensemble"}', "none"),
+        (FinetunedEvent(), '{"kind":"finetuned"}', "none"),
+    ],
+)
+def test_the_stored_form_is_stable(event: Event, stored: str, status: str) -> None:
     """Ledgers contain this text permanently."""
-    assert EVENTS[0].to_json() == '{"kind":"pmixed-ratio","parts":80,"q":0.03,"radius":1.6}'
-    assert EVENTS[2].to_json() == '{"kind":"pmixed-renyi","loss":0.0031,"order":3,"parts":8,"q":0.25}'
+    assert event.to_json() == stored
+    assert event.guarantee.status == status
 
 
 def test_events_cannot_be_changed() -> None:

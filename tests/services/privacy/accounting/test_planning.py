@@ -11,15 +11,6 @@ from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 @pytest.mark.parametrize(
     ("parts", "q", "tokens", "epsilon"), [(80, 0.03, 1024, 8.0), (1, 1.0, 3, 0.5), (8, 0.25, 256, 2)]
 )
-def test_a_planned_radius_spends_its_budget(parts: int, q: float, tokens: int, epsilon: float) -> None:
-    radius = planning.largest(lambda c: RatioEvent(parts, q, c), tokens, epsilon, 1e-5, radii(1))
-    spent = planning.cost(RatioEvent(parts, q, radius), tokens, 1e-5)
-    assert epsilon * (1 - 2e-3) <= spent.epsilon <= epsilon
-
-
-@pytest.mark.parametrize(
-    ("parts", "q", "tokens", "epsilon"), [(80, 0.03, 1024, 8.0), (1, 1.0, 3, 0.5), (8, 0.25, 256, 2)]
-)
 def test_a_radius_for_an_earlier_ledger_spends_its_budget_at_one_order(
     parts: int, q: float, tokens: int, epsilon: float
 ) -> None:

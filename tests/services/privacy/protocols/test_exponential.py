@@ -11,7 +11,6 @@ import torch
 
 from privmix.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
 from privmix.privacy.accounting.bounded_range import hockey_stick as hockey_stick_bound
-from privmix.privacy.events import from_json
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocols.exponential import (
     Exponential,
@@ -290,14 +289,6 @@ def test_another_number_of_rows_is_refused() -> None:
     public, *rows = log_softmax(np.random.default_rng(0).normal(size=(4, 5)))
     with pytest.raises(ValueError, match="2 parts"):
         released(Exponential(3, 2, 0.5), public, np.array(rows), [(0,)])
-
-
-def test_the_stored_form_is_stable() -> None:
-    """Ledgers contain this text permanently."""
-    event = FixedSizeExponentialEvent(80, 4, 1.6)
-    assert event.to_json() == '{"kind":"exponential-fixed-size","parts":80,"radius":1.6,"sample":4}'
-    assert event.guarantee.status == "certified"
-    assert from_json(event.to_json()) == event
 
 
 @pytest.mark.parametrize(

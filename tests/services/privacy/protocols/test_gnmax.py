@@ -211,13 +211,6 @@ def test_the_order_of_losses() -> None:
         GNMaxSettings(sigma=20.0, order=5).plan(8, Accountant(6.0))
 
 
-def test_the_stored_form_is_stable() -> None:
-    event = GNMaxEvent(80, 20.5)
-    assert event.to_json() == '{"kind":"gnmax","parts":80,"sigma":20.5}'
-    assert event.measured
-    assert event.guarantee.status == "certified"
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -13,7 +13,7 @@ from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
 from privmix.privacy.protocols.finetuned import Finetuned, FinetunedEvent, FinetunedSettings
-from privmix.privacy.protocols.public import Public, PublicEvent, PublicSettings
+from privmix.privacy.protocols.public import PublicEvent, PublicSettings
 
 
 def test_the_public_model_alone_answers() -> None:
@@ -35,13 +35,10 @@ def test_the_mean_of_the_part_models_is_released(protocol: Protocol) -> None:
     weights = protocol.distribution(shape(public, rows, models)).weights
     means = rows.exp().view(6, protocol.parts, 40).mean(dim=1)
     np.testing.assert_allclose(weights / 2.0**61, means, rtol=1e-4)
-    for s in range(6):
-        alone = shape(public[s : s + 1], rows[protocol.parts * s : protocol.parts * (s + 1)], models[:1])
-        np.testing.assert_allclose(protocol.distribution(alone).weights[0] / weights[s], 1, atol=1e-6)
 
 
 def test_the_public_model_costs_nothing() -> None:
-    cost = planning.cost(PublicSettings().plan(8).event, 10**6, 1e-5)
+    cost = planning.cost(PublicSettings().plan(8).event, 1000, 1e-5)
     assert (cost.epsilon_rdp, cost.epsilon_pld) == (0, 0)
     sentence = PublicEvent().guarantee.sentence("0.000", 1e-5, 10)
     assert "certified (nothing private is read)" in sentence
@@ -69,8 +66,3 @@ def test_one_model_is_an_ensemble_of_one_part() -> None:
     assert EnsembleSettings().plan(3) == Ensemble(3)
     with pytest.raises(ValueError, match=r"parts must be 1 .* has 8.*`privmix train --parts 1`"):
         FinetunedSettings().plan(8)
-
-
-@pytest.mark.parametrize("protocol", [Public(3), Ensemble(3), Finetuned(1)])
-def test_the_stored_form_is_stable(protocol: Protocol) -> None:
-    assert protocol.event.to_json() == f'{{"kind":"{protocol.name}"}}'

@@ -168,12 +168,6 @@ def test_a_chosen_scale_is_kept() -> None:
     assert SubsampleAggregateSettings(scale=2.0, candidates=7).plan(8) == SubsampleAggregate(8, 2.0, 7)
 
 
-def test_the_stored_form_is_stable() -> None:
-    event = SubsampleAggregateEvent(80, 20.5)
-    assert event.to_json() == '{"kind":"subsample-aggregate","parts":80,"scale":20.5}'
-    assert event.guarantee.status == "certified"
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

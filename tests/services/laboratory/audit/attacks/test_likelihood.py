@@ -13,7 +13,6 @@ from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS, subsample_aggregate
 from privmix.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
 from privmix.privacy.protocols.gnmax import GNMax
-from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
 from privmix.privacy.sampling.noise import discrete_laplace
 
 DELTA = 1e-5
@@ -60,21 +59,6 @@ def test_a_projection_at_twice_the_radius_is_caught(monkeypatch: pytest.MonkeyPa
         assert finding.verdict == "broken"
         assert finding.certain > finding.claim, "the tokens alone prove it"
         assert finding.broken_claims == ("Rényi", "PLD")
-
-
-def test_a_claim_of_half_the_radius_is_caught() -> None:
-    claimed = RatioEvent(3, 1.0, 0.5)
-    finding = likelihood.audit(
-        PMixed(3, 1.0, 1.0), tokens=4, delta=DELTA, claimed=claimed, releases=40_000, subject="half radius"
-    )
-    assert finding.verdict == "broken"
-    assert "half radius: the likelihood-ratio test proves" in finding.sentence
-
-
-def test_a_draw_more_often_than_claimed_is_caught() -> None:
-    claimed = RatioEvent(1, 0.2, 2.0)
-    finding = likelihood.audit(PMixed(1, 1.0, 2.0), tokens=1, delta=DELTA, claimed=claimed, releases=20_000)
-    assert finding.certain > finding.claim
 
 
 def test_an_exponential_mechanism_with_a_larger_radius_is_caught() -> None:
