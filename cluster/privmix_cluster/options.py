@@ -27,17 +27,14 @@ ProgressJsonOption = Annotated[
 CorpusArgument = Annotated[
     list[Path],
     typer.Argument(
-        help="JSON Lines, CSV or Parquet, as they are or compressed (gz, zst, bz2): files, quoted globs, a directory "
-        "of a Hugging Face dataset, or a dataset's name with --split."
+        help="JSON Lines, CSV or Parquet: files, quoted globs, or a directory that `save_to_disk` of Hugging Face "
+        "datasets wrote."
     ),
 ]
 UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
 TextFieldOption = Annotated[
     str,
-    typer.Option(
-        help="The field with the text, or with a list of messages, as `messages` or `conversations`; or fields of "
-        "instructions, as prompt,completion."
-    ),
+    typer.Option(help="The field with the text, or with a list of messages."),
 ]
 SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")]
 
@@ -48,14 +45,13 @@ class CorpusOptions:
 
     user_field: UserFieldOption = "user"
     text_field: TextFieldOption = "text"
-    split: Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset, such as train.")] = None
     skip_bad: SkipBadOption = False
 
     def corpus(self, paths: Path | Sequence[Path]) -> "Corpus":
         """Returns the corpus in files. Raises `CorpusError` if one does not exist."""
         from privmix.training.corpus import Corpus  # slow to import
 
-        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.split)
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad)
 
 
 DeltaOption = Annotated[float, typer.Option(help="The delta of all budgets.")]

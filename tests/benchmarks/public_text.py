@@ -1,8 +1,10 @@
 """Names corpora of public text, and holds users out of them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from privmix.foundation.json_lines import write_lines
 from privmix.training.corpus import Corpus
 from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.split import split
@@ -39,6 +41,12 @@ def held_apart(corpus: Corpus, folder: Path, user_limit: int | None = None) -> t
         held_out,
         fraction=HELD_OUT,
         salt_file=salt,
-        user_limit=user_limit,
     )
+    if user_limit is not None:
+        left: Counter[str] = Counter()
+        rows = [document.row() for document in Corpus(train)]
+        for row in rows:
+            row["text"] = row["text"][: user_limit - left[row["user"]]]
+            left[row["user"]] += len(row["text"])
+        write_lines(train, (row for row in rows if row["text"].strip()))
     return Corpus(train), Corpus(held_out)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from privmix_cluster.console import display
 from privmix_cluster.option_groups import grouped
 from privmix_cluster.options import CorpusArgument, CorpusOptions
 
@@ -17,9 +16,6 @@ def split(
     train_out: Annotated[Path, typer.Option(help="The file for the training text.")],
     held_out_out: Annotated[Path, typer.Option(help="The file for the held-out text.")],
     held_out: Annotated[float, typer.Option(help="The fraction of users to hold out.")] = 0.1,
-    user_limit: Annotated[
-        int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
-    ] = None,
     salt_file: Annotated[
         Path | None, typer.Option(help="The secret of the split, created on first use. Default: beside --train-out.")
     ] = None,
@@ -29,16 +25,13 @@ def split(
     from privmix.training.split import split as split_corpus
 
     documents = reading.corpus(corpus)
-    with display(False) as shown:
-        documents.report = shown.read
-        sides = split_corpus(
-            documents,
-            train_out,
-            held_out_out,
-            fraction=held_out,
-            salt_file=salt_file or train_out.parent / "split.salt",
-            user_limit=user_limit,
-        )
+    sides = split_corpus(
+        documents,
+        train_out,
+        held_out_out,
+        fraction=held_out,
+        salt_file=salt_file or train_out.parent / "split.salt",
+    )
     typer.echo(f"{train_out}: {sides.train_documents} documents of {sides.train_users} users")
     typer.echo(f"{held_out_out}: {sides.held_out_documents} documents of {sides.held_out_users} users")
     if documents.skipped:

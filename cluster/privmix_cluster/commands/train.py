@@ -164,7 +164,7 @@ def train(
         options=options,
         salt_file=run.salt_file,
     )
-    report_training(run_plan(planned, documents, run), run, time.monotonic() - started)
+    report_training(run_plan(planned, run), run, time.monotonic() - started)
 
 
 def _given_parts(parts: int, output: Path) -> int:
@@ -276,16 +276,14 @@ def train_model(corpus: "Corpus", run: RunOptions, given: Mapping[str, object], 
         options=TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given)),
         salt_file=run.salt_file,
     )
-    return run_plan(plan, corpus, run)
+    return run_plan(plan, run)
 
 
-def run_plan(plan: "OpenPlan", corpus: "Corpus", run: RunOptions) -> "Trained":
+def run_plan(plan: "OpenPlan", run: RunOptions) -> "Trained":
     """Trains what is missing, and shows the progress."""
     from privmix.training.plan import run_training
 
-    shown = display(run.as_json)
-    corpus.report = shown.read
-    return run_training(plan, run.resources, shown)
+    return run_training(plan, run.resources, display(run.as_json))
 
 
 def _proposed_parts(size: "StatedSize | None", output: Path, options: TrainingOptions, budget: TokenBudget) -> int:

@@ -17,9 +17,6 @@ class Display:
     def show(self, tasks: Mapping[str, float]) -> None:
         """Shows the progress of all tasks. Their names map to the finished fractions, from 0 to 1."""
 
-    def read(self, fraction: float) -> None:
-        """Shows the finished fraction, from 0 to 1, of the reading of a corpus."""
-
     def __enter__(self) -> Self:
         return self
 
@@ -73,9 +70,6 @@ class BarDisplay(Display):
                 self._hide(name)
             elif fraction > 0:
                 self._set(name, fraction)
-
-    def read(self, fraction: float) -> None:
-        self._set("reading the corpus", fraction)
 
     def _hide(self, name: str) -> None:
         if name in self._bars:

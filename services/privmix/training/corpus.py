@@ -8,7 +8,7 @@ Error messages name the file, the row and the field, but never quote the content
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,9 @@ from privmix.foundation.errors import CorpusError, InputError
 from privmix.foundation.identifiers import LONGEST, encodable, identifier
 from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
 from privmix.tokenization.people_text import PeopleText, TypedMarks
-from privmix.training.conversations import Conversation, conversation, instruction
+from privmix.training.conversations import Conversation, conversation
 from privmix.training.rows import RowFields
 from privmix.training.sources import check, sources
-
-TOOLS = "tools"
-"""The field of a conversation's row that declares tools, as in OpenAI's fine-tuning form."""
-
 
 USER_LIMIT = 16 * LONGEST
 """The bytes of a line that are kept for its user, of which a character can take up to 6."""
@@ -47,22 +43,19 @@ class RefusedConversation(CorpusError):  # noqa: N818
 
 
 class Corpus:
-    """Iterates over the documents of files: JSON Lines, CSV or Parquet, as they are or compressed.
+    """Iterates over the documents of files: JSON Lines, CSV or Parquet.
 
     `privmix.foundation.identifiers` reads the ids of users. A field that holds a list of messages is a conversation
     (`privmix.training.conversations`).
 
     Args:
-        paths: files, globs, directories of Hugging Face datasets, and names of datasets; one of them or several.
+        paths: files, globs, and directories that `save_to_disk` of `datasets` wrote; one of them or several.
         user_field: the field with the user's id.
-        text_field: the field with the text or the conversation, or several with commas between them, of which the last
-            one is the answer to the others.
+        text_field: the field with the text or the conversation.
         skip_bad: skip bad rows and count them in `skipped`, instead of raising.
-        split: the split of datasets.
 
     Attributes:
         skipped: how many rows were skipped so far, by the kind of their problem. It depends on private text.
-        report: takes the finished fraction of the reading.
         people: the model that the text is for. With it, conversations that its template refuses are bad rows.
 
     Raises:
@@ -75,22 +68,18 @@ class Corpus:
         user_field: str = "user",
         text_field: str = "text",
         skip_bad: bool = False,
-        split: str | None = None,
     ) -> None:
         self._given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
-        self._split = split
-        check(self._given, split)
+        check(self._given)
         self.user_field = user_field
         self.text_field = text_field
-        self._text_fields = tuple(field.strip() for field in text_field.split(","))
         self.skip_bad = skip_bad
         self.skipped: Counter[str] = Counter()
-        self.report: Callable[[float], None] = _unreported
         self.people: PeopleText | None = None
 
     def beside(self, paths: Path | str | Sequence[Path | str]) -> "Corpus":
         """Returns the corpus of other files that are read in the same way."""
-        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self._split)
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad)
 
     @property
     def name(self) -> str:
@@ -100,29 +89,16 @@ class Corpus:
     @property
     def form(self) -> str:
         """What the text of a user is, in a sentence that depends on no text."""
-        fields = " and ".join(f"`{field}`" for field in self._text_fields)
         return (
-            f"all rows whose `{self.user_field}` is the user's, in the order of the files: "
-            + (
-                f"{fields} as a turn of the user and the answer, rendered with the model's chat template"
-                if len(self._text_fields) > 1
-                else f"{fields}, which the model's chat template renders where it is a list of messages"
-            )
-            + "; each row is a document, which ends with the end-of-sequence token"
+            f"all rows whose `{self.user_field}` is the user's, in the order of the files: `{self.text_field}`, which "
+            "the model's chat template renders where it is a list of messages; each row is a document, which ends with "
+            "the end-of-sequence token"
         )
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped = Counter()
-        found = sources(self._given, self._split)
-        sizes = [source.size for source in found]
-        total, before = max(1, sum(sizes)), 0
-        fields = RowFields((self.user_field, *self._text_fields), (TOOLS,))
-        for source, size in zip(found, sizes, strict=True):
-
-            def progress(done: int, before: int = before) -> None:
-                self.report(min(1.0, (before + done) / total))
-
-            for place, row in source.rows(fields, progress):
+        for source in sources(self._given):
+            for place, row in source.rows(RowFields((self.user_field, self.text_field))):
                 try:
                     if isinstance(row, BadRow):
                         raise row
@@ -133,8 +109,6 @@ class Corpus:
                     self.skipped[bad.kind] += 1
                 else:
                     yield document
-            before += size
-        self.report(1.0)
 
     def empty(self, whose: str = "") -> CorpusError:
         """Returns the error for a corpus without documents, after reading it."""
@@ -148,8 +122,6 @@ class Corpus:
 
     def _document(self, row: Mapping[str, Any]) -> Document:
         user = identifier(row.get(self.user_field), self.user_field)
-        if len(self._text_fields) > 1:
-            return self._conversation(user, self._turn(row))
         field = self.text_field
         text = row.get(field)
         if isinstance(text, str):
@@ -158,18 +130,11 @@ class Corpus:
             raise BadRow("is missing", "add it, or name the field that holds the text", field)
         if not isinstance(text, list):
             raise BadRow("is not text", "make it a string, or a list of messages", field)
-        return self._conversation(user, conversation(text, row.get(TOOLS), field))
-
-    def _turn(self, row: Mapping[str, Any]) -> Conversation:
-        values = [row.get(field) for field in self._text_fields]
-        if all(isinstance(value, list) for value in values):
-            messages = [message for value in values for message in value or ()]
-            return conversation(messages, row.get(TOOLS), self._text_fields[0])
-        return instruction(values, self._text_fields)
+        return self._conversation(user, conversation(text, field))
 
     def _conversation(self, user: str, told: Conversation) -> Document:
-        field = self._text_fields[0]
-        _text(json.dumps(told.row(), ensure_ascii=False), field)
+        field = self.text_field
+        _text(json.dumps(told.messages, ensure_ascii=False), field)
         text = told.text
         if self.people is not None:
             try:
@@ -177,10 +142,6 @@ class Corpus:
             except RefusedConversation:
                 raise BadRow("is no sequence of roles that the chat template allows", "mend the roles", field) from None
         return Document(user, text, told)
-
-
-def _unreported(fraction: float) -> None:
-    """Takes the finished fraction of a reading that nobody follows."""
 
 
 def rendered(told: Conversation, people: PeopleText) -> tuple[str, TypedMarks]:
@@ -196,7 +157,7 @@ def rendered(told: Conversation, people: PeopleText) -> tuple[str, TypedMarks]:
             "with one (an instruct model), or give the text itself"
         )
     try:
-        return people.render(*told.for_template(people.template))
+        return people.render(told.messages)
     except (TemplateError, TypeError, ValueError):  # expressions of a template fail on messages that they do not expect
         raise RefusedConversation(
             "text-field: a conversation is no sequence of roles that the model's chat template allows; remove it"

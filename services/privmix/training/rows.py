@@ -1,6 +1,6 @@
-"""Reads rows from JSON Lines, CSV and Parquet, as they are or compressed, in bounded memory.
+"""Reads rows from JSON Lines, CSV and Parquet in bounded memory.
 
-    for number, row in rows(file, "notes.csv.gz", Fields(("ID", "dialogue")), progress):
+    for number, row in rows(file, "notes.csv", RowFields(("ID", "dialogue"))):
         row["dialogue"]
 
 The content of a file says what it is. Its name decides only between JSON Lines and CSV, where the first line does not.
@@ -9,7 +9,7 @@ The content of a file says what it is. Its name decides only between JSON Lines 
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, BinaryIO
@@ -32,31 +32,8 @@ class RowFields:
 
 
 CorpusRow = Mapping[str, Any] | BadRow
-ReadingProgress = Callable[[int], None]
-"""Takes the number of bytes of the file that are read."""
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _PARQUET = b"PAR1"
-_OTHERS = {
-    b"PK\x03\x04": ("a ZIP archive, as Excel's workbooks are", "unpack it, or save the sheet as CSV"),
-    b"\xd0\xcf\x11\xe0": ("a document of Microsoft Office", "save it as CSV"),
-    b"%PDF": ("a PDF document", "give its text as JSON Lines"),
-    b"SQLite format 3": ("a SQLite database", "export the table as CSV"),
-    b"ARROW1": ("an Arrow file", "write it as Parquet, or give the directory that `save_to_disk` wrote"),
-    b"\xff\xff\xff\xff": ("an Arrow stream", "write it as Parquet, or give the directory that `save_to_disk` wrote"),
-    b"ORC": ("an ORC file", "write it as Parquet"),
-    b"Obj\x01": ("an Avro file", "write it as Parquet"),
-    b"\x89HDF": ("an HDF5 file", "write it as Parquet"),
-    b"\x80\x04": ("a Python pickle", "write it as Parquet"),
-    b"\x80\x05": ("a Python pickle", "write it as Parquet"),
-    b"\xfd7zXZ": ("compressed with xz", "decompress it, or compress it with gzip or zstd"),
-    b"7z\xbc\xaf": ("a 7z archive", "unpack it"),
-    b"\x04\x22\x4d\x18": ("compressed with lz4", "decompress it, or compress it with gzip or zstd"),
-    b"\xff\xfe\x00\x00": ("text in UTF-32", "convert it to UTF-8"),
-    b"\x00\x00\xfe\xff": ("text in UTF-32", "convert it to UTF-8"),
-    b"version https://git-lfs": ("a pointer of Git LFS and not the file", "run `git lfs pull`"),
-}
-_TAR = (257, b"ustar")
 _FIELD_LIMIT = 16 * LINE_LIMIT
 """The most characters of a field of CSV. It is read before it is refused, so that the next row is found."""
 _ROWS_AT_ONCE = 64
@@ -64,7 +41,7 @@ _ROWS_AT_ONCE = 64
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 
-def rows(file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress) -> Iterator[tuple[str, CorpusRow]]:
+def rows(file: BinaryIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     """Yields each row with its place, such as `line 3`. Blank lines are no rows.
 
     Args:
@@ -75,70 +52,37 @@ def rows(file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress
     Raises:
         CorpusError: the file is of another kind, or damaged: what follows the damage cannot be read.
     """
-    stream = io.BufferedReader(file, 2**18) if isinstance(file, io.RawIOBase) else file
-    head = _peek(stream)
-    compression = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
+    head = file.read(len(_PARQUET))
+    file.seek(0)
     try:
-        if head.startswith(_PARQUET):
-            yield from _parquet(stream, name, fields, progress)
-        elif compression is None:
-            yield from _text(buffered(stream.read), name, fields, lambda: progress(stream.tell()))
-        else:
-            yield from _decompressed(stream, compression, name, fields, progress)
+        yield from _parquet(file, name, fields) if head == _PARQUET else _text(buffered(file.read), name, fields)
     except OSError as error:
         # Arrow's errors can quote values.
         raise CorpusError(f"{name}: is damaged or cannot be read ({type(error).__name__}); copy it again") from None
 
 
-def _peek(file: BinaryIO) -> bytes:
-    head = file.read(512)
-    file.seek(0)
-    return head
-
-
-def _decompressed(
-    file: BinaryIO, compression: str, name: str, fields: RowFields, progress: ReadingProgress
-) -> Iterator[tuple[str, CorpusRow]]:
-    import pyarrow as pa  # slow to import
-
-    content = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
-    stream = buffered(content.read)
-    head = stream.peek(4)
-    if head.startswith(tuple(_COMPRESSED)):
-        raise CorpusError(f"{name}: is compressed twice; decompress it once")
-    if head.startswith(_PARQUET):
-        raise CorpusError(f"{name}: is Parquet in a compressed file; decompress it, as Parquet is compressed inside")
-    yield from _text(stream, name, fields, lambda: progress(file.tell()))
-
-
-def _text(stream: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]) -> Iterator[Any]:
-    _refuse_others(stream.peek(512), name)
+def _text(stream: io.BufferedReader, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     try:
-        text = as_utf8(stream)
-        yield from _text_rows(text, name, fields, progress)
+        yield from _text_rows(as_utf8(stream), name, fields)
     except UnicodeDecodeError:
         raise CorpusError(f"{name}: begins as UTF-16 and is damaged; convert it to UTF-8") from None
 
 
-def _text_rows(
-    text: io.BufferedReader, name: str, fields: RowFields, progress: Callable[[], None]
-) -> Iterator[tuple[str, CorpusRow]]:
+def _text_rows(text: io.BufferedReader, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     head = text.peek(512).removeprefix(b"\xef\xbb\xbf")
     start = head.lstrip()
-    if re.match(rb"<(!doctype|html|\?xml)", start, re.I):
-        raise CorpusError(f"{name}: is a page of HTML or XML; download the file itself")
     if re.match(rb"\[\s*[{\]]", start):
         raise CorpusError(f"{name}: is one JSON array; write one object on each line, as `jq -c '.[]'` does")
     if b"\0" in start.partition(b"\n")[0]:
         raise CorpusError(
-            f"{name}: is neither JSON Lines, CSV nor Parquet; it is binary, or UTF-16 without a byte order mark"
+            f"{name}: is neither JSON Lines, CSV nor Parquet; it is compressed, of another format, or UTF-16 without a "
+            "byte order mark. Decompress or convert it, as `datasets` does"
         )
     delimiter = None if start.startswith(b"{") else _delimiter(head, fields)
-    suffixes = PurePath(name).suffixes
-    if not start or start.startswith(b"{") or (delimiter is None and any(suffix in _SUFFIXES for suffix in suffixes)):
-        yield from _json_rows(text, progress)
+    if not start or start.startswith(b"{") or (delimiter is None and PurePath(name).suffix in _SUFFIXES):
+        yield from _json_rows(text)
     elif delimiter is not None:
-        yield from _csv_rows(text, delimiter, fields.needed[0], name, progress)
+        yield from _csv_rows(text, delimiter, fields.needed[0], name)
     elif any(mark in head.partition(b"\n")[0] for mark in (b",", b";", b"\t")):
         raise CorpusError(
             f"{name}: its first line names no columns {_listed(fields.needed)}; name those that hold the user and the "
@@ -148,19 +92,8 @@ def _text_rows(
         raise CorpusError(f"{name}: is text, but neither JSON Lines nor CSV; write one JSON object on each line")
 
 
-def _refuse_others(head: bytes, name: str) -> None:
-    offset, tar = _TAR
-    if head[offset:].startswith(tar):
-        raise CorpusError(f"{name}: is a tar archive; unpack it and give its files")
-    for magic, (kind, fix) in _OTHERS.items():
-        if head.startswith(magic):
-            raise CorpusError(f"{name}: is {kind}, not JSON Lines, CSV or Parquet; {fix}")
-
-
-def _json_rows(text: io.BufferedReader, progress: Callable[[], None]) -> Iterator[tuple[str, CorpusRow]]:
+def _json_rows(text: io.BufferedReader) -> Iterator[tuple[str, CorpusRow]]:
     for number, line in lines(text):
-        if not number % 256:
-            progress()
         try:
             yield f"line {number}", parse(line)
         except BadRow as bad:
@@ -176,9 +109,7 @@ def _delimiter(head: bytes, fields: RowFields) -> str | None:
     return None
 
 
-def _csv_rows(
-    text: io.BufferedReader, delimiter: str, user: str, name: str, progress: Callable[[], None]
-) -> Iterator[tuple[str, CorpusRow]]:
+def _csv_rows(text: io.BufferedReader, delimiter: str, user: str, name: str) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of CSV.
 
     A quote that is not closed takes the rows of other users. So it is never skipped: whether one user's row is there
@@ -190,9 +121,7 @@ def _csv_rows(
         header = next(reader)
         if len(set(header)) < len(header):
             raise CorpusError(f"{name}: two columns have the same name; rename one")
-        for number, row in enumerate(_numbered(reader)):
-            if not number % 256:
-                progress()
+        for row in _numbered(reader):
             _check_quotes(row, header, delimiter, user, name)
             yield _csv_row(row, header)
     except csv.Error:
@@ -262,21 +191,17 @@ def _decoded(text: io.BufferedReader, name: str) -> Iterator[str]:
         yield line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
 
 
-def _parquet(
-    file: BinaryIO, name: str, fields: RowFields, progress: ReadingProgress
-) -> Iterator[tuple[str, CorpusRow]]:
+def _parquet(file: BinaryIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     import pyarrow as pa  # slow to import
     from pyarrow import parquet
 
     try:
-        size, source = file.seek(0, io.SEEK_END), _arrow_file(file)
-        table = parquet.ParquetFile(source, buffer_size=2**20)
+        table = parquet.ParquetFile(pa.OSFile(name), buffer_size=2**20)
         columns = wanted(table.schema_arrow.names, fields, name)
-        done, total = 0, max(1, table.metadata.num_rows)
+        done = 0
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=columns):
             yield from table_rows(batch, done)
             done += len(batch)
-            progress(done * size // total)
     except (pa.ArrowException, OSError):
         # Arrow's errors can quote values.
         raise CorpusError(f"{name}: is damaged or incomplete Parquet; copy it again") from None
@@ -312,13 +237,6 @@ def wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
             )
     optional = names if fields.optional is None else fields.optional
     return [field for field in dict.fromkeys((*fields.needed, *optional)) if field in names]
-
-
-def _arrow_file(file: BinaryIO) -> Any:
-    """Returns the file for Arrow, which reads one on the disk without Python."""
-    import pyarrow as pa
-
-    return pa.OSFile(file.name) if isinstance(getattr(file, "name", None), str) else pa.PythonFile(file, "r")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -4,14 +4,13 @@ If it split by line, a user could be on both sides, and an evaluation would rewa
 """
 
 import hmac
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import replacing
-from privmix.foundation.json_lines import LINE_LIMIT, line_of
+from privmix.foundation.json_lines import line_of
 from privmix.training.corpus import Corpus, Document
 from privmix.training.partition import read_salt
 
@@ -38,9 +37,7 @@ def held_out(user: str, salt: bytes, fraction: float) -> bool:
     return number < int(fraction * 2**_BITS)
 
 
-def split(
-    corpus: Corpus, train: Path, held_out_file: Path, *, fraction: float, salt_file: Path, user_limit: int | None = None
-) -> SplitCounts:
+def split(corpus: Corpus, train: Path, held_out_file: Path, *, fraction: float, salt_file: Path) -> SplitCounts:
     """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
     Only their owner can read the files.
@@ -50,18 +47,13 @@ def split(
     Args:
         fraction: of the users, expected to be held out, in (0, 1). That of the text may differ.
         salt_file: the secret of the split, drawn on first use. With the same secret, a user stays on the same side.
-        user_limit: the number of characters to keep of each training user, from the beginning; None keeps all. It
-            does not depend on other users' text, so parts stay separate. It bounds each user's contribution and the
-            training time.
 
     Raises:
-        InputError: the fraction or the limit is out of range, a side is empty, a file cannot be written, or the corpus
+        InputError: the fraction is out of range, a side is empty, a file cannot be written, or the corpus
             is invalid (`CorpusError`).
     """
     if not 0 < fraction < 1:
         raise InputError(f"held-out: must lie between 0 and 1, not {fraction:g}")
-    if user_limit is not None and user_limit < 1:
-        raise InputError(f"user-limit: must be at least 1, not {user_limit}")
     _create_parents(train, held_out_file, salt_file)
     salt = read_salt(salt_file)
     train_side, held_out_side = _Side(), _Side()
@@ -70,7 +62,7 @@ def split(
             if held_out(document.user, salt, fraction):
                 held_out_side.write(document, held_out_lines)
             else:
-                train_side.write(document, train_lines, user_limit)
+                train_side.write(document, train_lines)
         if not train_side.documents + held_out_side.documents:
             raise corpus.empty()
         for side, label in ((held_out_side, "held-out"), (train_side, "training")):
@@ -79,32 +71,21 @@ def split(
                     f"held-out: {fraction:g} leaves no user on the {label} side of {corpus.name}; "
                     f"choose another fraction, or remove {salt_file} to draw a new one"
                 )
-    return SplitCounts(
-        train_side.documents, len(train_side.characters), held_out_side.documents, len(held_out_side.characters)
-    )
+    return SplitCounts(train_side.documents, len(train_side.users), held_out_side.documents, len(held_out_side.users))
 
 
 class _Side:
-    """Counts the documents, and each user's characters, that are written to one side."""
+    """Counts the documents and the users that are written to one side."""
 
     def __init__(self) -> None:
         self.documents = 0
-        self.characters = Counter[str]()
+        self.users = set[str]()
 
-    def write(self, document: Document, file: BinaryIO, user_limit: int | None = None) -> None:
-        """Writes what the limit leaves of a document."""
-        left = LINE_LIMIT if user_limit is None else user_limit - self.characters[document.user]
-        if document.conversation is None:
-            kept = document.text[:left]
-            row: dict[str, Any] = {"text": kept}
-        else:
-            told = document.conversation.first(left)
-            kept = told.text if told else ""
-            row = told.row() if told else {}
-        if kept.strip():
-            self.characters[document.user] += len(kept)
-            self.documents += 1
-            file.write(line_of({"user": document.user, **row}))
+    def write(self, document: Document, file: BinaryIO) -> None:
+        told = document.conversation
+        self.documents += 1
+        self.users.add(document.user)
+        file.write(line_of({"user": document.user, "text": document.text if told is None else told.messages}))
 
 
 def _create_parents(*paths: Path) -> None:

@@ -20,20 +20,7 @@ from tests.support.training import SALT
 OPENAI = [
     {"role": "developer", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Is it "}, {"type": "text", "text": "open?"}]},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "a1", "type": "function", "function": {"name": "hours", "arguments": '{"day": "Monday"}'}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "a1", "content": "9 to 5"},
     {"role": "assistant", "content": "From 9 to 5."},
-]
-SHAREGPT = [
-    {"from": "system", "value": "Be brief."},
-    {"from": "human", "value": "Is it open?"},
-    {"from": "gpt", "value": "From 9 to 5."},
 ]
 SIMPLE = "system: Be brief.\nuser: Is it open?\nassistant: From 9 to 5."
 
@@ -53,33 +40,20 @@ def trained_text(documents: list[Document], base: Path) -> str:
     return str(tokenizer.decode(tokenize(documents, tokenizer, Partition(SALT, 1))[PartShare(0)]))
 
 
-def test_openais_form_is_rendered_with_its_calls(tmp_path: Path, base: Path) -> None:
+def test_openais_form_is_rendered(tmp_path: Path, base: Path) -> None:
     document = only(write(tmp_path / "chats.jsonl", {"messages": OPENAI}), "messages")
-    call = '{"name": "hours", "arguments": {"day": "Monday"}}'
     assert trained_text([document], base) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nIs it open?<|im_end|>\n"
-        f"<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>user\nResult of hours:\n9 to 5<|im_end|>\n"
         "<|im_start|>assistant\nFrom 9 to 5.<|im_end|>"
     ), "and the end token, which the template has written, is not written twice"
 
 
-def test_sharegpts_form_and_parquet_are_the_same_conversation(tmp_path: Path) -> None:
-    assert only(write(tmp_path / "chats.jsonl", {"conversations": SHAREGPT}), "conversations").text == SIMPLE
+def test_parquet_has_the_same_conversation(tmp_path: Path) -> None:
     said = [line.partition(": ") for line in SIMPLE.split("\n")]
     messages = [{"role": role, "content": text} for role, _, text in said]
     table = pa.Table.from_pylist([{"user": "ann", "messages": messages}])
     parquet.write_table(table, tmp_path / "chats.parquet")
     assert only(tmp_path / "chats.parquet", "messages").text == SIMPLE
-
-
-def test_instructions_are_one_turn(tmp_path: Path, base: Path) -> None:
-    row = {"instruction": "Translate.", "input": "chien", "output": "dog"}
-    document = only(write(tmp_path / "rows.jsonl", row), "instruction,input,output")
-    assert "<|im_start|>user\nTranslate.\n\nchien<|im_end|>\n<|im_start|>assistant\ndog<|im_end|>" in trained_text(
-        [document], base
-    )
-    turn = {"prompt": SHAREGPT[:2], "completion": SHAREGPT[2:]}
-    assert only(write(tmp_path / "turns.jsonl", turn), "prompt,completion").text == SIMPLE
 
 
 def test_a_person_cannot_write_a_turn_of_another(tmp_path: Path, base: Path) -> None:
@@ -100,14 +74,14 @@ BAD = {
     "a number": ([{"role": "user", "content": 7}], "a content that is not text"),
     "no text": ([{"role": "user", "content": " "}], "is empty"),
     "no message": ([], "is empty"),
-    "a call of nothing": ([{"role": "assistant", "tool_calls": [{}]}], "a tool call without a function's name"),
+    "a call of a tool": ([{"role": "assistant", "tool_calls": [{}]}], "a call of a tool"),
     "a surrogate": ([{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
 }
 
 
 @pytest.mark.parametrize(("messages", "problem"), BAD.values(), ids=BAD)
 def test_a_bad_conversation_is_named_and_counted(tmp_path: Path, messages: list[Any], problem: str) -> None:
-    path = write(tmp_path / "chats.jsonl", {"messages": messages}, {"messages": SHAREGPT})
+    path = write(tmp_path / "chats.jsonl", {"messages": messages}, {"messages": OPENAI})
     with pytest.raises(CorpusError, match=f"line 1, field 'messages': .*{problem}") as error:
         list(Corpus(path, text_field="messages"))
     assert "heliotrope" not in str(error.value)
@@ -119,10 +93,10 @@ def test_a_bad_conversation_is_named_and_counted(tmp_path: Path, messages: list[
 def test_a_conversation_that_the_template_refuses_is_a_bad_row(tmp_path: Path, base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = (
-        "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-        "{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls }}{% endif %}{% endfor %}"
+        "{% for message in messages %}{% if loop.first and message.role == 'assistant' %}"
+        "{{ raise_exception('a user begins') }}{% endif %}{{ message.content }}{% endfor %}"
     )
-    path = write(tmp_path / "chats.jsonl", {"messages": OPENAI}, {"messages": SHAREGPT})
+    path = write(tmp_path / "chats.jsonl", {"messages": OPENAI[2:]}, {"messages": OPENAI})
     corpus = Corpus(path, text_field="messages", skip_bad=True)
     corpus.people = PeopleText(tokenizer)
     assert [document.text for document in corpus] == [SIMPLE]
@@ -134,10 +108,8 @@ def test_a_conversation_that_the_template_refuses_is_a_bad_row(tmp_path: Path, b
 
 
 def test_a_split_keeps_conversations(tmp_path: Path, base: Path) -> None:
-    rows = [{"user": f"user-{number}", "messages": OPENAI, "tools": [{"type": "function"}]} for number in range(40)]
+    rows = [{"user": f"user-{number}", "messages": OPENAI} for number in range(40)]
     corpus = Corpus(write(tmp_path / "chats.jsonl", *rows), text_field="messages")
     sides = [tmp_path / "train.jsonl", tmp_path / "heldout.jsonl"]
     split(corpus, *sides, fraction=0.5, salt_file=tmp_path / "salt")
     assert sorted(map(repr, Corpus(sides))) == sorted(map(repr, corpus))
-    split(corpus, *sides, fraction=0.5, salt_file=tmp_path / "salt", user_limit=25)
-    assert {document.text for document in Corpus(sides[0])} == {"system: Be brief.\nuser: Is it open?"}

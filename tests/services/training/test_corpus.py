@@ -1,15 +1,13 @@
 """Claim: a corpus reads every valid document, and reports a bad line by its number without a quotation."""
 
-import bz2
 import csv
 import gzip
 import io
 import json
-import lzma
 import re
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +136,7 @@ def test_dataset_without_the_column(tmp_path: Path) -> None:
 def test_dataset_with_splits(tmp_path: Path) -> None:
     rows = Dataset.from_dict({"user": ["ann"], "text": ["hello"]})
     DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "data")
-    with pytest.raises(CorpusError, match=r"several splits.*data/train"):
+    with pytest.raises(CorpusError, match=r"has splits.*data/train"):
         list(Corpus(tmp_path / "data"))
     assert len(list(Corpus(tmp_path / "data" / "train"))) == 1
 
@@ -186,24 +184,10 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress], ids=["plain", "gzip", "bz2"])
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("name", ["notes", "notes.jsonl"])
-def test_a_file_is_read_by_its_content(
-    tmp_path: Path, content: bytes, compress: Callable[[bytes], bytes], name: str
-) -> None:
-    corpus = Corpus(write(tmp_path / name, compress(content)), "ID", "dialogue")
-    if compress is not bytes and content.startswith(b"PAR1"):
-        with pytest.raises(CorpusError, match="is Parquet in a compressed file"):
-            list(corpus)
-    else:
-        assert list(corpus) == EXPECTED
-
-
-def test_zstd_is_read(tmp_path: Path) -> None:
-    with pa.output_stream(tmp_path / "notes.zst", compression="zstd") as file:
-        file.write(CONTENTS["CSV"])
-    assert list(Corpus(tmp_path / "notes.zst", "ID", "dialogue")) == EXPECTED
+def test_a_file_is_read_by_its_content(tmp_path: Path, content: bytes, name: str) -> None:
+    assert list(Corpus(write(tmp_path / name, content), "ID", "dialogue")) == EXPECTED
 
 
 def zipped() -> bytes:
@@ -221,20 +205,16 @@ def arrow() -> bytes:
 
 
 OTHER_KINDS = {
-    "ZIP": (zipped(), "a ZIP archive"),
-    "Arrow": (arrow(), "an Arrow file"),
-    "SQLite": (b"SQLite format 3\0" + bytes(84), "a SQLite database"),
-    "PDF": (b"%PDF-1.7\n%\xe2\xe3", "a PDF document"),
-    "XZ": (lzma.compress(JSONL.encode()), "compressed with xz"),
-    "twice": (gzip.compress(gzip.compress(JSONL.encode())), "compressed twice"),
+    "ZIP": (zipped(), "neither JSON Lines, CSV nor Parquet"),
+    "Arrow": (arrow(), "neither JSON Lines, CSV nor Parquet"),
+    "SQLite": (b"SQLite format 3\0" + bytes(84), "neither JSON Lines, CSV nor Parquet"),
+    "PDF": (b"%PDF-1.7\n%\xe2\xe3", "neither JSON Lines nor CSV"),
+    "gzip": (gzip.compress(JSONL.encode(), mtime=0), "Decompress or convert it"),
     "an array": (json.dumps(ROWS).encode(), "one JSON array"),
-    "HTML": (b"<!DOCTYPE html><title>404</title>", "a page of HTML"),
-    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
     "UTF-16 without a mark": (JSONL.encode("utf-16-le"), "UTF-16 without a byte order mark"),
     "text": (b"Doctor heliotrope said hello.\n", "neither JSON Lines nor CSV"),
     "CSV without names": (b"7,heliotrope\n8,heliotrope\n", "names no columns ID, dialogue"),
     "damaged Parquet": (b"PAR1 heliotrope", "damaged or incomplete Parquet"),
-    "damaged gzip": (gzip.compress(JSONL.encode() * 50)[:-40], "is damaged"),
     "quote that is not closed": (b'ID,dialogue\n7,"heliotrope\n8,x\n', "has a quote that is not closed"),
     "quote that takes another row": (b'ID,dialogue\n7,"helio\n8,"trope\n9,x\n', "has a quote that is not closed"),
     "row that a quote made of two": (b'ID,dialogue\n7,a,"helio\n8,trope"\n9,x\n', "A quote in it may have taken rows"),
@@ -290,24 +270,6 @@ def test_files_globs_and_directories_are_one_corpus(tmp_path: Path) -> None:
         Corpus([tmp_path / "a.jsonl", tmp_path / "*.zip"])
 
 
-def test_a_copy_of_a_datasets_repository_is_read_by_split(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    write(tmp_path / "data" / "train-00000-of-00002.parquet", parquet_of(ROWS[:2]))
-    write(tmp_path / "data" / "train-00001-of-00002.parquet", parquet_of(ROWS[2:]))
-    write(tmp_path / "data" / "test-00000-of-00001.parquet", parquet_of(ROWS[:1]))
-    assert list(Corpus(tmp_path, "ID", "dialogue", split="train")) == EXPECTED
-    assert list(Corpus(tmp_path, "ID", "dialogue", split="test")) == EXPECTED[:1]
-    with pytest.raises(CorpusError, match="several splits; name one with --split: "):
-        list(Corpus(tmp_path, "ID", "dialogue"))
-    with pytest.raises(CorpusError, match="has no split 'dev', only"):
-        list(Corpus(tmp_path, "ID", "dialogue", split="dev"))
-
-
-def test_the_name_of_a_dataset_needs_a_split() -> None:
-    with pytest.raises(CorpusError, match=r"for a dataset of the hub, name its split, too \(--split train\)"):
-        Corpus("someone/dialogues")
-
-
 def test_an_id_is_one_user_in_every_format_and_beside_any_other(tmp_path: Path) -> None:
     """A reader that guesses the type of a column lets one user's id change the ids of all others."""
     types = (
@@ -348,17 +310,6 @@ def test_a_text_that_many_rows_share_is_not_in_memory_many_times(tmp_path: Path)
     for _ in zip(Corpus(tmp_path / "notes.parquet", skip_bad=True), range(50), strict=False):
         peak = max(peak, pa.total_allocated_bytes() - before)
     assert peak < 64 * 2**20
-
-
-def test_the_reading_reports_its_progress(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{number}.csv", b"user,text\n" + b"ann,hello\n" * 2000) for number in range(2)]
-    seen: list[float] = []
-    corpus = Corpus(paths)
-    corpus.report = seen.append
-    assert len(list(corpus)) == 4000
-    assert seen == sorted(seen)
-    assert any(0.4 < fraction < 0.6 for fraction in seen)
-    assert seen[-1] == 1
 
 
 def test_a_corpus_of_bad_rows_says_why_it_has_no_documents(tmp_path: Path) -> None:

@@ -53,21 +53,11 @@ def test_a_split_is_independent_of_parts() -> None:
     assert 850 < sum(part_of(user, SALT, 2) for user in apart) < 1150
 
 
-def test_a_users_text_is_limited_by_that_user_alone(tmp_path: Path) -> None:
-    cut(tmp_path, corpus(tmp_path / "corpus.jsonl"), user_limit=70)
-    characters: dict[str, int] = {}
-    for document in Corpus(tmp_path / "train.jsonl"):
-        characters[document.user] = characters.get(document.user, 0) + len(document.text)
-    assert set(characters.values()) == {70}
-    assert all(len(document.text) > 50 for document in Corpus(tmp_path / "heldout.jsonl"))
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"fraction": 0.0}, "held-out: must lie between 0 and 1"),
         ({"fraction": 1e-9}, "leaves no user on the held-out side"),
-        ({"user_limit": 0}, "user-limit: must be at least 1"),
     ],
 )
 def test_impossible_splits(tmp_path: Path, options: dict[str, object], problem: str) -> None:
