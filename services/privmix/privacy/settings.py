@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 from typing import Protocol as Structure
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
 from privmix.privacy.events import Accountant, Event
@@ -42,7 +42,6 @@ class Settings(BaseModel, ABC):
         choose: when to choose this protocol, in words.
         derived: the parameter that follows from the budget unless it is set; None if there is none.
         one_model: whether the protocol serves the only model of an ensemble of one part.
-        refused: parameters of other protocols that this one refuses, with what to do instead.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -51,21 +50,12 @@ class Settings(BaseModel, ABC):
     choose: ClassVar[str]
     derived: ClassVar[str | None] = None
     one_model: ClassVar[bool] = False
-    refused: ClassVar[Mapping[str, str]] = {}
 
     protocol: str
     epsilon: float | None = Field(EPSILON, gt=0, description="the budget: epsilon after `tokens` tokens")
     delta: float = Field(DELTA, gt=0, lt=1, description="the budget's delta")
     tokens: int = Field(TOKENS, gt=0, description="the number of tokens that the budget must last for")
     _base: Event | None = PrivateAttr(None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, fields: object) -> object:
-        for name, instead in cls.refused.items():
-            if isinstance(fields, Mapping) and name in fields:
-                raise ValueError(f"{name}: {instead}")
-        return fields
 
     def on_base(self, base: Event | None) -> Self:
         """Returns these settings for parts on a private base, whose event the budget pays besides the tokens."""

@@ -257,9 +257,6 @@ class ExponentialSettings(Settings):
     mechanism: ClassVar[type[Protocol]] = Exponential
     choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
     derived: ClassVar[str | None] = "radius"
-    refused: ClassVar[Mapping[str, str]] = {
-        "q": "set `sample` instead, the number of parts that are drawn for every token"
-    }
 
     protocol: Literal["exponential"] = "exponential"
     sample: int | None = Field(

@@ -252,9 +252,6 @@ class PMixedSettings(Settings):
     mechanism: ClassVar[type[Protocol]] = PMixed
     choose: ClassVar[str] = "a certified bound for a known number of tokens"
     derived: ClassVar[str | None] = "radius"
-    refused: ClassVar[Mapping[str, str]] = {
-        "asked": "remove this key; one part is always asked, because the law of a token is the same"
-    }
 
     protocol: Literal["pmixed"] = "pmixed"
     mollifier: Mollifier = Field(PMixed.mollifier, description="ratio is certified; renyi is Algorithm 1, as published")

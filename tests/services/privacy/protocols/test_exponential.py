@@ -280,11 +280,6 @@ def test_a_chosen_radius_is_kept() -> None:
     assert ExponentialSettings(sample=2, radius=0.3).plan(8) == Exponential(8, 2, 0.3)
 
 
-def test_a_configuration_with_poisson_draws_is_refused_with_the_fix() -> None:
-    with pytest.raises(ValueError, match="q: set `sample` instead"):
-        ExponentialSettings.model_validate({"q": 0.5})
-
-
 def test_another_number_of_rows_is_refused() -> None:
     public, *rows = log_softmax(np.random.default_rng(0).normal(size=(4, 5)))
     with pytest.raises(ValueError, match="2 parts"):

@@ -10,7 +10,7 @@ import torch
 from privmix.privacy.accounting.published import largest_beta
 from privmix.privacy.mollifiers.renyi import mollify
 from privmix.privacy.mollifiers.shaping import shape
-from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent, RatioEvent
+from privmix.privacy.protocols.pmixed import PMixed, PublishedEvent, RatioEvent
 from privmix.privacy.sampling.categorical import sample
 from tests.services.privacy.mechanism import log_softmax, normalised, released, subsets, token_distribution
 
@@ -74,11 +74,6 @@ def test_the_cost_of_a_token() -> None:
     published = PMixed(8, 0.25, mollifier="renyi", order=3, loss=0.02)
     assert published.event == PublishedEvent(8, 0.25, 3, 0.02)
     assert published.guarantee.status == "as published"
-
-
-def test_a_configuration_with_the_old_key_asked_is_refused_with_the_fix() -> None:
-    with pytest.raises(ValueError, match="asked: remove this key"):
-        PMixedSettings.model_validate({"asked": "one"})
 
 
 @pytest.mark.parametrize(
