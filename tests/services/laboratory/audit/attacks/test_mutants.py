@@ -8,9 +8,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from importlib import import_module
-from inspect import isabstract
-from pkgutil import iter_modules
 from typing import Any, Literal, get_args, get_origin
 from typing import Protocol as Interface
 
@@ -26,7 +23,6 @@ from privmix.laboratory.audit.attacks.frequencies import audit_draws
 from privmix.laboratory.audit.attacks.releases import audit_releases
 from privmix.laboratory.audit.report.finding import Finding
 from privmix.laboratory.audit.variants import audited, variants
-from privmix.privacy import protocols
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
 from privmix.privacy.mollifiers import projection
@@ -345,17 +341,6 @@ def test_no_certified_protocol_is_left_out() -> None:
         if not settings.one_model and settings.model_validate({}).plan(PARTS).guarantee.status == "certified"
     }
     assert {name for name, _ in audited(PARTS)} == certified - {"public"}
-
-
-def test_every_protocol_in_the_package_is_registered() -> None:
-    """Every settings class in `protocols` is in the registry, which gives audits and tests their lists."""
-    settings_classes = {
-        value
-        for module in iter_modules(protocols.__path__)
-        for value in vars(import_module(f"{protocols.__name__}.{module.name}")).values()
-        if isinstance(value, type) and issubclass(value, Settings) and not isabstract(value) and value is not Settings
-    }
-    assert settings_classes == set(PROTOCOLS.values())
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in audited(PARTS)))
