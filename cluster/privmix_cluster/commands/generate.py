@@ -153,7 +153,7 @@ async def _run(
 
 
 def _report(output: Path, card: dict[str, Any], seconds: float, as_json: bool) -> None:
-    from privmix.generation.card import MARKDOWN_FILE
+    from privmix.generation.card import CARD
     from privmix.generation.job import OUTPUT
 
     texts, budget = card["texts"], card["budget"]
@@ -163,6 +163,5 @@ def _report(output: Path, card: dict[str, Any], seconds: float, as_json: bool) -
         print(json.dumps(summary))
         return
     print(f"{output / OUTPUT}: {texts['whole']} of {texts['asked_for']} texts, in {seconds:.0f} s")
-    free = f", {budget['tokens_free']:,} of them free" if "schema" in card else ""
-    print(f"{budget['tokens_delivered']:,} tokens delivered{free}; the card is {output / MARKDOWN_FILE}")
+    print(f"{budget['tokens_delivered']:,} tokens delivered; the card is {output / CARD}")
     print(card["guarantee"])

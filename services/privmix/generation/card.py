@@ -12,7 +12,7 @@ from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
 from privmix.generation.job import OUTPUT, GenerationJob
 
-JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
+CARD = "card.json"
 
 COVERED = (
     "The guarantee is the service's. It covers all tokens that the service ever releases: these texts and all other "
@@ -32,7 +32,7 @@ NOTES = (
 
 
 def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
-    """Writes both files of the card, each atomically; returns its content.
+    """Writes the card atomically; returns its content.
 
     Args:
         statement: the response of `/v1/privacy` after the last text.
@@ -41,8 +41,7 @@ def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str
     """
     shown = Path(base_model).name if base_model and Path(base_model).is_absolute() else base_model
     card = _card(job, statement) | {"base_model": shown}
-    write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
-    write_atomically(job.directory / MARKDOWN_FILE, _markdown(card).encode())
+    write_atomically(job.directory / CARD, json.dumps(card, indent=2).encode() + b"\n")
     return card
 
 
@@ -53,9 +52,9 @@ def load_card(directory: Path) -> dict[str, Any]:
         InputError: the job has none, or it cannot be read.
     """
     try:
-        card: dict[str, Any] = json.loads((directory / JSON_FILE).read_bytes())
+        card: dict[str, Any] = json.loads((directory / CARD).read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{directory}: has no {JSON_FILE}; run `privmix generate` on it again") from error
+        raise InputError(f"{directory}: has no {CARD}; run `privmix generate` on it again") from error
     return card
 
 
@@ -76,7 +75,6 @@ def _card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
         "protocol": event,
         "budget": {
             "tokens_delivered": job.tokens,
-            "tokens_free": job.free,
             "tokens_charged_by_service": statement["tokens_charged"] - before.get("tokens_charged", 0),
             "epsilon_spent_before": before.get("epsilon_spent"),
             "epsilon_spent_after": statement.get("epsilon_spent"),
@@ -90,27 +88,9 @@ def _card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
             "finish_reasons": dict(Counter(text.finish_reason for text in whole)),
         },
         "template": job.request.template,
-        "fields": {name: dict(counts.most_common(50)) for name, counts in _fields(job).items()},
         **({} if job.request.schema is None else {"schema": job.request.schema}),
         "sampling": json.loads(json.dumps(described["sampling"])),
         "begun": described["begun"],
         "finished": described.get("finished"),
         "notes": [UNCOVERED if statement.get("epsilon") is None else COVERED, *NOTES],
     }
-
-
-def _fields(job: GenerationJob) -> dict[str, Counter[str]]:
-    """Counts the values of each field in the complete texts."""
-    counts: dict[str, Counter[str]] = {}
-    for text in job.texts:
-        if text.finish_reason is not None:
-            for name, value in text.item.fields.items():
-                counts.setdefault(name, Counter())[str(value)] += 1
-    return counts
-
-
-def _markdown(card: Mapping[str, Any]) -> str:
-    lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", ""]
-    lines += [f"- {note}" for note in card["notes"]]
-    lines += ["", "```json", json.dumps(card, indent=2), "```"]
-    return "\n".join(lines) + "\n"

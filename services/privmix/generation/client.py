@@ -46,12 +46,10 @@ class StreamedPiece:
 
     Attributes:
         tokens: the number of the request's tokens so far.
-        free: how many of these had no alternative under the schema and cost nothing.
     """
 
     text: str
     tokens: int
-    free: int = 0
     finish_reason: str | None = None
     ended_by: str | None = None
     answered_by: str | None = None
@@ -175,7 +173,6 @@ def _piece(chunk: Completion) -> StreamedPiece | None:
     return StreamedPiece(
         choice.text,
         chunk.usage.completion_tokens,
-        (chunk.usage.model_extra or {}).get("free_tokens") or 0,
         choice.finish_reason,
         privmix.get("ended_by"),
         privmix.get("answered_by"),

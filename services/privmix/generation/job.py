@@ -59,7 +59,6 @@ class JobText:
 
     Attributes:
         tokens: the number of released tokens, as far as this job knows.
-        free: how many of these had no alternative under the schema and were not charged.
         asked: the number of requests for it.
         answered_by: "public" or "mixed" if the public model answered all or some of it; see the gateway's `privmix`.
     """
@@ -67,7 +66,6 @@ class JobText:
     item: Item
     text: str = ""
     tokens: int = 0
-    free: int = 0
     asked: int = 0
     finish_reason: str | None = None
     answered_by: str | None = None
@@ -75,13 +73,11 @@ class JobText:
     def record(self) -> dict[str, Any]:
         """Returns a line of the output."""
         answered = {"answered_by": self.answered_by} if self.answered_by else {}
-        free = {"free_tokens": self.free} if self.free else {}
         return {
             "id": self.item.index,
             **self.item.fields,
             "text": self.text,
             "tokens": self.tokens,
-            **free,
             "finish_reason": self.finish_reason,
             **answered,
         }
@@ -100,8 +96,6 @@ class GenerationJob:
         self.texts = [JobText(item) for item in request.items]
         self.tokens = 0
         """The number of delivered tokens, as far as this job knows."""
-        self.free = 0
-        """How many of these had no alternative under the schema and were not charged."""
         self.done = 0
         """The number of complete texts."""
 
@@ -247,19 +241,17 @@ class GenerationJob:
         index = record["item"]
         text = self.texts[index]
         if record.get("restarted"):
-            self.texts[index] = replace(text, text="", tokens=0, free=0, answered_by=None)
+            self.texts[index] = replace(text, text="", tokens=0, answered_by=None)
             return
         self.texts[index] = replace(
             text,
             text=text.text + record.get("text", ""),
             tokens=record.get("tokens", text.tokens),
-            free=record.get("free", text.free),
             asked=text.asked + ("asked" in record),
             finish_reason=record.get("finish_reason", text.finish_reason),
             answered_by=_answered_by(text, record) if "text" in record else text.answered_by,
         )
         self.tokens += self.texts[index].tokens - text.tokens
-        self.free += self.texts[index].free - text.free
         self.done += (self.texts[index].finish_reason is not None) - (text.finish_reason is not None)
 
     def replay(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -374,8 +366,6 @@ def _record(piece: StreamedPiece, before: int) -> dict[str, Any]:
     """Returns the journal's record of a piece, of a stream that began after `before` tokens of the text."""
     # A model can generate bytes that are no character.
     record: dict[str, Any] = {"text": piece.text.replace("\ufffd", ""), "tokens": before + piece.tokens}
-    if piece.free:
-        record["free"] = piece.free
     # The end of a budget leaves a structured text complete.
     if piece.finish_reason is not None and (piece.ended_by is None or piece.finish_reason == "stop"):
         record["finish_reason"] = piece.finish_reason

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from privmix.generation.card import MARKDOWN_FILE, write_card
+from privmix.generation.card import CARD, write_card
 from privmix.generation.job import GenerationJob
 
 STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_charged": 4, "tokens_left": 0}
@@ -21,7 +21,6 @@ def job_in(directory: Path, *texts: SimpleNamespace) -> GenerationJob:
             described={"sampling": {}, "begun": "today"},
             texts=texts,
             tokens=12,
-            free=0,
             request=SimpleNamespace(template="{}", schema=None),
         ),
     )
@@ -41,4 +40,4 @@ def test_answers_without_the_parts_are_named_by_their_model(kind: str, tmp_path:
 )
 def test_a_card_names_no_directory_of_the_machine(given: str | None, shown: str | None, tmp_path: Path) -> None:
     assert write_card(job_in(tmp_path), STATEMENT, given)["base_model"] == shown
-    assert "/srv" not in (tmp_path / MARKDOWN_FILE).read_text()
+    assert "/srv" not in (tmp_path / CARD).read_text()

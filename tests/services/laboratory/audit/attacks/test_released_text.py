@@ -10,7 +10,7 @@ import pytest
 from privmix.foundation.errors import InputError
 from privmix.foundation.json_lines import write_lines
 from privmix.foundation.progress import Display
-from privmix.generation.card import JSON_FILE
+from privmix.generation.card import CARD
 from privmix.generation.job import OUTPUT
 from privmix.laboratory.audit.attacks.released_text import ReleasedTexts, find, read_released, score, train_on
 from privmix.laboratory.audit.report.sections import released_section
@@ -55,7 +55,7 @@ def test_the_section_shows_what_the_attack_finds_in_the_corpus_itself() -> None:
 def job(directory: Path, epsilon: float | None, texts: list[str]) -> Path:
     directory.mkdir()
     write_lines(directory / OUTPUT, ({"text": text} for text in texts))
-    (directory / JSON_FILE).write_text(json.dumps({"epsilon": epsilon, "delta": 1e-5, "guarantee": GUARANTEE}))
+    (directory / CARD).write_text(json.dumps({"epsilon": epsilon, "delta": 1e-5, "guarantee": GUARANTEE}))
     return directory
 
 
@@ -75,8 +75,8 @@ def test_lines_without_a_card_are_read_by_field(tmp_path: Path) -> None:
 
 def test_a_job_without_its_card_and_a_missing_testbed_are_refused(tmp_path: Path) -> None:
     broken = job(tmp_path / "job", 8.0, ["one"])
-    (broken / JSON_FILE).unlink()
-    with pytest.raises(InputError, match=JSON_FILE):
+    (broken / CARD).unlink()
+    with pytest.raises(InputError, match=CARD):
         read_released(broken, "text")
     with pytest.raises(InputError, match="privmix audit extraction"):
         planted(tmp_path)
