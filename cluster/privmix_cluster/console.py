@@ -1,6 +1,7 @@
-"""Creates the console for a command's result and the display of its progress."""
+"""Shows a command's result on standard output, and its steps and progress on standard error."""
 
 import sys
+import time
 
 from rich.console import Console
 
@@ -20,3 +21,18 @@ def display(as_json: bool) -> Display:
     if as_json or not sys.stderr.isatty():
         return LineDisplay(sys.stderr)
     return BarDisplay(Console(stderr=True))
+
+
+class Steps:
+    """Prints a line when a step begins, with the seconds since the first step."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __call__(self, step: str) -> None:
+        self._console.print(f"[dim]{self.seconds:6.1f} s[/]  {step}")

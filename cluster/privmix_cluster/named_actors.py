@@ -1,19 +1,32 @@
-"""Calls and stops actors by their names, and stops those of a start that fails."""
+"""Finds, calls and stops actors by their names, and stops those of a start that fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from privmix.fleet import fleet
 from privmix.foundation.actors import remote
-from privmix.foundation.errors import LedgerError
+from privmix.foundation.errors import ConfigurationError, LedgerError
 
 CLOSING_S = 10.0
 """How long an actor that is asked to close may take to answer."""
+
+
+def fleet_of(namespace: str) -> ActorHandle:
+    """Returns the fleet actor of a service.
+
+    Raises:
+        ConfigurationError: no service runs under this namespace.
+    """
+    try:
+        return ray.get_actor(fleet.NAME, namespace)
+    except ValueError as error:
+        raise ConfigurationError(f"namespace: no service runs as {namespace!r} on this Ray cluster") from error
 
 
 def call(name: str, namespace: str, method: Callable[[Any], object]) -> None:

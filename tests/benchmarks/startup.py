@@ -67,13 +67,12 @@ def serve(config: Path) -> tuple[dict[str, float], dict[str, float]]:
 
     from privmix.foundation.ray_session import connected
     from privmix_cluster.configuration import Configuration
-    from privmix_cluster.foreground import import_launch, import_meanwhile
+    from privmix_cluster.launch import launch
 
     configuration = Configuration.load(config)
     stages("Starting Ray")
-    import_meanwhile()
     with connected():
-        service = import_launch()(configuration, stages.step)
+        service = launch(configuration, stages.step)
         try:
             stages("first token")
             request = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 1}

@@ -6,8 +6,6 @@ from typing import Any
 
 import ray
 
-from privmix.foundation.ray_session import with_few_processes
-
 
 @contextmanager
 def ray_cluster(cpus: int, **options: Any) -> Iterator[str]:
@@ -16,8 +14,7 @@ def ray_cluster(cpus: int, **options: Any) -> Iterator[str]:
     Args:
         options: further options of `ray.init`, such as `namespace`.
     """
-    with with_few_processes():
-        context = ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **options)
+    context = ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **options)
     try:
         yield context.address_info["gcs_address"]
     finally:

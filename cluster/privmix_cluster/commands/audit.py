@@ -12,10 +12,9 @@ import typer
 from rich.markup import escape
 
 from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind
-from privmix_cluster.console import console, display
+from privmix_cluster.console import Steps, console, display
 from privmix_cluster.options import JsonOption, TextFieldOption
 from privmix_cluster.parameters import ACCEPTED, bad, options, settings_from
-from privmix_cluster.steps import Steps
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -110,21 +110,13 @@ def _serving(
     if url is not None:
         yield url, key
         return
-    from privmix.foundation.ray_session import connected
-    from privmix_cluster.foreground import stop
-    from privmix_cluster.launch import launch
-    from privmix_cluster.steps import Steps
+    from privmix_cluster.console import Steps
+    from privmix_cluster.foreground import serving
 
     assert configuration is not None
-    steps = Steps()
-    steps("Starting Ray")
-    with connected():
-        service = launch(configuration, steps)
-        try:
-            keys = configuration.http.api_keys
-            yield service.url, key or (keys[0].get_secret_value() if keys else None)
-        finally:
-            stop(service, steps)
+    with serving(configuration, Steps()) as service:
+        keys = configuration.http.api_keys
+        yield service.url, key or (keys[0].get_secret_value() if keys else None)
 
 
 async def _run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from privmix_cluster.steps import Steps
+from privmix_cluster.console import Steps
 
 if TYPE_CHECKING:
     from privmix_cluster.configuration import Configuration
@@ -50,27 +50,20 @@ def quickstart(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
     """Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP."""
-    from privmix.foundation.ray_session import connected
-    from privmix_cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
+    from privmix_cluster.foreground import serving, wait_for_signal
 
     steps = Steps()
     configuration = prepare(directory, port, steps)
-    steps("Starting Ray")
-    import_meanwhile()
-    with connected():
-        service = import_launch()(configuration, steps)
-        try:
-            steps("Requesting a completion over HTTP")
-            outcome, statement = request_completion(service, steps)
-            if as_json:
-                print(json.dumps(asdict(outcome)), flush=True)
-            else:
-                show(outcome, statement, service, directory)
-            if stay:
-                steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
-                wait_for_signal()
-        finally:
-            stop(service, steps)
+    with serving(configuration, steps) as service:
+        steps("Requesting a completion over HTTP")
+        outcome, statement = request_completion(service, steps)
+        if as_json:
+            print(json.dumps(asdict(outcome)), flush=True)
+        else:
+            show(outcome, statement, service, directory)
+        if stay:
+            steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
+            wait_for_signal()
 
 
 def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":

@@ -27,7 +27,7 @@ def scale(
 
     from privmix.foundation.errors import FleetError
     from privmix.foundation.ray_session import joined
-    from privmix_cluster.running import fleet_of
+    from privmix_cluster.named_actors import fleet_of
 
     with joined(address):
         fleet = fleet_of(namespace)

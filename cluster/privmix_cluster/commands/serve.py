@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from privmix_cluster.foreground import import_launch, import_meanwhile, stop, wait_for_signal
-from privmix_cluster.steps import Steps
+from privmix_cluster.console import Steps
+from privmix_cluster.foreground import serving, wait_for_signal
 
 
 def serve(
@@ -15,7 +15,6 @@ def serve(
     check: Annotated[bool, typer.Option("--check", help="Only check that a start would succeed.")] = False,
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
-    from privmix.foundation.ray_session import connected
     from privmix_cluster.configuration import Configuration
 
     configuration = Configuration.load(config)
@@ -25,12 +24,6 @@ def serve(
         check_service(configuration)
         return
     steps = Steps()
-    steps("Starting Ray")
-    import_meanwhile()
-    with connected(address):
-        service = import_launch()(configuration, steps)
-        try:
-            steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
-            wait_for_signal()
-        finally:
-            stop(service, steps)
+    with serving(configuration, steps, address) as service:
+        steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
+        wait_for_signal()

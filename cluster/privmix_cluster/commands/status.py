@@ -37,7 +37,7 @@ def status(
 def _record(namespace: str) -> dict[str, Any]:
     import ray
 
-    from privmix_cluster.running import fleet_of
+    from privmix_cluster.named_actors import fleet_of
 
     fleet_status = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
     others = asyncio.run(_others(namespace, fleet_status["coordinators"]))

@@ -9,11 +9,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from pathlib import Path
 
 import ray
-from ray._private import parameter, ray_constants, services
+from ray._private import ray_constants, services
 from ray._private.authentication import authentication_token_setup as authentication
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
@@ -44,7 +43,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     secure(address)
     local = {} if address else {"include_dashboard": False}
     try:
-        with _without_settings(), with_few_processes():
+        with _without_settings():
             ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise WorkError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
@@ -76,20 +75,6 @@ def _without_settings() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
-
-
-@contextmanager
-def with_few_processes() -> Iterator[None]:
-    """Lets a cluster that the block starts have no process that sends its log to drivers, and none that adds nodes.
-
-    Each takes part of a start, and such a cluster sends nothing (`log_to_driver`) and has one node.
-    """
-    complete = parameter.RayParams
-    parameter.RayParams = partial(complete, include_log_monitor=False, no_monitor=True)
-    try:
-        yield
-    finally:
-        parameter.RayParams = complete
 
 
 def secure(address: str | None) -> None:
