@@ -21,7 +21,7 @@ from privmix.privacy.events import Accountant
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.protocols.gnmax import GNMaxSettings
 from privmix.privacy.protocols.individual import IndividualSettings
-from privmix.privacy.protocols.pmixed import PMixedSettings, RatioEvent
+from privmix.privacy.protocols.pmixed import PMixedSettings
 from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from privmix.privacy.settings import Settings
 
@@ -99,30 +99,6 @@ def test_divergences_at_large_orders_are_those_of_fifty_digits(eta: float, order
                 mixed = (1 - g + g * high, 1 - g + g * low)
                 moments = [mass * mixed[0] ** power + (1 - mass) * mixed[1] ** power for power in (a, 1 - a)]
                 assert float(mp.log(max(moments)) / (a - 1)) <= bound
-
-
-@pytest.mark.parametrize("order", LARGE)
-@pytest.mark.parametrize(("parts", "q", "radius"), [(80, 1.0, 0.05), (8, 1.0, 0.004), (80, 0.03, 0.3), (4, 1.0, 8.69)])
-def test_the_worst_channel_at_large_orders_is_that_of_fifty_digits(
-    parts: int, q: float, radius: float, order: float
-) -> None:
-    with mp.workdps(50):
-        a, high, public = mpf(order), mp.exp(radius), (1 - mpf(q)) ** parts
-
-        def value(others: mpf, own: mpf) -> mpf:
-            return public + (1 - public) * ((parts - 1) * others + own) / parts
-
-        mass, low = 1 / (high + 1), 1 / high
-        shared = max(mpf(0), 3 * mass - 1)
-        outcomes = [
-            (mass, value(low, high), value(low, low)),
-            (mass - shared, value(low, low), value(low, high)),
-            (shared, value(high, low), value(high, high)),
-        ]
-        rest = 1 - sum(m * q_ for m, _, q_ in outcomes)
-        moments = [rest + sum(m * q_ * (p_ / q_) ** power for m, p_, q_ in outcomes) for power in (a, 1 - a)]
-        exact = float(mp.log(max(moments)) / (a - 1))
-    assert RatioEvent(parts, q, radius).rdp([order])[0] == pytest.approx(exact, rel=1e-9)
 
 
 SETTINGS = [PMixedSettings, ExponentialSettings, GNMaxSettings, SubsampleAggregateSettings]
