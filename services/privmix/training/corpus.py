@@ -8,9 +8,9 @@ Error messages name the file, the row and the field, but never quote the content
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import TemplateError
 
@@ -21,6 +21,8 @@ from privmix.tokenization.people_text import PeopleText, TypedMarks
 from privmix.training.conversations import Conversation, conversation
 from privmix.training.rows import RowFields
 from privmix.training.sources import check, sources
+
+T = TypeVar("T")
 
 USER_LIMIT = 16 * LONGEST
 """The bytes of a line that are kept for its user, of which a character can take up to 6."""
@@ -77,10 +79,6 @@ class Corpus:
         self.skipped: Counter[str] = Counter()
         self.people: PeopleText | None = None
 
-    def beside(self, paths: Path | str | Sequence[Path | str]) -> "Corpus":
-        """Returns the corpus of other files that are read in the same way."""
-        return Corpus(paths, self.user_field, self.text_field, self.skip_bad)
-
     @property
     def name(self) -> str:
         """What was given, for messages."""
@@ -109,6 +107,25 @@ class Corpus:
                     self.skipped[bad.kind] += 1
                 else:
                     yield document
+
+    def read_into(self, take: Callable[[Iterable[Document]], T]) -> T:
+        """Reads the documents once, as they stream by, and returns what `take` makes of them.
+
+        Raises:
+            CorpusError: there are no documents, or the corpus cannot be read.
+        """
+        read = 0
+
+        def documents() -> Iterator[Document]:
+            nonlocal read
+            for document in self:
+                read += 1
+                yield document
+
+        content = take(documents())
+        if not read:
+            raise self.empty()
+        return content
 
     def empty(self, whose: str = "") -> CorpusError:
         """Returns the error for a corpus without documents, after reading it."""

@@ -18,6 +18,7 @@ from privmix.foundation.errors import InputError, WorkError
 from privmix.foundation.files import building, write_files
 from privmix.training import manifest as manifests
 from privmix.training.manifest import Manifest, hash_adapter
+from privmix.training.partition import salt_id
 
 PARTS = "parts"
 SALT = "partition.salt"
@@ -74,6 +75,19 @@ def ensemble_id(output: Path) -> str:
     if (output / manifests.FILE).exists():
         return Manifest.load(output).ensemble
     return uuid.uuid4().hex
+
+
+def check_salt(output: Path, salt: bytes) -> None:
+    """Checks that the next training of an ensemble divides the users as its earlier ones did.
+
+    Raises:
+        InputError: the ensemble in this directory was trained with another salt.
+    """
+    if (output / manifests.FILE).exists() and Manifest.load(output).salt_id != salt_id(salt):
+        raise InputError(
+            f"salt: {output} was trained with another salt, which divides its users in another way; restore the salt, "
+            "or train into another directory"
+        )
 
 
 def remove_others(output: Path, manifest: Manifest) -> None:

@@ -20,14 +20,12 @@ from privmix.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus, Document
-from privmix.training.directory import SALT, ensemble_id, only_writer
+from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
 from privmix.training.manifest import Manifest, Part, PrivateTraining
-from privmix.training.marks import Marks
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from privmix.training.packing import Tokens, contributions, size_bucket
 from privmix.training.partition import PartShare, read_salt, salt_id
 from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
-from privmix.training.reading import read
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
@@ -75,10 +73,10 @@ def plan(
                 "of epsilon"
             )
         salt = read_salt(salt_file or output / SALT)
-        before, tokenizer = Marks.of_ensemble(output, salt), base.load_tokenizer()
+        check_salt(output, salt)
+        tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        text = read(corpus, salt, partial(_units, tokenizer=tokenizer, private=private, options=options))
-        units, marks = text.content, before | text.marks
+        units = corpus.read_into(partial(_units, tokenizer=tokenizer, private=private, options=options))
         fingerprint = _fingerprint(units, base, salt, private, options)
         adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options))
         yield TrainingPlan(
@@ -89,8 +87,7 @@ def plan(
             manifest=lambda: _manifest(
                 ensemble, output, adapter, base, salt, options, sum(map(len, units)), corpus.form
             ),
-            marks=marks,
-            skipped=text.skipped,
+            skipped=dict(corpus.skipped),
         )
 
 

@@ -162,7 +162,6 @@ class Manifest(BaseModel):
         default=None, ge=1, description="the number of last layers that readers change; None if they change all"
     )
     parts: tuple[Part, ...] = Field(min_length=1)
-    marks: Digest | None = Field(default=None, description="the digest of the marks of all text that it was trained on")
     stated: StatedSize | None = Field(
         default=None, description="from which the number of parts was chosen; None: given"
     )

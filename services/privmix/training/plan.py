@@ -17,7 +17,6 @@ from privmix.foundation.progress import Display
 from privmix.training.base import Base
 from privmix.training.directory import adapter_path, finished, remove_others, store
 from privmix.training.manifest import Manifest
-from privmix.training.marks import Marks
 from privmix.training.options import Resources
 
 if TYPE_CHECKING:
@@ -92,7 +91,6 @@ class TrainingPlan:
     Attributes:
         part_kind: what the adapters are.
         manifest: returns the manifest. It is called once all adapters exist.
-        marks: the marks of the corpus, and of all earlier trainings of the ensemble.
         skipped: the numbers of skipped rows of the corpus by kind.
     """
 
@@ -101,7 +99,6 @@ class TrainingPlan:
     adapters: Sequence[PlannedAdapter]
     part_kind: PartKind
     manifest: Callable[[], Manifest]
-    marks: Marks
     skipped: Mapping[str, int]
 
     def missing(self) -> list[PlannedAdapter]:
@@ -111,9 +108,8 @@ class TrainingPlan:
 
     def finish(self, trained: int) -> Trained:
         """Writes the manifest and removes the adapters that it does not name."""
-        manifest = self.manifest().model_copy(update={"marks": self.marks.digest})
-        with self.marks.saving(self.output):
-            manifest.save(self.output)
+        manifest = self.manifest()
+        manifest.save(self.output)
         remove_others(self.output, manifest)
         return Trained(manifest, trained, len(self.adapters) - trained, self.skipped)
 

@@ -16,7 +16,7 @@ from filelock import FileLock
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import building
 from privmix.training import public_model
-from privmix.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase, private_base
+from privmix.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase
 
 _COPIED = (".json", ".txt", ".model", ".jinja")
 
@@ -24,22 +24,6 @@ _COPIED = (".json", ".txt", ".model", ".jinja")
 def is_trained(directory: Path) -> bool:
     """Returns whether `privmix train` wrote this directory."""
     return (directory / FILE).is_file()
-
-
-def resolve_public(model: str | None = None, field: str = "public-model") -> Path:
-    """Returns the directory of a public model, as `public_model.resolve` does.
-
-    Args:
-        field: the name of the option that gives the model, for the error.
-
-    Raises:
-        InputError: it was trained on private text.
-        PublicModelError: as `public_model.resolve`.
-    """
-    path = public_model.resolve(model)
-    if private_base(path) is not None:
-        raise InputError(f"{field}: {path} was trained on private text; name the public model that it came from")
-    return path
 
 
 def merged(directory: Path) -> Path:

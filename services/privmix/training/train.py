@@ -18,14 +18,12 @@ from privmix.foundation.errors import InputError
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus
-from privmix.training.directory import SALT, ensemble_id, only_writer
+from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
 from privmix.training.manifest import Adapter, Manifest, Part, StatedSize
-from privmix.training.marks import Marks
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens, size_bucket, tokenize
 from privmix.training.partition import Partition, PartShare, read_salt, salt_id
 from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
-from privmix.training.reading import read
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 5
@@ -68,18 +66,17 @@ def plan(
         salt = read_salt(salt_file or output / SALT)
         tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        before = Marks.of_ensemble(output, salt)
+        check_salt(output, salt)
         partition = Partition(salt, parts, halves)
-        text = read(corpus, salt, partial(tokenize, tokenizer=tokenizer, partition=partition))
-        entries = _entries(text.content, base, salt, options)
+        text = corpus.read_into(partial(tokenize, tokenizer=tokenizer, partition=partition))
+        entries = _entries(text, base, salt, options)
         yield TrainingPlan(
             output,
             base,
             [entry.planned for entry in entries],
             options.part_kind,
             manifest=lambda: _manifest(entries, output, base, salt, options, stated, corpus.form),
-            marks=before | text.marks,
-            skipped=text.skipped,
+            skipped=dict(corpus.skipped),
         )
 
 
