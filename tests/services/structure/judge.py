@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 
+from privmix.structure.errors import StructureError
 from privmix.structure.matcher import Matcher
 from tests.support.structure import tokens_of, vocabulary
 
@@ -33,14 +34,19 @@ def draw(follower: Matcher, chance: random.Random, longest: int = 200) -> str | 
     """
     words = vocabulary()
     text: tuple[int, ...] = ()
+    known: tuple[int, ...] | None = None  # the text before the last token, with its end
     length = chance.choice((0, 5, 20, longest))
     while True:
-        position = follower.after(text)
+        try:
+            position = follower.after(text)
+        except StructureError:  # a token after which the engine gives up: a coordinator releases the known end instead
+            return None if known is None else words.tokenizer.decode_str(list(known))
         text += position.forced
         if position.complete:
             break
         if position.end is None:
-            return None
+            return None if known is None else words.tokenizer.decode_str(list(known))
+        known = text + position.end
         if len(text) >= length:
             text += position.end
             break
