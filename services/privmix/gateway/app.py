@@ -26,7 +26,6 @@ from privmix.requests.errors import ApiError, from_http
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
 from privmix.requests.refusals import LIMITED, RATES
-from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from privmix.requests.settings import RequestSettings
 from privmix.requests.values import check_address
@@ -59,7 +58,6 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
 BODIES = (
     CompletionRequest,
     ChatRequest,
-    ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
     *ADMINISTRATION_BODIES,

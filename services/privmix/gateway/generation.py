@@ -1,4 +1,4 @@
-"""Implements the routes that generate text: completions, chat completions and responses."""
+"""Implements the routes that generate text: completions and chat completions."""
 
 from functools import partial
 
@@ -19,8 +19,6 @@ from privmix.requests.answers import Answer, ChatCompletion, Completion
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
 from privmix.requests.preparation import Preparation, Route, read_body
-from privmix.requests.responses import answers
-from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest
 from privmix.requests.settings import RequestSettings
 
@@ -33,7 +31,7 @@ HEARTBEAT_S = 10.0
 
 
 class GenerationRoutes:
-    """Implements `POST /v1/completions`, `POST /v1/chat/completions` and `POST /v1/responses`."""
+    """Implements `POST /v1/completions` and `POST /v1/chat/completions`."""
 
     def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
@@ -57,13 +55,6 @@ class GenerationRoutes:
             response_model=ChatCompletion,
             openapi_extra=body(ChatRequest),
         )
-        router.add_api_route(
-            "/v1/responses",
-            self.responses,
-            methods=["POST"],
-            response_model=answers.Response,
-            openapi_extra=body(ResponsesRequest),
-        )
         return router
 
     async def completions(self, request: Request) -> Response:
@@ -73,10 +64,6 @@ class GenerationRoutes:
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         return await self._answer(request, "/v1/chat/completions")
-
-    async def responses(self, request: Request) -> Response:
-        """Answer a conversation of items. Nothing is stored: send earlier items again in `input`."""
-        return await self._answer(request, "/v1/responses")
 
     async def _answer(self, request: Request, endpoint: Route) -> Response:
         requests.inc()
@@ -98,7 +85,7 @@ class GenerationRoutes:
                 body.include_usage,
                 body.continuous_usage,
             )
-            chunks = kept_alive(chunks, HEARTBEAT_S, answer.error_event)
+            chunks = kept_alive(chunks, HEARTBEAT_S)
             # The status line waits for the first chunk, because the request can be refused until then.
             first = await unless_disconnected(request.receive, anext(chunks))
             return EventStream(first, chunks, _source_header(answer) | admission.headers)

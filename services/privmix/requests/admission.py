@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.keys.messages import Identity
-from privmix.requests.answers import Answer, error_event
+from privmix.requests.answers import DONE, Answer, error_event, events
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
@@ -32,9 +32,7 @@ HEARTBEAT = b": waiting\n\n"
 T = TypeVar("T")
 
 
-async def kept_alive(
-    chunks: AsyncGenerator[bytes, None], interval_s: float, error_event: Callable[[ApiError], bytes] = error_event
-) -> AsyncGenerator[bytes, None]:
+async def kept_alive(chunks: AsyncGenerator[bytes, None], interval_s: float) -> AsyncGenerator[bytes, None]:
     """Yields `chunks`, and a comment whenever none arrives for `interval_s`, so that proxies do not close the stream.
 
     The first comment starts the response, so a refusal after it is an `error_event` instead of a status.
@@ -160,10 +158,10 @@ async def stream_answer(
             while not ended:
                 deltas = await queue.take()
                 answer.add(deltas)
-                written = answer.events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
+                written = events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
                 ended = queue.drained
                 if ended:
-                    written += answer.events([answer.closing()] if include_usage else [], ended=True)
+                    written += events([answer.closing()] if include_usage else []) + DONE
                 if written:
                     started = True
                     yield written
@@ -171,7 +169,7 @@ async def stream_answer(
     except ApiError as failure:
         if not started:
             raise answer.failed(failure) from None
-        yield answer.error_event(failure)
+        yield error_event(failure)
 
 
 RETRY_S = 1.0

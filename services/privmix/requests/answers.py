@@ -224,6 +224,10 @@ class Piece:
         return finish_reason(self.finish_reason, complete=self.complete)
 
 
+DONE = b"data: [DONE]\n\n"
+"""Ends a stream that did not fail."""
+
+
 def events(bodies: Iterable[BaseModel]) -> bytes:
     """Returns one event for each body, to send them in one write."""
     return b"".join(b"data: " + body.model_dump_json().encode() + b"\n\n" for body in bodies)
@@ -235,14 +239,9 @@ def error_event(failure: ApiError) -> bytes:
 
 
 class Style(ABC):
-    """Formats the answers of one route. The defaults are those of completions and chats.
-
-    Attributes:
-        done: what ends a stream that did not fail.
-    """
+    """Formats the answers of one route."""
 
     id_prefix: str
-    done = b"data: [DONE]\n\n"
 
     @abstractmethod
     def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> BaseModel:
@@ -259,18 +258,6 @@ class Style(ABC):
     @abstractmethod
     def closing(self, frame: Frame, usage: Usage) -> BaseModel:
         """Returns the last chunk, which `stream_options.include_usage` requests."""
-
-    def encode(self, body: BaseModel) -> bytes:
-        """Returns the server-sent events of a chunk."""
-        return events([body])
-
-    def error(self, failure: ApiError, usage: Usage | None) -> bytes:
-        """Returns the server-sent events that report a failure during a stream.
-
-        Args:
-            usage: what was charged until then.
-        """
-        return error_event(failure)
 
 
 class CompletionStyle(Style):
@@ -395,11 +382,6 @@ class PartialCall:
         self._prefixes = {call_prefix(name): name for name in names}
         self._name: str | None = None
         self._text = ""
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the text of a call has begun."""
-        return self._name is not None or bool(self._text)
 
     def push(self, text: str, *, complete: bool) -> ToolCall | None:
         """Returns what is new in the call; None if there is nothing.
@@ -546,14 +528,6 @@ class Answer:
     def closing(self) -> BaseModel:
         """Returns the last chunk, with the usage."""
         return self._style.closing(self._frame, self.usage)
-
-    def events(self, bodies: Iterable[BaseModel], *, ended: bool = False) -> bytes:
-        """Returns the server-sent events of some chunks, to send them in one write, and the end of the stream."""
-        return b"".join(map(self._style.encode, bodies)) + (self._style.done if ended else b"")
-
-    def error_event(self, failure: ApiError) -> bytes:
-        """Returns the server-sent events that report a failure during a stream."""
-        return self._style.error(failure, self.usage)
 
     def _extension(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Privmix | None:
         """Returns None if no field applies. Substituted parameters are reported where a choice ends."""

@@ -21,8 +21,6 @@ from privmix.requests.answers import (
 )
 from privmix.requests.errors import ApiError, body_too_large, invalid
 from privmix.requests.models import ServedModel
-from privmix.requests.responses.answers import ResponsesStyle
-from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from privmix.requests.settings import RequestSettings
 from privmix.requests.structure import Structure, structure_of
@@ -150,10 +148,7 @@ def check_shortest(body: GenerationRequest, structure: Structure, length: int, m
         raise invalid(body.token_limit[0], f"{message}; request at least {structure.shortest}")
 
 
-Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
-"""The routes that batches have too."""
-
-Route = Endpoint | Literal["/v1/responses"]
+Route = Literal["/v1/completions", "/v1/chat/completions"]
 
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256
 """The length of an answer if the client sets none, as OpenAI's for completions. An unlimited chat could spend the whole
@@ -191,8 +186,6 @@ class Preparation:
                 return await self._completion(body, cache_salt)
             case "/v1/chat/completions":
                 return await self._chat(ChatRequest.parse(body, self._settings.fallbacks), cache_salt)
-            case "/v1/responses":
-                return await self._chat(ResponsesRequest.parse(body, self._settings.fallbacks), cache_salt)
 
     async def _completion(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
@@ -206,7 +199,7 @@ class Preparation:
         style = CompletionStyle(echoed and [text for text in echoed for _ in range(request.n)])
         return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, structure)
 
-    async def _chat(self, request: ChatRequest | ResponsesRequest, cache_salt: str) -> Prepared:
+    async def _chat(self, request: ChatRequest, cache_salt: str) -> Prepared:
         served = self._served
         served.check_name(request.model)
         check_counts(request, 1, self._settings)
@@ -248,9 +241,7 @@ class Preparation:
         return Prepared(request, served, generations, answer)
 
 
-def _style(request: ChatRequest | ResponsesRequest) -> Style:
-    if isinstance(request, ResponsesRequest):
-        return ResponsesStyle(request)
+def _style(request: ChatRequest) -> Style:
     tools = request.callable_tools
     return ToolStyle([tool.name for tool in tools], request.must_call) if tools else ChatStyle()
 

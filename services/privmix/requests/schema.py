@@ -195,15 +195,12 @@ def _content(value: object) -> object:
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
         raise refused("invalid_type", "give a string or a list of text parts")
     parts = [{key: field for key, field in part.items() if key == "text" or has_effect(field)} for part in value]
-    if any(part.keys() != {"type", "text"} or part["type"] not in TEXT_PARTS for part in parts):
+    if any(part.keys() != {"type", "text"} or part["type"] != "text" for part in parts):
         raise refused("unsupported_value", 'give only parts of the form {"type": "text", "text": "..."}')
     if not all(isinstance(part["text"], str) for part in parts):
         raise refused("invalid_type", "the text of a part must be a string")
     return "\n".join(part["text"] for part in parts)
 
-
-TEXT_PARTS = ("text", "input_text", "output_text")
-"""The types of a text part: that of chat completions, and those of responses."""
 
 Content = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])]
 

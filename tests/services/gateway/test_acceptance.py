@@ -26,10 +26,7 @@ TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type"
 CALLED = {"id": "a", "type": "function", "function": {"name": "find", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
 
-RESPONSE: dict[str, Any] = {"model": "privmix", "input": "Good morning"}
-FUNCTION = {"type": "function", "name": "find", "parameters": {"type": "object"}, "strict": True}
-
-COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 SHARED: list[dict[str, Any]] = [
     {},
@@ -97,24 +94,10 @@ CHAT_ONLY: list[dict[str, Any]] = [
 ]
 
 
-RESPONSES_ONLY: list[dict[str, Any]] = [
-    {},
-    {"store": False, "stream": True, "max_output_tokens": 256, "temperature": 0.5, "top_p": 0.9},
-    {"tools": [FUNCTION], "tool_choice": "auto", "parallel_tool_calls": True},
-    {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "find"}},
-    {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}, "strict": True}, "verbosity": "medium"}},
-    {"text": {"format": {"type": "json_object"}}, "instructions": "Be brief."},
-    {"include": [], "metadata": {}, "reasoning": {"effort": None}, "truncation": "disabled", "service_tier": "auto"},
-    dict.fromkeys(("n", "store", "tools", "text", "previous_response_id", "stream", "max_tokens", "conversation")),
-    {"structured_outputs": {"regex": "[0-9]+"}, "stop": "5", "top_k": 40, "user": "someone"},
-]
-
-
 @pytest.mark.parametrize(
     ("route", "body"),
     [(COMPLETIONS, COMPLETION | fields) for fields in SHARED + COMPLETION_ONLY]
-    + [(CHATS, CHAT | fields) for fields in SHARED + CHAT_ONLY]
-    + [(RESPONSES, RESPONSE | fields) for fields in RESPONSES_ONLY],
+    + [(CHATS, CHAT | fields) for fields in SHARED + CHAT_ONLY],
 )
 def test_a_valid_request_reaches_the_coordinator(client: TestClient, route: str, body: dict[str, Any]) -> None:
     response = client.post(route, json=body)

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from privmix.gateway.app import BODIES
 from privmix.requests.errors import from_validation
-from privmix.requests.responses.schema import ResponsesRequest
 from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SIZE = 1 << 20
@@ -30,7 +29,6 @@ def many(item: str) -> list[Any]:
         (CompletionRequest, {**MODEL, "prompt": many("{}")}, "prompt"),
         (CompletionRequest, {**MODEL, "prompt": "a", "stop": many("0")}, "stop"),
         (CompletionRequest, {**MODEL, "prompt": "a", **{f"a{number}": 1 for number in range(SIZE // 12)}}, "a0"),
-        (ResponsesRequest, {**MODEL, "input": many("{}")}, "input[0].role"),
         (TokenizeRequest, {**MODEL, "messages": many("{}")}, "messages[0].role"),
         (DetokenizeRequest, {**MODEL, "tokens": many("{}")}, "tokens[0]"),
     ],

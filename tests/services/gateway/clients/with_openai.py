@@ -58,40 +58,6 @@ def loop() -> dict[str, object]:
     return {"loop": [answer.choices[0].finish_reason, answer.usage.completion_tokens]}
 
 
-def responses() -> dict[str, object]:
-    """Calls the newer API: a text, its events, a parsed text, and a loop of tools that sends all items again."""
-    client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
-    wanted: Any = {"model": "privmix", "max_output_tokens": 60}
-    text: Any = client.responses.create(input="When does the clinic open?", instructions="Be brief.", **wanted)
-    events = [event.type for event in client.responses.create(input="Good morning.", stream=True, **wanted)]
-    assert events[:2] == ["response.created", "response.in_progress"]
-    assert events[-1] in ("response.completed", "response.incomplete")
-    parsed: Any = client.responses.parse(input=MESSAGES, text_format=Ticket, model="privmix", max_output_tokens=100)
-    assert isinstance(parsed.output_parsed, Ticket)
-    tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
-    items: Any = list(MESSAGES)
-    for choice in ("required", "none"):
-        with client.responses.stream(input=items, tools=[tool], tool_choice=choice, store=False, **wanted) as stream:
-            for event in stream:
-                last: Any = event
-        items += last.response.output
-        for call in (item for item in last.response.output if item.type == "function_call"):
-            ticket = Ticket.model_validate_json(call.arguments)
-            items.append(
-                {"type": "function_call_output", "call_id": call.call_id, "output": f"Booked: {ticket.reason}."}
-            )
-    assert [item["type"] for item in items if isinstance(item, dict) and "type" in item] == ["function_call_output"]
-    try:
-        client.responses.create(input="a", previous_response_id=text.id, **wanted)
-    except openai.BadRequestError as refusal:
-        assert "previous_response_id" in refusal.message, "a proxy keeps the message, and not the field"
-    return {
-        "response": ["-", len(text.output_text)],
-        "response events": ["-", events.count("response.output_text.delta")],
-        "response loop": ["-", last.response.usage.output_tokens],
-    }
-
-
 def sync() -> dict[str, object]:
     client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
     completion = client.completions.create(prompt="The patient", **PARAMETERS)
@@ -128,4 +94,4 @@ async def parallel() -> dict[str, object]:
     }
 
 
-print(json.dumps(structured() | loop() | responses() | sync() | asyncio.run(parallel())))
+print(json.dumps(structured() | loop() | sync() | asyncio.run(parallel())))
