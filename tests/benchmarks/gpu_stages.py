@@ -1,8 +1,7 @@
 """Measures one cell of `tests.benchmarks.gpu` in this process: `python -m tests.benchmarks.gpu_stages CELL RESULT`.
 
 CELL is a JSON file with the function's name and its arguments. RESULT receives what was measured after every step, so
-that a process that fails or is stopped leaves what it had. The process imports what it needs, and measures once a line
-comes in.
+that a process that fails or is stopped leaves what it had.
 """
 
 import json
@@ -10,10 +9,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from importlib import import_module
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,26 +22,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmix.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
-from privmix.engine.part_text import text_files
-from privmix.foundation.files import write_files
+from privmix.privacy.mollifiers.shaping import bits_per_nat, plain_public
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.reduction import reduce_at
 from privmix.shards.reducer import on_host
-from tests.benchmarks.decoding import Decoding, profile, stages_ms, step_ms, wait
+from tests.benchmarks.decoding import RADIUS, Decoding, step_ms, wait
 from tests.benchmarks.shapes import RANK, SHAPES
-from tests.benchmarks.startup import in_new_process, time_worker
-from tests.ensembles import write_adapters
 
 Found = Iterator[dict[str, Any]]
+T = TypeVar("T")
 
 SPARE = 512
 """The tokens for which an engine's contexts have room beyond the first ones."""
 LONGEST = 256
 """The tokens that a context has room for where engines are compared."""
 LIKELIEST = 20
-PART_TEXT = 128
 BATCHES = (1, 3, 8, 17, 40)
 """Even batch-invariant kernels give other bits above some 44 sequences (vLLM #51187)."""
 REPEATS = 3
 COPIES = 10
+ALONE = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has asked for GPUs already
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""The environment of vLLM alone."""
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -70,15 +79,13 @@ class EngineCase:
 
     @property
     def settings(self) -> EngineSettings:
-        """Returns the engine's settings; those that the engine of another commit does not know are left out."""
         dummy = not list(self.model.glob("*.safetensors"))
-        known = {field.name for field in fields(EngineSettings)}
-        new: dict[str, Any] = {"rows": self.readers, "load_format": "dummy" if dummy else "auto"}
         return EngineSettings(
             self.model,
             context_length=self.context + SPARE,
             adapters=self.adapters,
-            **{name: value for name, value in new.items() if name in known},
+            rows=self.readers,
+            load_format="dummy" if dummy else "auto",
         )
 
     def decoding(self, engine: Engine, context: int | None = None) -> Decoding:
@@ -115,14 +122,21 @@ def seconds_of(work: Callable[[], Any]) -> float:
     return (time.perf_counter() - began) / COPIES
 
 
-def reduction_kernels() -> Found:
-    """Checks and measures the kernels of the reduction (`row_kernels`)."""
+def reduction_kernels(sequences: int) -> Found:
+    """Measures device milliseconds of a reduction by PROTOCOL,PARTS,VOCABULARY, captured."""
     if not ON_GPU:
         yield {"skipped": "no CUDA GPU is here"}
         return
-    from tests.benchmarks.row_kernels import gpu_kernels
+    from triton.testing import do_bench_cudagraph
 
-    yield gpu_kernels()
+    for parts, vocabulary in ((1, 49152), (16, 49152), (64, 49152), (16, 128256)):
+        logits = torch.randn((sequences, 1 + parts, vocabulary), device=DEVICE).mul(3)
+        degrees = torch.ones(sequences, device=DEVICE)
+        public, _ = plain_public(logits[:, 0], bits_per_nat(degrees))
+        drawn = torch.ones((sequences, parts), dtype=torch.bool, device=DEVICE)
+        for protocol in (Exponential(parts, parts, RADIUS), PMixed(parts, 1.0, RADIUS)):
+            took = do_bench_cudagraph(partial(reduce_at, protocol, public, logits[:, 1:], degrees, drawn))
+            yield {f"{protocol.name},{parts},{vocabulary}": round(took, 3)}
 
 
 def lora_kernels(shapes: Sequence[str], sequences: int, numbers: Sequence[int], parts: int) -> Found:
@@ -186,34 +200,19 @@ def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: i
     return found
 
 
-def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int], profiled: int) -> Found:
-    """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context.
-
-    Args:
-        profiled: the number of readers in the steps that are profiled.
-    """
+def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int]) -> Found:
+    """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context."""
     given = EngineCase.of(case)
-    engine, started = start(given)
-    yield started
+    began = time.perf_counter()
+    engine: Any = create(given.settings)
+    yield {"start_s": round(time.perf_counter() - began, 1), "memory_gib": memory_gib()}
     if hasattr(engine, "capture"):
         engine.capture(numbers)
     for context in contexts:
         decoding = given.decoding(engine, context)
         yield {f"ms,{context}": step_ms(decoding, numbers, given.steps)}
         decoding.end()
-    decoding = given.decoding(engine)
-    yield {"profile": profile(decoding, profiled)}
-    yield {"stages_ms": stages_ms(engine, decoding, numbers, given.steps)}
     engine.close()
-
-
-def start(case: EngineCase) -> tuple[Any, dict[str, Any]]:
-    """Returns an engine, and the seconds of its start and the GiB that it holds."""
-    within = time_worker()
-    began = time.perf_counter()
-    engine = create(case.settings)
-    took = time.perf_counter() - began
-    return engine, {"start_s": round(took, 1), "within_s": rounded(within), "memory_gib": memory_gib()}
 
 
 def memory_gib() -> dict[str, float]:
@@ -229,40 +228,21 @@ def memory_gib() -> dict[str, float]:
     return {name: round(size / 2**30, 2) for name, size in sizes.items()}
 
 
-def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(spent, 1) for name, spent in seconds.items()}
-
-
-def restart(case: Mapping[str, Any]) -> Found:
-    """Measures the seconds from an engine's start to its first private rows, in a process that has imported it."""
-    given = EngineCase.of(case)
-    began = time.perf_counter()
-    engine, started = start(given)
-    decoding = given.decoding(engine)
-    decoding.step(given.readers)
-    yield {**started, "first_rows_s": round(time.perf_counter() - began, 1), "after_rows_gib": memory_gib()}
-    engine.close()
-
-
-def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
+def plain_vllm(case: Mapping[str, Any]) -> Found:
     """Measures the milliseconds of a step of vLLM alone, decoding greedily with its own scheduling and sampler.
 
     The time of a long generation minus that of a short one is divided by the difference of their tokens.
-
-    Args:
-        compiled: compile the model, as vLLM does by default; otherwise capture decode steps alone, as this engine does.
     """
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 
     given = EngineCase.of(case)
-    options: dict[str, Any] = {}
-    if not compiled:
-        sizes = [1, 2, 4, 8, 16, 32, given.sequences]
-        options["compilation_config"] = {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": sorted(set(sizes)),
-        }
+    capture = {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": sorted({1, 2, 4, 8, 16, 32, given.sequences}),
+    }
     began = time.perf_counter()
     model = LLM(
         str(given.model),
@@ -270,10 +250,10 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
         skip_tokenizer_init=True,
         max_model_len=given.context + SPARE,
         max_num_seqs=max(given.sequences, 64),
-        load_format=getattr(given.settings, "load_format", "auto"),
+        load_format=given.settings.load_format,
         disable_log_stats=True,
         gpu_memory_utilization=0.9 if ON_GPU else 0.1,
-        **options,
+        compilation_config=capture,
     )
     yield {"start_s": round(time.perf_counter() - began, 1)}
     generator = torch.Generator().manual_seed(given.context)
@@ -299,7 +279,7 @@ def replays(case: Mapping[str, Any]) -> Found:
     """Compares each captured step with the same code run eagerly on the same inputs, bit for bit."""
     graphs_on_a_cpu()
     given = EngineCase.of(case)
-    engine, _ = start(given)
+    engine: Any = create(given.settings)
     for sequences in sorted({given.sequences, min(5, given.sequences), 1}):
         decoding = replace(given, sequences=sequences).decoding(engine)
         decoding.step(given.readers)
@@ -348,7 +328,7 @@ def against_eager(engine: Any, logits: Tensor, readers: int) -> dict[str, Any]:
     }
 
 
-def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], folder: str) -> Found:
+def agreement(case: Mapping[str, Any], contexts: int) -> Found:
     """Compares rows, of the public model and of up to three parts, with those of transformers in float32.
 
     `largest` and `mean` are of |difference of log p| in the 20 likeliest tokens of each row, `variation` is the mean
@@ -357,39 +337,26 @@ def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], fold
 
     Args:
         contexts: their number; they have 16 to 248 tokens.
-        kinds: of "model" and "float32", a dense model with logits of that type, "experts" and "texts".
     """
     given = EngineCase.of(case)
     few = dict(list(given.adapters.items())[:3])
-    vocabulary = SHAPES[given.shape].vocabulary
-    dense = replace(given, adapters=few, readers=len(few), context=LONGEST).settings
-    tokens = torch.randint(vocabulary, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
-    makes: dict[str, Callable[[], EngineSettings]] = {
-        "model": lambda: replace(dense, head_dtype="model"),
-        "float32": lambda: replace(dense, head_dtype="float32"),
-        "experts": lambda: experts(Path(folder)),
-        "texts": lambda: replace(
-            dense, adapters=text_parts(Path(folder) / "texts", tokens[: 3 * PART_TEXT]), part_kind="text", rows=0
-        ),
-    }
-    expected: dict[Path, NDArray[np.float32]] = {}
-    for kind in kinds:
-        settings = makes[kind]()
-        limit = 128 if kind == "experts" else vocabulary
-        asked = [
-            Request(f"{start}-{length}", tuple(token % limit for token in tokens[start:][:length]), names)
-            for names in [(PUBLIC, *settings.adapters)]
-            for start in range(0, 1024 - LONGEST, LONGEST)
-            for length in range(16, LONGEST, 8)
-        ][:contexts]
-        files = next(iter(settings.adapters.values()))
-        if files not in expected:
-            reference = replace(
-                settings, kind="transformers", dtype="float32", head_dtype="auto", load_format="auto", rows=0
-            )
-            expected[files], _ = in_new_process(rows_of, reference, asked)
-        rows, replayed = in_new_process(rows_of, settings, asked)
-        yield {kind: {**differences(rows, expected[files]), "replayed": replayed}}
+    settings = replace(given, adapters=few, readers=len(few), context=LONGEST).settings
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(SHAPES[given.shape].vocabulary, (1024,), generator=generator).tolist()
+    asked = [
+        Request(f"{start}-{length}", tuple(tokens[start:][:length]), (PUBLIC, *few))
+        for start in range(0, 1024 - LONGEST, LONGEST)
+        for length in range(16, LONGEST, 8)
+    ][:contexts]
+    reference = replace(settings, kind="transformers", dtype="float32", head_dtype="auto", load_format="auto", rows=0)
+    expected, _ = in_new_process(rows_of, reference, asked)
+    rows, replayed = in_new_process(rows_of, replace(settings, head_dtype="float32"), asked)
+    yield {"float32": {**differences(rows, expected), "replayed": replayed}}
+
+
+def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def rows_of(settings: EngineSettings, requests: Sequence[Request]) -> tuple[NDArray[np.float32], int]:
@@ -429,32 +396,13 @@ def differences(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> dic
     return {name: float(f"{float(value):.3g}") for name, value in values.items()}
 
 
-def text_parts(folder: Path, tokens: Sequence[int]) -> dict[str, Path]:
-    paths = {f"text-{start}": folder / f"text-{start}" for start in range(0, len(tokens), PART_TEXT)}
-    for start, path in zip(range(0, len(tokens), PART_TEXT), paths.values(), strict=True):
-        write_files(path, text_files(np.array(tokens[start:][:PART_TEXT], np.int32), PART_TEXT))
-    return paths
-
-
-def experts(folder: Path) -> EngineSettings:
-    """Returns a mixture of experts with readers; on a CPU, where vLLM runs none, with texts and in float32."""
-    from tests.tiny import write_mixture_of_experts
-
-    model = write_mixture_of_experts(folder / "experts")
-    if ON_GPU:
-        parts = write_adapters(folder / "experts-parts", ("first", "second"), model, targets=("q_proj", "o_proj"))
-        return EngineSettings(model, context_length=LONGEST, adapters=parts)
-    parts = text_parts(folder / "experts-parts", [7 * token % 128 for token in range(2 * PART_TEXT)])
-    return EngineSettings(model, dtype="float32", context_length=LONGEST, part_kind="text", adapters=parts)
-
-
 def batches(case: Mapping[str, Any]) -> Found:
     """Compares rows of a request alone with those beside other sequences, in batches of growing size."""
     if not ON_GPU and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
         yield {"skipped": "vLLM has batch-invariant kernels for GPUs alone"}
         return
     given = EngineCase.of(case)
-    engine, _ = start(given)
+    engine: Any = create(given.settings)
     names = (PUBLIC, *list(given.adapters)[: given.readers])
     generator = torch.Generator().manual_seed(0)
     prompts = [
@@ -483,7 +431,6 @@ CELLS: Mapping[str, Callable[..., Found]] = {
         reduction_kernels,
         lora_kernels,
         speed,
-        restart,
         plain_vllm,
         replays,
         agreement,
@@ -492,30 +439,8 @@ CELLS: Mapping[str, Callable[..., Found]] = {
 }
 
 
-def import_vllm() -> None:
-    """Imports vLLM as it is when it serves alone."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process has asked for GPUs already
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    import_module("vllm")
-
-
-def import_engine() -> None:
-    import_module("privmix.engine.vllm_engine")
-    if ON_GPU:
-        import_module("privmix.engine.gpu_reader_worker")
-
-
-IMPORTS = {plain_vllm.__name__: import_vllm, **dict.fromkeys(("speed", "restart", "replays", "batches"), import_engine)}
-
-
 def main(cell: Path, result: Path) -> None:
     given = json.loads(cell.read_text())
-    if given["function"] in IMPORTS:
-        IMPORTS[given["function"]]()
-    sys.stdin.readline()
     found: dict[str, Any] = {}
     for part in CELLS[given["function"]](**given["arguments"]):
         found |= part

@@ -12,8 +12,7 @@ tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addi
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
 
-`--quick` measures one small cell once, which tells only whether the program runs. `--memory N` prints the resident
-memory of the service over N short requests instead.
+`--quick` measures one small cell once, which tells only whether the program runs.
 """
 
 import asyncio
@@ -58,8 +57,6 @@ PRIVACY = {"epsilon": 1000.0, "tokens": 1_000_000}
 """Enough for every token of a run; the work of a token does not depend on it."""
 CORES = psutil.cpu_count() or 1
 TIMEOUT_S = 600.0
-SAMPLES = 20
-SHORT = 2
 DISTINCT = 8
 """The number of different adapters; the work of a token does not depend on it."""
 QUICK = (8, 64, 2)
@@ -263,41 +260,6 @@ def resident_mib(service: RunningService) -> dict[str, float]:
     return {name: round(size, 1) for name, size in sizes.items()}
 
 
-def memory(service: RunningService, questions: Sequence[LoadRequest], streams: int) -> dict[str, Any]:
-    """Samples the resident memory of the process tree between batches of short requests."""
-    batch = max(1, len(questions) // SAMPLES)
-    answered, errors = [0], 0
-    sizes = [_resident(service)]
-    for start in range(0, len(questions), batch):
-        played = asyncio.run(drive(service.base_url, questions[start : start + batch], streams))
-        errors += sum(answer.error is not None for answer in played.answers)
-        answered.append(min(start + batch, len(questions)))
-        sizes.append(_resident(service))
-    later = len(sizes) // 2
-    return {
-        "requests": answered[-1],
-        "errors": errors,
-        "resident_mib": [round(sum(size.values()), 1) for size in sizes],
-        "mib_per_1000_requests": {
-            name: _slope(answered[later:], [size[name] for size in sizes[later:]]) for name in sorted(sizes[-1])
-        },
-    }
-
-
-def _slope(answered: Sequence[int], mib: Sequence[float]) -> float:
-    return round(1000 * statistics.linear_regression(answered, mib).slope, 3)
-
-
-def _resident(service: RunningService) -> Counter[str]:
-    """Returns MiB by process title. Shared pages (Ray's object store) count in each process."""
-    sizes: Counter[str] = Counter()
-    for process in service.tree():
-        with suppress(psutil.NoSuchProcess):
-            title = Path(process.cmdline()[0]).name.partition(".")[0]
-            sizes[title] += process.memory_info().rss / 2**20
-    return sizes
-
-
 def main(
     protocol: options.ProtocolsOption = options.PROTOCOLS,
     parts: options.EnsembleSizesOption = options.ENSEMBLE_SIZES,
@@ -310,7 +272,6 @@ def main(
     rounds: options.RoundsOption = 3,
     threads: Annotated[int, typer.Option(help="Of each engine; fewer than cores tell more on a busy machine.")] = CORES,
     quick: options.QuickCellOption = False,
-    memory_over: Annotated[int, typer.Option("--memory", help="Short requests of which to watch the memory.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Measures and prints the values of this module's description."""
@@ -321,13 +282,8 @@ def main(
     result: dict[str, Any] = {"private_over_plain": {}, "cells": {}}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-")))
-        if memory_over:
-            service = stack.enter_context(private(folder, protocol[0], parts[0], threads, layers, sample))
-            result = {"memory": memory(service, prompts.questions(memory_over, 16, SHORT), max(streams))}
-            protocol = []
-        else:
-            pool = stack.enter_context(ThreadPoolExecutor(1))
-            starting = pool.submit(stack.enter_context, plain(folder, threads))
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        starting = pool.submit(stack.enter_context, plain(folder, threads))
         for name, size in product(protocol, parts):
             with private(folder, name, size, threads, layers, sample) as service:
                 other = starting.result()

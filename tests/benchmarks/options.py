@@ -1,24 +1,17 @@
 """Declares the options that several benchmarks share, and prints their figures."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 import yaml
 
-T = TypeVar("T")
-
-CorpusArgument = Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")]
 OutputOption = Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")]
 CorporaOption = Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")]
 DemoOption = Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")]
 WriteOption = Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")]
-RecipesOption = Annotated[
-    list[str] | None, typer.Option("--recipe", help="One of the table; may be repeated. Default: all.")
-]
-
 ProtocolsOption = Annotated[list[str], typer.Option("--protocol", help="Repeatable.")]
 EnsembleSizesOption = Annotated[list[int], typer.Option("--parts", help="Of the ensemble; repeatable.")]
 PromptTokensOption = Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")]
@@ -34,17 +27,6 @@ PROTOCOLS = ["pmixed", "exponential"]
 ENSEMBLE_SIZES = [8, 80, 400]
 PROMPT_TOKENS = [64, 512]
 STREAMS = [1, 8, 32, 128]
-
-
-def chosen(names: Sequence[str] | None, recipes: Mapping[str, T]) -> dict[str, T]:
-    """Returns the recipes with these names; all of them without names.
-
-    Raises:
-        typer.BadParameter: there is no recipe of one of the names.
-    """
-    if unknown := set(names or ()) - set(recipes):
-        raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(recipes)}")
-    return {name: recipes[name] for name in names or recipes}
 
 
 def show(figures: Mapping[Any, Any], as_json: bool) -> None:

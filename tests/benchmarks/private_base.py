@@ -24,7 +24,7 @@ For each epsilon, method, number of parts and number of tokens:
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -47,6 +47,7 @@ from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trial
 from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.public import Public, PublicSettings
+from privmix.training import per_unit
 from privmix.training.adapter import train_adapter
 from privmix.training.corpus import Corpus
 from privmix.training.demo import TRAIN, write_demo_corpus
@@ -54,12 +55,11 @@ from privmix.training.dp_sgd import UNUSED, planned
 from privmix.training.expectation import TABLE as PART_TABLE
 from privmix.training.manifest import StatedSize
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
-from privmix.training.packing import Tokens, tokenize
+from privmix.training.packing import Tokens, contributions, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.private_base import merge_adapter
 from privmix.training.public_model import DEFAULT, resolve
 from privmix.training.splitting import BASE_TABLE, divide_by_size, signal
-from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
 from tests.benchmarks.options import OutputOption, WriteOption, show
 from tests.benchmarks.public_text import held_apart
@@ -465,6 +465,50 @@ def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
         write_atomically(file, (json.dumps(settings, indent=1) + "\n").encode())
     elif json.loads(file.read_text()) != settings:
         raise typer.BadParameter(f"output: {folder} has models of other settings ({file.name}); give another directory")
+
+
+def train_for(
+    population: int,
+    model: Path,
+    corpus: Corpus,
+    users: int,
+    options: TrainingOptions,
+    private: DpSgdOptions,
+    folder: Path,
+    *,
+    report: Callable[[float], None] = lambda done: None,
+) -> None:
+    """Trains an adapter as on a population, of which a few users stand for each step's batch; writes it to a folder.
+
+    Args:
+        population: the number of users. If the corpus has fewer, each stands for several.
+        users: the average number of users in a step.
+        report: called with the fraction done.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    units = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), population)
+    event = planned(private)
+    batch = event.sampling_rate * population
+    standing = min(users, batch, len(units))
+    files = per_unit.train_adapter(
+        model,
+        DEFAULT,
+        units,
+        options,
+        0,
+        report,
+        noise_multiplier=event.noise_multiplier * standing / batch,
+        sampling_rate=standing / len(units),
+        steps=event.steps,
+        clip=private.clip,
+        matrices=private.matrices,
+    )
+    write_files(folder, files)
+
+
+def _sample(texts: Sequence[Tokens], count: int) -> list[Tokens]:
+    order = np.random.default_rng(0).permutation(len(texts))[:count]
+    return [texts[index] for index in order if len(texts[index]) > 1]
 
 
 def _say(message: str) -> None:

@@ -16,7 +16,6 @@ from privmix.privacy.events import Event
 from privmix.privacy.protocol import Protocol, Release
 from privmix.privacy.protocols.exponential import Exponential, ExponentialSettings
 from privmix.privacy.protocols.individual import Individual, IndividualSettings
-from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
 from privmix.privacy.settings import Settings
 
 Planned = tuple[Settings, Protocol]
@@ -63,12 +62,6 @@ def few_exponential(epsilon: float, tokens: int, parts: int, standing: int, base
     """
     radius = ExponentialSettings(epsilon=epsilon, tokens=tokens, sample=parts).on_base(base).plan(parts).radius
     return ExponentialSettings(epsilon=None, tokens=tokens, radius=radius), Exponential(standing, standing, radius)
-
-
-def few_pmixed(epsilon: float, tokens: int, parts: int, standing: int) -> Planned:
-    """Plans PMixed for all parts, and nothing that ends it: its token is a mixture of the rows that stand for all."""
-    radius = PMixedSettings(epsilon=epsilon, tokens=tokens).plan(parts).radius
-    return PMixedSettings(epsilon=None, tokens=tokens, radius=radius), PMixed(standing, 1.0, radius)
 
 
 def rounded(estimate: Estimate) -> list[float | None]:

@@ -43,24 +43,6 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @slow
-def test_schemas_are_followed_soundly() -> None:
-    measured = figures("schemas", "--json")
-    assert measured["privmix"]["schemas"] == 10
-    for bad in ("refused", "invalid_texts", "dead_ends", "left_broken", "not_admitted"):
-        assert measured["privmix"][bad] == 0
-    keys(measured["privmix"], "answers")
-    keys(measured["library"], "texts", "mask_us")
-
-
-@slow
-def test_random_schemas_are_followed_soundly() -> None:
-    measured = figures("random_schemas", "--json")
-    assert measured["schemas"] == 10
-    assert measured["examples"] == []
-    keys(measured, "texts", "answers")
-
-
-@slow
 def test_the_ledger() -> None:
     measured = figures("ledger", "--json")
     for database in ("sqlite", "postgresql"):
@@ -72,30 +54,11 @@ def test_the_ledger() -> None:
 @pytest.mark.timeout(900)
 def test_the_neighbours() -> None:
     measured = figures("neighbours", "--json")
-    assert len(measured["ways"]) == 6
+    assert len(measured["ways"]) == 5
     for name, way in measured["ways"].items():
         assert way["failed"] == 0, name
         assert way["sent"] > 0, name
         keys(way, "ratio", "p50", "alone_s", "beside_s")
-
-
-@slow
-def test_the_reduction_of_rows() -> None:
-    measured = figures("reduction", "--json")
-    assert (
-        measured["bytes_a_token"]["individual,80,1"]["reduced"] * 20
-        < measured["bytes_a_token"]["individual,80,1"]["raw"]
-    )
-    for times in measured["ms"].values():
-        keys(times, "reduced", "raw")
-    assert measured["adding"]["exponential,8"]["sent_mb"] * 2 == measured["adding"]["exponential,8"]["wide_mb"]
-
-
-@slow
-def test_the_recipes_of_dp_sgd(corpus: Path, tmp_path: Path) -> None:
-    (row,) = figures("dp_sgd", corpus, "--output", tmp_path / "output", "--json").values()
-    assert {"gain", "1-16", "17-64"} <= set(row)
-    keys(row, "seconds")
 
 
 @slow
@@ -162,9 +125,8 @@ def test_many_small_trainings() -> None:
 @pytest.mark.timeout(1800)
 def test_the_engine_by_stage() -> None:
     """Without a GPU, `exact` replays the stand-in for graphs, so all that a GPU will run has run once."""
-    stages = ("rates", "exact", "vllm", "small", "large", "quarter", "start", "batches")
-    measured = figures("gpu", "--json", *(f"--stage={stage}" for stage in stages))
-    for stage in stages:
+    measured = figures("gpu", "--json")
+    for stage in gpu.STAGES:
         for name, cell in measured[stage].items():
             assert "error" not in cell, (stage, name)
     keys(measured["rates"]["device"], "bytes", "operations")
@@ -174,36 +136,13 @@ def test_the_engine_by_stage() -> None:
     agreement = measured["exact"]["agreement"]["float32"]
     assert agreement["variation"] < 0.1
     assert agreement["replayed"] > 0
-    for which in ("small,16", "large,24"):
-        keys(measured["vllm"][which], "ms")
-        assert "again" not in measured["vllm"][which]
-    cell = measured["small"]["all"]
-    keys(cell, "start_s")
-    keys(cell["ms,16"]["0"], "rows", "sampled")
-    keys(cell["profile"], "step_ms", "profiled_ms")
-    for readers in ("1", "2"):
-        keys(cell["ms,16"][readers], "rows", "reduced", "sampled")
-        keys(cell["stages_ms"][readers], "passes", "head", "reduction", "other")
-        ratios = measured["ratios"][f"small,16,{readers}"]
-        keys(ratios, "tokens_per_s", "rows over plain", "sampled over plain", "sampled over sampled")
-        keys(measured["floors"][f"small,16,{readers}"]["measured_over_floor"], "rows", "all")
-    assert list(measured["quarter"]["all"]["ms,24"]) == ["0", "2"]
-    keys(measured["start"]["small"], "start_s", "first_rows_s")
+    for cell in ("small,16", "large,24"):
+        keys(measured["vllm"][cell], "ms")
+        for readers in ("1", "2"):
+            ratios = measured["ratios"][f"{cell},{readers}"]
+            keys(ratios, "tokens_per_s", "rows over plain", "sampled over sampled", "reduced over vLLM")
     keys(measured["batches"]["ordinary"], "rows_compared")
     assert "batch-invariant kernels for GPUs" in measured["batches"]["invariant"]["skipped"]
-    keys(measured, "recovery_s")
-
-
-@slow
-@pytest.mark.timeout(900)
-def test_rows_of_each_family_agree_with_transformers() -> None:
-    """Rows of bfloat16 differ from those of float32 by their rounding, and a head in float32 rounds less."""
-    agreement = figures("gpu", "--json", "--stage=families")["families"]["agreement"]
-    kinds = ("model", "float32", "experts", "texts")
-    for kind in kinds:
-        keys(agreement[kind], "largest", "mean", "variation", "ratio")
-        assert agreement[kind]["variation"] < 0.1
-    assert agreement["float32"]["ratio"] < agreement["model"]["ratio"]
 
 
 def test_a_stage_that_fails_says_why_and_stops_no_other() -> None:
@@ -218,23 +157,6 @@ def test_a_stage_that_fails_says_why_and_stops_no_other() -> None:
     assert "TypeError" in found["wrong"]["error"]
     assert "error" not in found["right"]
     keys(found["right"], "bytes", "operations")
-
-
-@slow
-def test_the_start_of_a_service() -> None:
-    measured = figures("startup", "--json")
-    keys(measured, "service_s", "processor_s")
-    keys(measured["processor"], "command", "raylet")
-    keys(measured["service"], "imports", "Starting Ray", "Loading 2 parts into 1 shard", "first token")
-    keys(measured["shard"], "imports", "engine", "first rows")
-    keys(measured["shard"]["within_engine"], "weights", "adapters")
-
-
-@slow
-def test_the_engine_beside_another_one() -> None:
-    for cell in figures("sides", "--json").values():
-        for kind in ("step_ms", "host_ms", "weigh_ms", "processor_ms"):
-            keys(cell[kind], "now", "now, least")
 
 
 @slow

@@ -111,7 +111,7 @@ DP_SGD_TRAINING = TrainingOptions(
     part_kind="lora", rank=4, alpha=32, targets=("v_proj",), learning_rate=1e-2, weight_decay=0.0, block=512
 )
 """The defaults for DP-SGD: few weights, because each gets noise, and the rate that was best at epsilon 2 and level with
-the best at 8 (`tests.benchmarks.dp_sgd`)."""
+the best at 8 (tests/benchmarks/README.md)."""
 
 
 AUTO_BASE = "auto"

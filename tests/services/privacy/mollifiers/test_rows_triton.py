@@ -23,7 +23,7 @@ from privmix.privacy import mollifiers, reduction
 from privmix.privacy.mollifiers import projection, rows
 from privmix.privacy.mollifiers.shaping import SamplingOptions, shape_public
 from privmix.privacy.protocols.exponential import Exponential
-from tests.benchmarks.row_kernels import (
+from tests.services.privacy.mollifiers.kernels import (
     agreement_of_projections,
     agreement_of_samples,
     agreement_of_the_exponential,

@@ -1,25 +1,17 @@
-"""Checks the kernels that reduce rows on a GPU against float64, and measures them beside torch's operators.
+"""Compares the kernels that reduce rows on a GPU with float64, with torch's operators and with a CPU.
 
-`gpu_kernels` needs torch, Triton and `privmix.privacy`, and no more of the service.
-
-- `exponential`: `nats` is the largest difference of an exponent of the exponential mechanism from the same formula in
-  float64 without steps, less half a step of each row, in nats; `variation` the largest total variation between the laws
-  of a token by the kernels and by the formula with steps.
-- `individual`: `tilt` is the largest difference of a sum of tilts from torch's operators, over the largest sum;
-  `charge` the same of charges, over the largest charge. None is above its allowance.
-- `pmixed`: `variation` is the largest total variation between a projected part by the kernels and by torch's operators.
-- `sampling`: `weight` is the largest difference of a sampling weight (exponential mechanism) from the CPU's, over its
-  total; `tokens` the number of tokens that differ from the CPU's for the same weights and points: 0.
-- `ms,weights`: device milliseconds from the sums of 64 sequences to their weights, added up, captured.
-- `ms,PROTOCOL,ROWS,VOCABULARY`: device milliseconds of a reduction of 64 sequences by the kernels and by torch's
-  operators, and of the kernels in a captured graph; `p0` is the public rows' time, captured.
+- The exponential mechanism: `nats` is the largest difference of an exponent from the same formula in float64 without
+  steps, less half a step of each row; `variation` the largest total variation between the laws of a token by the
+  kernels and by the formula with steps.
+- Individual budgets: `tilt` and `charge` are the largest differences from torch's operators, over the largest value.
+- PMixed: `variation` is the largest total variation of a projected part from torch's operators.
+- Sampling: `weight` is the largest difference of a weight from the CPU's, over its total; `tokens` the number of tokens
+  that differ for the same weights and points.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -33,7 +25,6 @@ from privmix.privacy.mollifiers.shaping import (
     shape_public,
     temperatures,
 )
-from privmix.privacy.protocol import Partial, Protocol
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
@@ -42,8 +33,6 @@ from privmix.privacy.sampling.categorical import accumulated, tokens_at
 
 RADIUS, TOKENS = 1.6, 1024
 _LN2 = math.log(2)
-SEQUENCES = 64
-TIMED = ((1, 49152), (16, 49152), (64, 49152), (16, 128256))
 OPTIONS = (SamplingOptions(), SamplingOptions(temperature=0.3), SamplingOptions(top_k=50), SamplingOptions(top_p=0.9))
 
 
@@ -173,13 +162,6 @@ def agreement_of_samples(parts: int, vocabulary: int, device: str) -> dict[str, 
     }
 
 
-def milliseconds_of_weights(vocabulary: int) -> float:
-    from triton.testing import do_bench_cudagraph
-
-    protocol, public, sums = _sums(16, vocabulary, "cuda", SEQUENCES)
-    return round(do_bench_cudagraph(lambda: accumulated(protocol.combine(public, sums).weights)), 3)
-
-
 def _sums(
     parts: int, vocabulary: int, device: str, sequences: int = len(OPTIONS)
 ) -> tuple[Exponential, Tensor, Tensor]:
@@ -190,56 +172,3 @@ def _sums(
     public, _ = plain_public(made[:, 0], bits_per_nat(degrees))
     drawn = torch.ones((sequences, parts), dtype=torch.bool, device=device)
     return protocol, public, reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
-
-
-def milliseconds(protocol: Protocol, parts: int, vocabulary: int) -> dict[str, float]:
-    """Returns device milliseconds of a reduction by the kernels, by torch's operators, and captured."""
-    from triton.testing import do_bench, do_bench_cudagraph
-
-    made = logits(SEQUENCES, parts, vocabulary, "cuda")
-    degrees = temperatures((SamplingOptions(),) * SEQUENCES, made.device)
-    scales = bits_per_nat(degrees)
-    public, _ = plain_public(made[:, 0], scales)
-    drawn = torch.ones((SEQUENCES, parts), dtype=torch.bool, device="cuda")
-    allowances = torch.full((SEQUENCES, parts), WHOLE // TOKENS, device="cuda")
-
-    def reduced() -> Partial:
-        return reduce_at(protocol, public, made[:, 1:], degrees, drawn, allowances)
-
-    measured: dict[str, Callable[[], float]] = {
-        "kernels": lambda: do_bench(reduced),
-        "captured": lambda: do_bench_cudagraph(reduced),
-        "p0": lambda: do_bench_cudagraph(lambda: plain_public(made[:, 0], scales)),
-    }
-    took = {name: round(work(), 3) for name, work in measured.items()}
-    with torch_alone():
-        took["torch"] = round(do_bench(reduced, warmup=10, rep=50), 3)
-    return took
-
-
-def gpu_kernels() -> dict[str, object]:
-    """Returns this module's values, measured on the current GPU, in some ten seconds; an error in place of a value."""
-    measured: dict[str, Callable[[], object]] = {
-        "exponential": lambda: agreement_of_the_exponential(16, 49152, "cuda"),
-        "individual": lambda: agreement_of_tilts(16, 49152, "cuda"),
-        "pmixed": lambda: agreement_of_projections(4, 49152, "cuda"),
-        "sampling": lambda: agreement_of_samples(16, 49152, "cuda"),
-        **{f"ms,weights,{size}": partial(milliseconds_of_weights, size) for size in (49152, 128256)},
-    }
-    for parts, vocabulary in TIMED:
-        for protocol in (Exponential(parts, parts, RADIUS), PMixed(parts, 1.0, RADIUS)):
-            measured[f"ms,{protocol.name},{parts},{vocabulary}"] = partial(milliseconds, protocol, parts, vocabulary)
-    measured["ms,individual,64,49152"] = partial(milliseconds, IndividualSettings(tokens=TOKENS).plan(64), 64, 49152)
-    return {name: _or_error(work) for name, work in measured.items()}
-
-
-def _or_error(work: Callable[[], object]) -> object:
-    """Returns the result, or the error as text: one value that is missing must not hide the others."""
-    try:
-        return work()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-if __name__ == "__main__":
-    print(json.dumps(gpu_kernels()))
