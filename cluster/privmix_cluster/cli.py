@@ -12,8 +12,6 @@ from privmix.foundation.errors import ExtraMissing, InputError, WorkError
 
 VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
-    "demo-corpus": "Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment "
-    "line.",
     "train": "Fine-tune one adapter on each part of a private corpus.",
     "train-base": "Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.",
     "split": "Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users.",

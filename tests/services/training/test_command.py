@@ -163,16 +163,6 @@ def test_the_help_of_both_trainings_tells_the_defaults(verb: str, options: Train
             assert told == str(shown) or float(told) == shown, name
 
 
-def test_demo_corpus_is_written(tmp_path: Path) -> None:
-    assert privmix("demo-corpus", str(tmp_path / "demo")).exit_code == 0
-    written = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert written == {"train.jsonl", "heldout.jsonl", "canaries.jsonl", "schema.json"}
-    (tmp_path / "file").touch()
-    failed = privmix("demo-corpus", str(tmp_path / "file" / "demo"))
-    assert failed.exit_code == 2
-    assert "cannot be written" in failed.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:

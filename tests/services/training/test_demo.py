@@ -73,3 +73,9 @@ def test_every_dialogue_has_its_reason_as_a_label_and_in_a_record_of_the_schema(
 def test_impossible_split(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="held-out"):
         write_demo_corpus(tmp_path, users=5, held_out=5)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        write_demo_corpus(tmp_path / "file" / "demo")
