@@ -66,10 +66,6 @@ def test_a_protocol_without_a_bound_says_so() -> None:
     assert "No privacy guarantee" in planned("ensemble", "--parts", "16")["statement"]
     assert planned("public", "--parts", "16", "--epsilon", "8")["epsilon_rdp"] == 0
     assert "data-dependent" in planned("adapmixed", "--parts", "16", "--mollifier", "renyi")["statement"]
-    for protocol, *options in (("submix", "--plot"), ("ensemble", "--plot")):
-        refused = privmix("plan", "--protocol", protocol, "--parts", "4", *options, "epsilon.png")
-        assert refused.exit_code == 2
-        assert "--plot" in refused.stderr
 
 
 @pytest.mark.parametrize(
