@@ -70,7 +70,7 @@ class Written(float):
 def is_valid(schema: Any, text: str) -> bool:
     """Tells whether a text is a value of a schema, but for what the library lets through."""
     try:
-        value = json.loads(text, parse_float=Written)
+        value = json.loads(text, parse_float=Written, object_pairs_hook=_object)
     except ValueError:
         return False
     base = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
@@ -82,6 +82,12 @@ def is_valid(schema: Any, text: str) -> bool:
     }
     formats = jsonschema.FormatChecker(["ipv4", "ipv6", "uuid", "email"])
     return bool(jsonschema.validators.extend(base, own)(schema, format_checker=formats).is_valid(value))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object that counts a repeated name as often as the library does."""
+    names = [name for name, _ in pairs]
+    return {name if name not in names[:at] else f"{name} {at}": value for at, (name, value) in enumerate(pairs)}
 
 
 def _bound(base: Any, name: str) -> Any:
