@@ -59,7 +59,7 @@ def test_an_id_is_never_taken_for_the_name_of_another_key(
     meant, secret = store.create("meant")
     with pytest.raises(KeysError, match="form of a key's id"):
         store.create(meant.id)
-    with service.transaction() as connection:  # as an earlier version allowed
+    with service.transaction() as connection:  # as only a writer of the table can
         connection.execute(update(keys_table).where(keys_table.c.id == imitator.id).values(name=meant.id))
     assert store.account(meant.id).key == meant
     assert store.limit(meant.id, Share(tokens=1)).key == meant
@@ -117,6 +117,13 @@ def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: Req
     assert store.reserve("c", subjects, 1, 1, "gateway") == Exhausted(subjects[0], "tokens")
     usage = store.account("team").usage
     assert (usage.spent, usage.held, usage.spent_today) == (20, 0, 20)
+
+
+def test_tokens_that_a_request_holds_count_today(store: RequestStore) -> None:
+    key, _ = store.create("daily", share=Share(tokens_per_day=8))
+    subjects = subjects_of(key)
+    assert store.reserve("a", subjects, 5, 1, "g") == Reserved("a", 5)
+    assert store.reserve("b", subjects, 5, 1, "g") == Wait(subjects[0])
 
 
 def test_daily_and_group_shares_limit_requests_too(store: RequestStore) -> None:
