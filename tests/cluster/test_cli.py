@@ -106,7 +106,7 @@ def test_a_missing_package_of_an_extra_is_named_with_the_extra(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     app = typer.Typer(cls=Commands)
     app.callback()(lambda: None)
-    app.command("work")(lambda: import_module("matplotlib.figure"))
+    app.command("work")(lambda: import_module("matplotlib"))
     result = CliRunner().invoke(app, ["work"])
     message = "privmix work: needs the package matplotlib, which is not installed: pip install 'privmix[lab]'\n"
     assert (result.exit_code, result.stderr) == (1, message)

@@ -3,7 +3,6 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ray.serve.config import HTTPOptions
 from privmix.budget.claim import key_of
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.receipt import FILE, Receipt
+from privmix.budget.receipt import FILE, Receipt, begin
 from privmix.foundation.errors import (
     ConfigurationError,
     CoordinatorUnavailable,
@@ -124,7 +123,7 @@ def test_another_partition_gives_nobody_a_second_account(
 def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
-    Receipt(ledger=Ledger.create(configuration.budget.ledger, terms).balance().id).save(spoilable)
+    begin(configuration.budget.ledger, terms, spoilable)
     with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
         launch(configuration)
     assert not ray.util.list_named_actors(all_namespaces=True)
@@ -243,17 +242,6 @@ def test_a_service_listens_where_its_configuration_says(
         launch(configuration)
     assert ("127.0.0.1", port) in found
     assert earlier not in {address.port for address in found}
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_cluster_of_ones_own_runs_no_monitors() -> None:
-    """Its log goes nowhere, and it has one node."""
-    words = set()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            words |= {Path(word).name for word in child.cmdline()}
-    assert "raylet" in words
-    assert not {"log_monitor.py", "monitor.py"} & words
 
 
 class Busy:
