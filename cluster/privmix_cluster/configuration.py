@@ -29,7 +29,6 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from privmix.alerts.settings import AlertSettings
 from privmix.budget.signing import SigningKey
 from privmix.coordinator.settings import LEASE_TOKENS, StepSettings
 from privmix.engine import known_engine
@@ -223,7 +222,6 @@ class Configuration(BaseSettings):
     shards: ShardsSection = ShardsSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     keys: KeysSection = KeysSection()
-    alerts: AlertSettings = AlertSettings()
     http: HttpSection = HttpSection()
 
     @classmethod

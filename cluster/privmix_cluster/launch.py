@@ -17,8 +17,6 @@ from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
-from privmix.alerts import actor as alerts
-from privmix.alerts.actor import ServiceActors
 from privmix.coordinator.coordinator import Coordinator
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, WorkError
@@ -62,7 +60,6 @@ class Service:
         The coordinators end the open answers before the route closes, so that each client is told why.
         """
         namespace = self.configuration.namespace
-        kill(alerts.NAME, namespace)  # it calls the other actors, so it stops first
         for coordinator in self.ensemble.coordinators:
             call(coordinator, namespace, Coordinator.close)
         serve.delete(APPLICATION)
@@ -128,7 +125,6 @@ def start_actors(
             stopped.
     """
     database, namespace = keys_database(configuration), configuration.namespace
-    settings = request_settings(configuration, checked)
     with all_or_none(configuration.namespace), ThreadPoolExecutor() as beside:
         others: list[Future[Any]] = []
 
@@ -139,7 +135,6 @@ def start_actors(
         started = start_ensemble(checked, database, report, keep=keep, meanwhile=start_others)
         for other in others:
             other.result()
-        _start_alerts(configuration, settings.ensemble, keep)
     return started
 
 
@@ -198,11 +193,6 @@ def request_settings(configuration: Configuration, checked: CheckedEnsemble) -> 
         keys_actor=keys.NAME,
         **configuration.http.model_dump(include=set(ClientSettings.model_fields)),
     )
-
-
-def _start_alerts(configuration: Configuration, ensemble: ServedEnsemble, keep: bool) -> None:
-    service = ServiceActors(configuration.namespace, keys.NAME, ensemble)
-    alerts.start(keys_database(configuration), configuration.alerts, service, lifetime="detached", keep=keep)
 
 
 def _ports(configuration: Configuration) -> Iterator[Endpoint]:

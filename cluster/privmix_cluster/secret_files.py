@@ -13,8 +13,6 @@ from typing import Any
 from privmix.foundation.errors import ConfigurationError
 
 SECRETS = (
-    "alerts.secret",
-    "alerts.webhooks",
     "budget.ledger",
     "budget.signing_key",
     "http.api_keys",
@@ -24,7 +22,7 @@ SECRETS = (
 
 SUFFIX = "_file"
 MAX_BYTES = 1 << 16
-_LISTS = ("alerts.webhooks", "http.api_keys")
+_LISTS = ("http.api_keys",)
 
 
 def read_files(values: Mapping[str, Any], folder: Path, section: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -31,13 +31,11 @@ from privmix.keys.store import KeyStore
 from privmix.training.manifest import Manifest, hash_adapter
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
-from tests.services.alerts.receiver import Receiver, receiving
 from tests.support.app import app_client
 from tests.support.neighbouring import view_differences
 
 PARTS = 3
 HORIZON = 64
-ALERTS_S = 0.5
 METRICS_S = 1.0
 PATIENCE_S = 300.0
 
@@ -103,10 +101,9 @@ KEYS: dict[str, tuple[Scope, ...]] = {"operator": SCOPES, "client": ("generate",
 
 @dataclass(frozen=True)
 class Served:
-    """A service, the alerts that it sent, and the secrets of an operator's key and of a client's key."""
+    """A service, and the secrets of an operator's key and of a client's key."""
 
     service: RunningService
-    alerts: Receiver
     operator: str
     client: str
 
@@ -146,15 +143,9 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
 def serving(ensemble: Path) -> Iterator[Served]:
     store = KeyStore(ServiceDatabase(ensemble.parent / "keys.db"))
     secrets = [store.create(name, scopes=scopes)[1].text for name, scopes in KEYS.items()]
-    with receiving() as receiver:
-        config = configure(
-            ensemble.parent,
-            ensemble,
-            privacy={"protocol": "individual", "epsilon": 8.0, "tokens": HORIZON},
-            alerts={"webhooks": [receiver.url], "thresholds": [0.1, 0.5, 0.9], "interval_s": ALERTS_S},
-        )
-        with running(config) as service:
-            yield Served(service, receiver, *secrets)
+    privacy = {"protocol": "individual", "epsilon": 8.0, "tokens": HORIZON}
+    with running(configure(ensemble.parent, ensemble, privacy=privacy)) as service:
+        yield Served(service, *secrets)
 
 
 def operated(served: Served) -> tuple[dict[str, Any], Balance]:
@@ -180,9 +171,6 @@ def seen(served: Served) -> dict[str, Any]:
             answers[f"{number} {path}"] = answered(client.post(path, json=body))
             settled(served.service, client)
         answers |= operations(client, KNOWN) | refusals(client)
-    # A slow machine may cause alerts of a stall.
-    time.sleep(4 * ALERTS_S)
-    answers["alerts"] = [masked(alert) for alert in served.alerts.alerts if not alert["event"].startswith("service.")]
     answers["metrics"] = metrics(served.service)
     return answers
 

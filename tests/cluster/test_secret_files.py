@@ -10,9 +10,8 @@ from privmix.foundation.errors import ConfigurationError
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.secret_files import MAX_BYTES, SECRETS, is_secret, variable
 
-WEBHOOK = "https://hooks.example/hunter2"
-LISTS = {"http.api_keys": ["hunter2", "second"], "alerts.webhooks": [WEBHOOK]}
-TEXTS = {"alerts.secret": "whsec_" + "A" * 32, "budget.signing_key": "k" * 32}
+LISTS = {"http.api_keys": ["hunter2", "second"]}
+TEXTS = {"budget.signing_key": "k" * 32}
 
 
 def value(configuration: Configuration, setting: str) -> Any:

@@ -157,14 +157,10 @@ def secrets_of(pod: Manifest, container: Manifest) -> set[str]:
     return mounted | {item["secretKeyRef"]["name"] for item in variables if "secretKeyRef" in item} | set(whole)
 
 
-@pytest.mark.parametrize("webhooks", [False, True], ids=["alone", "with webhooks"])
-def test_a_container_sees_the_secrets_that_it_needs_alone(manifests: Manifests, tmp_path: Path, webhooks: bool) -> None:
-    if webhooks:
-        beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/webhooks"])
-        manifests = render("kustomized", tmp_path)
+def test_a_container_sees_the_secrets_that_it_needs_alone(manifests: Manifests) -> None:
     ledger = {"privmix-ledger"} if manifests.workers else set()
     head, *workers = manifests.pods()
-    wanted = {"privmix-api-keys"} | ledger | ({"privmix-webhooks"} if webhooks else set())
+    wanted = {"privmix-api-keys"} | ledger
     for container in head["spec"]["containers"]:
         assert secrets_of(head["spec"], container) == wanted
         assert not [item for item in container["env"] if "valueFrom" in item], "children inherit variables"
@@ -271,16 +267,6 @@ def test_the_ingress_takes_https_to_the_clients_port(manifests: Manifests, tmp_p
     (path,) = rule["http"]["paths"]
     assert path["path"] == "/v1", "health and metrics are not public"
     assert path["backend"]["service"] == {"name": "privmix-serve-svc", "port": {"number": HTTP}}
-
-
-def test_webhooks_may_reach_https_outside_the_cluster(manifests: Manifests, tmp_path: Path) -> None:
-    beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/webhooks"])
-    policy = render("kustomized", tmp_path).one("NetworkPolicy", "privmix-webhooks")
-    kubernetes_validate.validate(policy, KUBERNETES, strict=True)
-    assert policy["spec"]["podSelector"]["matchLabels"] == {**PART_OF, "app.kubernetes.io/component": "head"}
-    (egress,) = policy["spec"]["egress"]
-    assert egress["ports"] == [{"protocol": "TCP", "port": 443}]
-    assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "addresses inside the cluster are excluded"
 
 
 def test_a_job_begins_the_ledger_and_records_it(

@@ -162,7 +162,7 @@ class Budget:
         self._opened().give_up()
 
     def _watch(self) -> None:
-        """Sends heartbeats to the ledger and checks it for the alerts, without end."""
+        """Sends heartbeats to the ledger and sets the metrics of its health, without end."""
         for needed in ("scipy.special", "dp_accounting"):
             import_module(needed)  # here, because the first lease needs it and its client would wait
         while True:

@@ -1,4 +1,4 @@
-"""Defines the database of the service: keys, shares, usage, alerts and sizes of fleets.
+"""Defines the database of the service: keys, shares, usage and sizes of fleets.
 
 It is a SQLite file or a PostgreSQL database.
 
@@ -77,25 +77,6 @@ reservations_table = Table(
     Column("tokens", BigInteger, nullable=False),
     Column("generations", BigInteger, nullable=False),
     Column("gateway", String(64), nullable=False),
-)
-
-# `levels` is `privmix.alerts.conditions.Conditions.levels` as JSON.
-alert_levels_table = Table(
-    "privmix_alert_levels",
-    metadata,
-    Column("namespace", String(255), primary_key=True),
-    Column("levels", Text, nullable=False),
-)
-
-alerts_table = Table(
-    "privmix_alerts",
-    metadata,
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("namespace", String(255), nullable=False),
-    Column("receiver", String(64), nullable=False),
-    Column("id", String(64), nullable=False),
-    Column("body", Text, nullable=False),
-    Column("created", String(40), nullable=False),
 )
 
 # The number of shards that an operator chose for each namespace: `privmix.fleet.size`.

@@ -1,4 +1,4 @@
-"""Creates the tables of keys, shares, usage, alerts and fleets."""
+"""Creates the tables of keys, shares, usage and fleets."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -43,20 +43,6 @@ def upgrade() -> None:
         sa.Column("tokens", sa.BigInteger, nullable=False),
         sa.Column("generations", sa.BigInteger, nullable=False),
         sa.Column("gateway", sa.String(64), nullable=False),
-    )
-    op.create_table(
-        "privmix_alert_levels",
-        sa.Column("namespace", sa.String(255), primary_key=True),
-        sa.Column("levels", sa.Text, nullable=False),
-    )
-    op.create_table(
-        "privmix_alerts",
-        sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
-        sa.Column("namespace", sa.String(255), nullable=False),
-        sa.Column("receiver", sa.String(64), nullable=False),
-        sa.Column("id", sa.String(64), nullable=False),
-        sa.Column("body", sa.Text, nullable=False),
-        sa.Column("created", sa.String(40), nullable=False),
     )
     op.create_table(
         "privmix_fleets",
