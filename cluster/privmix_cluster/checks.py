@@ -155,8 +155,8 @@ def _ledger_of(configuration: Configuration, promised: Promise, report: Report, 
     if settings.anchor is None and not is_writable(ensemble):
         raise ConfigurationError(
             f"budget.anchor: {ensemble} cannot be written, so nothing outside the database would show whether the "
-            "ledger lost rows, and nothing is granted: set budget.anchor to a directory, an object store or another "
-            "database, or make the ensemble's directory writable"
+            "ledger lost rows, and nothing is granted: set budget.anchor to a directory, or make the "
+            "ensemble's directory writable"
         )
     try:
         if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import ray
@@ -11,8 +10,6 @@ from ray.actor import ActorHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
-A = TypeVar("A")
-Owned = TypeVar("Owned")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -25,18 +22,6 @@ def concurrent(group: str) -> Callable[[Decorated], Decorated]:
     """Runs a method in a concurrency group of its actor. Keeps the method's types, unlike `ray.method`."""
     decorate: Callable[[Decorated], Decorated] = ray.method(concurrency_group=group)
     return decorate
-
-
-def forwarded(
-    run: Callable[[A, Callable[[Owned], T]], Awaitable[T]], method: Callable[Concatenate[Owned, P], T]
-) -> Callable[Concatenate[A, P], Awaitable[T]]:
-    """Returns a method of an actor that calls a method of an object that the actor owns, with the actor's `run`."""
-
-    @wraps(method)
-    async def forward(self: A, /, *arguments: P.args, **named: P.kwargs) -> T:
-        return await run(self, lambda owned: method(owned, *arguments, **named))
-
-    return forward
 
 
 async def find_actor(name: str, namespace: str) -> ActorHandle:

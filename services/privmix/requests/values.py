@@ -6,7 +6,7 @@ square of its digits, and a text is checked before a database sees it.
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field
 from starlette.requests import HTTPConnection, Request
 
 from privmix.requests.errors import invalid
@@ -65,7 +65,5 @@ def _has_control_characters(text: str) -> bool:
 
 Name = Annotated[str, AfterValidator(_is_name)]
 """The name of a key, a group or an owner in a body."""
-Id = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9_-]{1,64}\z")]
-"""The id of a file or a batch in a body."""
 BoundedCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(gt=0, le=MAX_COUNT)]
