@@ -7,6 +7,7 @@ from privmix.foundation.progress import Display
 
 class Recorder(Display):
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[str] = []
         self.shown: set[str] = set()
 

@@ -5,7 +5,7 @@ import time
 
 from rich.console import Console
 
-from privmix.foundation.progress import BarDisplay, Display, LineDisplay
+from privmix.foundation.progress import Display
 
 # Without a terminal, Rich uses 80 columns, which cuts the words of a wide table.
 _COLUMNS = 160
@@ -16,11 +16,9 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _COLUMNS)
 
 
-def display(as_json: bool) -> Display:
-    """Returns a progress display on standard error: bars on a terminal, otherwise plain lines."""
-    if as_json or not sys.stderr.isatty():
-        return LineDisplay(sys.stderr)
-    return BarDisplay(Console(stderr=True))
+def display() -> Display:
+    """Returns a progress display on standard error."""
+    return Display(Console(stderr=True))
 
 
 class Steps:

@@ -1,5 +1,6 @@
 """Starts the actors of one ensemble and stops them: fleet, ledger and coordinators."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from privmix.fleet.shard_map import ShardMap
 from privmix.fleet.size import FleetSize
 from privmix.foundation.cpus import available_cpus
 from privmix.foundation.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
-from privmix.foundation.retrying import pauses, repeated_in_thread
 from privmix.keys.store import KeyStore
 from privmix.requests.settings import ServedEnsemble
 from privmix_cluster.checks import CheckedEnsemble, Report, coordinator_names
@@ -114,15 +114,15 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
     Raises:
         WorkError: a coordinator is not healthy after `patience_s` seconds. The message says what does not work.
     """
-    try:
-        repeated_in_thread(
-            lambda: ray.get([coordinator.health.remote() for coordinator in coordinators]),
-            CoordinatorUnavailable,
-            pauses(1.0),
-            patience_s=patience_s,
-        )
-    except CoordinatorUnavailable as error:
-        raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            ray.get([coordinator.health.remote() for coordinator in coordinators])
+            return
+        except CoordinatorUnavailable as error:
+            if time.monotonic() > deadline:
+                raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
+        time.sleep(1.0)
 
 
 def _has_room(plans: Sequence[ShardPlan], configuration: Configuration) -> bool:

@@ -189,9 +189,7 @@ def extraction_(
         subjects = _compared_subjects(parts, epsilons, tokens, delta)
     else:
         subjects = _planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
-    known = _train_planted(
-        directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps, as_json
-    )
+    known = _train_planted(directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps)
     steps(f"Asking the models for {len(known)} secrets")
     trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
     served = None
@@ -259,7 +257,7 @@ def released(
     steps, read = Steps(), released_text.read_released(texts, text_field)
     canaries, corpus = testbed.planted(directory)
     steps(f"Training on {len(read.texts)} released texts (a finished model is kept)")
-    trained = released_text.train_on(read, directory, display(as_json))
+    trained = released_text.train_on(read, directory, display())
     steps(f"Asking the models for {len(canaries)} secrets")
     scores, of_the_corpus = released_text.score((trained, corpus), canaries)
     section = sections.released_section(read, canaries, scores, of_the_corpus, confidence, guesses)
@@ -282,7 +280,7 @@ def plant(
 
     steps = Steps()
     steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
-    found = adjacent.plant(directory, AdjacentSize(parts, repetitions), display(as_json))
+    found = adjacent.plant(directory, AdjacentSize(parts, repetitions), display())
     if as_json:
         print(json.dumps({"directory": str(directory), **asdict(found)}, indent=2))
         return
@@ -323,7 +321,7 @@ def all_(
         sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
     ]
     compared = _compared_subjects(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
-    known = _train_planted(directory, _GROUND, compared, steps, as_json)
+    known = _train_planted(directory, _GROUND, compared, steps)
     trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
     coins = _planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
@@ -347,14 +345,14 @@ def _finish(every: "Sequence[AttackSection]", as_json: bool) -> None:
 
 
 def _train_planted(
-    directory: Path, size: PlantedSize, subjects: "Sequence[Subject]", steps: Steps, as_json: bool
+    directory: Path, size: PlantedSize, subjects: "Sequence[Subject]", steps: Steps
 ) -> "Sequence[Canary]":
     from privmix.laboratory.audit.worlds import testbed
 
     halves = any(subject.protocol.halves for subject in subjects)
     what = "parts and their halves" if halves else "parts"
     steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
-    return testbed.train_testbed(directory, size, halves=halves, display=display(as_json))
+    return testbed.train_testbed(directory, size, halves=halves, display=display())
 
 
 def _section_over_http(

@@ -96,7 +96,7 @@ def evaluate(
         precision=precision,
     )
     loaded = ComparedEnsembles.load(ensemble, finetuned, dp_sgd or [])
-    evaluation = evaluate_methods(reading.corpus(held_out), output, loaded, options, display(as_json))
+    evaluation = evaluate_methods(reading.corpus(held_out), output, loaded, options, display())
     written = write_report(evaluation, output)
     if as_json:
         print(json.dumps(record(evaluation), indent=2, allow_nan=False))

@@ -95,7 +95,7 @@ def generate(
     with (
         opened(output, request) as job,
         _serving(url, key, configuration) as (address, secret),
-        display(as_json) as shown,
+        display() as shown,
     ):
         service = ServiceClient(address, secret, model)
         card = asyncio.run(_run(job, service, concurrency, partial, shown, base_model))

@@ -65,7 +65,7 @@ def compare(
     if any(not 0 < value <= 100 for value in epsilon or ()):
         raise bad("epsilon", "must be above 0 and at most 100")
     table = _open_table(dataset, target, user_field, bounds, population)
-    with display(as_json) as shown:
+    with display() as shown:
         result = comparison.compare(table, shown, epsilon or comparison.EPSILONS, seeds=seeds)
     if as_json:
         typer.echo(json.dumps(result.record()))

@@ -87,7 +87,7 @@ def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     steps(f"Training {PARTS} parts (finished parts are kept)")
     run_training(
         plan(Corpus(corpus / demo.TRAIN), directory / "ensemble", parts=PARTS, options=demo.TRAINING),
-        display=display(as_json=False),
+        display=display(),
     )
     path = directory / "privmix.yaml"
     path.write_text(yaml.safe_dump({**SETTINGS, "http": {**SETTINGS["http"], "port": port}}, sort_keys=False))

@@ -283,7 +283,7 @@ def run_plan(plan: "OpenPlan", run: RunOptions) -> "Trained":
     """Trains what is missing, and shows the progress."""
     from privmix.training.plan import run_training
 
-    return run_training(plan, run.resources, display(run.as_json))
+    return run_training(plan, run.resources, display())
 
 
 def _proposed_parts(size: "StatedSize | None", output: Path, options: TrainingOptions, budget: TokenBudget) -> int:

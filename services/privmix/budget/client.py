@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from privmix.budget.accounts import Grains
 from privmix.budget.ledger import Grant
 from privmix.foundation.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
-from privmix.foundation.retrying import pauses, repeated
+from privmix.foundation.retrying import repeated
 from privmix.privacy.events import Event
 
 STEPS_AHEAD = 2
@@ -327,7 +327,7 @@ class BudgetClient:
         await repeated(
             lambda: self._budget.settle.remote(name, used, charges),
             (LedgerUnavailable, LedgerMissing),
-            pauses(RETRY_S),
+            RETRY_S,
             patience_s=SETTLE_S,
         )
 

@@ -31,7 +31,6 @@ from privmix.coordinator.text import Detokenizer
 from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.shard_map import ShardMap
 from privmix.foundation.errors import CoordinatorStopping, CoordinatorUnavailable, Overloaded, loggable
-from privmix.foundation.retrying import pauses, repeated_in_thread
 from privmix.privacy.settings import WhenExhausted
 from privmix.shards.shard import ShardStatus
 from privmix.structure.compiler import Compiler
@@ -404,17 +403,13 @@ class Coordinator:
 
     def _current_shard_map(self) -> ShardMap:
         """Asks the fleet for its shard map until it answers: Ray does not restart an actor whose `__init__` raises."""
-
-        def ask() -> ShardMap:
-            shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
-            return shard_map
-
-        return repeated_in_thread(
-            ask,
-            (RayError, ValueError),
-            pauses(REPEAT_S),
-            log=lambda error: logger.warning("the fleet does not answer: %s", type(error).__name__),
-        )
+        while True:
+            try:
+                shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
+                return shard_map
+            except (RayError, ValueError) as error:
+                logger.warning("the fleet does not answer: %s", type(error).__name__)
+            time.sleep(REPEAT_S)
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from privmix.database.clock import now
 from privmix.database.deadline import DATABASE_TIMEOUT_S
 from privmix.foundation.errors import KeysUnavailable
-from privmix.foundation.retrying import pauses, repeated
+from privmix.foundation.retrying import repeated
 from privmix.keys.fair_queue import FairQueue, QueueFull
 from privmix.keys.grouping import GroupedTransactions
 from privmix.keys.messages import AdmissionLimits, Admitted, Refused
@@ -281,7 +281,7 @@ class OpenRequests:
         settled: OpenReservation | None = await repeated(
             lambda: self._transactions.run(Settle(id_, used)),
             KeysUnavailable,
-            pauses(RETRY_S),
+            RETRY_S,
             log=lambda error: logger.warning("a request is settled later: %s", error),
         )
         self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)

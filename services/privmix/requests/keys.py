@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from privmix.foundation.actors import find_actor, remote
 from privmix.foundation.errors import KeysError
 from privmix.foundation.periodic import periodically
-from privmix.foundation.retrying import pauses, repeated
+from privmix.foundation.retrying import repeated
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.rate_limiter import TokenBuckets
@@ -228,7 +228,7 @@ class KeyService:
                 if error.status >= 500:
                     raise
 
-        await repeated(settle, ApiError, pauses(RETRY_S))
+        await repeated(settle, ApiError, RETRY_S)
 
     async def _withdraw(self, id_: str, call: asyncio.Future[Admitted | Refused]) -> None:
         """Ends a request for whose admission nobody waits any more.
