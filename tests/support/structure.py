@@ -40,7 +40,6 @@ GRAMMARS = {
     "constant": grammar.of_json_schema({"const": {"a": [1, None, "é"]}}),
     "choice": grammar.of_choice(["yes", "yesterday", "no"]),
     "regex": grammar.of_regex("[A-Z][a-z]{2,5} [0-9]{3}-[0-9]{4}"),
-    "tools": grammar.of_tool_call({"find": TICKET, "end": {"type": "object", "additionalProperties": False}}),
 }
 
 

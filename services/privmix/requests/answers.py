@@ -12,9 +12,8 @@ from pydantic import BaseModel, Field
 
 from privmix.coordinator.messages import Delta, FinishReason, Generation
 from privmix.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
-from privmix.structure.grammar import call_prefix
 
-ApiFinishReason = Literal["stop", "length", "tool_calls"]
+ApiFinishReason = Literal["stop", "length"]
 """The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as
 truncated; `Privmix.ended_by` names the limit. `content_filter` would claim something about the text."""
 
@@ -116,27 +115,10 @@ class Completion(_Body):
     choices: list[CompletionChoice]
 
 
-class FunctionCall(BaseModel):
-    """A call of a function. In a chunk, `arguments` holds what is new of them; the name is in the first chunk."""
-
-    name: str | None = Field(default=None, exclude_if=absent)
-    arguments: str
-
-
-class ToolCall(BaseModel):
-    """A call of a tool. `index` is only in chunks; `id` and `type` are in the first of them."""
-
-    index: int | None = Field(default=None, exclude_if=absent)
-    id: str | None = Field(default=None, exclude_if=absent)
-    type: Literal["function"] | None = Field(default=None, exclude_if=absent)
-    function: FunctionCall
-
-
 class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str | None
+    content: str
     refusal: None = None
-    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=absent)
 
 
 class ChatChoice(BaseModel):
@@ -156,7 +138,6 @@ class ChatCompletion(_Body):
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = Field(default=None, exclude_if=absent)
     content: str | None = Field(default=None, exclude_if=absent)
-    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=absent)
 
 
 class ChatChunkChoice(BaseModel):
@@ -326,90 +307,6 @@ class ChatStyle(Style):
     ) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason)
         return ChatChunk(**frame, choices=[choice], privmix=privmix)
-
-
-class ToolStyle(ChatStyle):
-    """Formats answers of `/v1/chat/completions` that are calls of a tool, or can be one.
-
-    Args:
-        names: the names of the tools.
-        must_call: an answer is a call (`grammar.of_tool_call`); otherwise it is a call or a text
-            (`grammar.of_text_or_tool_call`).
-    """
-
-    def __init__(self, names: Sequence[str], must_call: bool = True) -> None:
-        self._names = names
-        self._must_call = must_call
-        self._calls: dict[int, PartialCall] = {}
-        self._texts: set[int] = set()
-
-    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
-        choices = []
-        for piece in pieces:
-            if not self._must_call and not begins_call(piece.text):
-                choices += super().complete(frame, [piece], usage, None).choices
-                continue
-            call = PartialCall(self._names).push(piece.text, complete=piece.ended == "stop")
-            message = ChatMessage(content=None, tool_calls=call and [call])
-            choices.append(ChatChoice(index=piece.index, message=message, finish_reason=_called(piece.ended)))
-        return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
-
-    def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
-        if not self._must_call and piece.index not in self._calls and not begins_call(piece.text):
-            self._texts.add(piece.index)
-        if piece.index in self._texts:
-            return super().chunk(frame, piece, privmix)
-        call = self._calls.setdefault(piece.index, PartialCall(self._names))
-        new = call.push(piece.text, complete=piece.ended == "stop")
-        delta = ChatDelta(tool_calls=new and [new.model_copy(update={"index": 0})])
-        return self._chunk(frame, piece.index, delta, _called(piece.ended), privmix)
-
-
-def begins_call(text: str) -> bool:
-    """Tells whether an answer that is a call or a text is a call. The first piece of an answer is never empty."""
-    return text.startswith("{")
-
-
-def _called(reason: ApiFinishReason | None) -> ApiFinishReason | None:
-    """Returns OpenAI's finish reason of an answer that calls a tool."""
-    return "tool_calls" if reason == "stop" else reason
-
-
-class PartialCall:
-    """Splits the growing text of a call into its name and the new part of its arguments."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._prefixes = {call_prefix(name): name for name in names}
-        self._name: str | None = None
-        self._text = ""
-
-    def push(self, text: str, *, complete: bool) -> ToolCall | None:
-        """Returns what is new in the call; None if there is nothing.
-
-        Args:
-            complete: whether the text ends the call. The brace that closes the call does not belong to the arguments,
-                so the latest character is held back until more text follows.
-        """
-        self._text += text
-        begins = self._name is None and self._begin()
-        if self._name is None:
-            return None
-        new, self._text = self._text[:-1], self._text[-1:]
-        if complete:
-            self._text = ""
-        if not begins:
-            return ToolCall(function=FunctionCall(arguments=new)) if new else None
-        return ToolCall(
-            id=f"call_{uuid4().hex}", type="function", function=FunctionCall(name=self._name, arguments=new)
-        )
-
-    def _begin(self) -> bool:
-        """Takes the name of the tool from the text if it is there."""
-        for prefix, name in self._prefixes.items():
-            if self._text.startswith(prefix):
-                self._name, self._text = name, self._text.removeprefix(prefix)
-                return True
-        return False
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """Holds the model that a gateway serves, and tokenises prompts with its tokenizer."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -13,14 +12,13 @@ from jinja2 import TemplateError
 from privmix.coordinator.text import Detokenizer, partial_length
 from privmix.foundation.turns import Turns
 from privmix.keys.messages import TrafficUpdate
-from privmix.requests.conversation import ChatWriter, TemplateMessage
 from privmix.requests.coordinator_client import CoordinatorClient
 from privmix.requests.errors import ApiError, invalid, model_not_found
-from privmix.requests.schema import Function, Message, PromptText
+from privmix.requests.schema import Message, PromptText
 from privmix.requests.settings import ServedEnsemble
 from privmix.requests.status import Status
 from privmix.structure.compiler import Compiler
-from privmix.tokenization.people_text import PeopleText, TypedMarks
+from privmix.tokenization.people_text import PeopleText
 from privmix.tokenization.tokenizer import load_tokenizer
 
 T = TypeVar("T")
@@ -37,20 +35,6 @@ THREADS = 2
 
 # A template's expressions can fail on a message that is valid, such as one without content.
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, RecursionError)
-
-CALL_INSTRUCTIONS = """Answer with a call of one of these functions, as JSON on one line:
-{"name": NAME, "arguments": ARGUMENTS}
-The functions, with a JSON Schema of their arguments:
-"""
-
-
-def with_instructions(messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]]) -> list[TemplateMessage]:
-    """Returns the messages of a chat with the description of its tools in the system message."""
-    described = CALL_INSTRUCTIONS + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": described}, *messages]
-    first = {"role": "system", "content": f"{messages[0]['content']}\n\n{described}"}
-    return [first, *messages[1:]]
 
 
 class PromptTokenizer:
@@ -96,15 +80,10 @@ class PromptTokenizer:
             raise invalid("prompt", "a prompt has no tokens; give some text to continue")
         return tokenised
 
-    async def chat_tokens(
-        self, messages: Sequence[Message], limit: int, client: str = "", tools: Sequence[Function] = ()
-    ) -> list[tuple[int, ...]]:
+    async def chat_tokens(self, messages: Sequence[Message], limit: int, client: str = "") -> list[tuple[int, ...]]:
         """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
 
         A special token in a message is text: nobody but the template ends a turn or begins one.
-
-        Args:
-            tools: functions that the answer can call. A template that does not know tools gets them as instructions.
 
         Raises:
             ApiError: the model has no chat template, or the template refuses these messages, or there are more than
@@ -112,34 +91,19 @@ class PromptTokenizer:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
-        written = self._conversation.messages(messages)
-        size = sum(map(_size, written))
+        written = [_for_template(message) for message in messages]
+        size = sum(len(message.content) for message in messages)
         self._check_size(size, limit, "messages")
-        # Each message and each tool has text that is not written there.
-        size += INLINE_CHARACTERS // 32 * len(written) + INLINE_CHARACTERS * len(tools)
+        size += INLINE_CHARACTERS // 32 * len(written)  # the template writes text around each message
         try:
-            text, marks = await self._run(size, client, lambda: self._apply_template(written, tools))
+            text, marks = await self._run(
+                size, client, lambda: self._people.render(written, add_generation_prompt=True)
+            )
         except TEMPLATE_ERRORS:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
         shown = marks.show(text)
         return [await self._limited(shown, limit, "messages", client, lambda: self._people.rendered(text, marks))]
-
-    @cached_property
-    def _conversation(self) -> ChatWriter:
-        return ChatWriter(lambda messages: self._apply_template(messages, ())[0])
-
-    def _apply_template(self, messages: list[TemplateMessage], tools: Sequence[Function]) -> tuple[str, TypedMarks]:
-        described: list[dict[str, Any]] | None = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-            }
-            for tool in tools
-        ]
-        if tools and "tools" not in self._tokenizer.chat_template:
-            messages, described = with_instructions(messages, described or []), None
-        return self._people.render(messages, described, add_generation_prompt=True)
 
     async def pieces(self, tokens: Sequence[int], client: str = "") -> list[str]:
         """Returns the vocabulary entry of each token id."""
@@ -217,9 +181,9 @@ class PromptTokenizer:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _size(message: TemplateMessage) -> int:
-    """Returns the number of characters of a message and of its calls."""
-    return len(str(message.get("content") or "")) + len(str(message.get("tool_calls") or ""))
+def _for_template(message: Message) -> dict[str, str]:
+    # Templates use the role `system` for OpenAI's `developer`.
+    return {"role": "system" if message.role == "developer" else message.role, "content": message.content}
 
 
 def _too_long(field: str, limit: int) -> ApiError:

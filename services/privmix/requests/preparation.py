@@ -17,7 +17,6 @@ from privmix.requests.answers import (
     CompletionStyle,
     Style,
     Substituted,
-    ToolStyle,
 )
 from privmix.requests.errors import ApiError, body_too_large, invalid
 from privmix.requests.models import ServedModel
@@ -203,10 +202,9 @@ class Preparation:
         served = self._served
         served.check_name(request.model)
         check_counts(request, 1, self._settings)
-        tools = request.callable_tools
-        prompts = await served.prompts.chat_tokens(request.messages, served.ensemble.context_length, cache_salt, tools)
+        prompts = await served.prompts.chat_tokens(request.messages, served.ensemble.context_length, cache_salt)
         structure = await structure_of(request, request.n, served.prompts.compiler, cache_salt)
-        return self._prepared(request, served, prompts, _style(request), CHAT_TOKENS, structure)
+        return self._prepared(request, served, prompts, ChatStyle(), CHAT_TOKENS, structure)
 
     def _prepared(
         self,
@@ -239,11 +237,6 @@ class Preparation:
         base: AnsweringBase = "base" if served.ensemble.private_base else "public"
         answer = Answer(style, request.model, generations, sum(map(len, prompts)), substituted, base)
         return Prepared(request, served, generations, answer)
-
-
-def _style(request: ChatRequest) -> Style:
-    tools = request.callable_tools
-    return ToolStyle([tool.name for tool in tools], request.must_call) if tools else ChatStyle()
 
 
 def _substituted(request: GenerationRequest, temperature: float, structure: Structure | None) -> Substituted:

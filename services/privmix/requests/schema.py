@@ -6,8 +6,7 @@ Sources: the OpenAI API reference (completions, chat completions); vLLM's extens
 `/tokenize`, `/detokenize`, and the fields that are accepted with neutral values).
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
@@ -209,8 +208,7 @@ PENALTIES = "penalties for repeated tokens are not supported; remove it"
 FILTERS = "sampling supports only temperature, top_p and top_k; remove it"
 SEARCH = "answers are sampled; search is not supported; remove it"
 ENDS = "an answer ends at the model's end token, a stop string or max_tokens; remove it"
-MAX_TOOLS = 64
-OLD_CALLS = "OpenAI replaced this field; use tools, tool_choice and tool_calls"
+CALLS = "calls of tools are not supported; remove it, and ask for JSON with response_format"
 NOTHING_STORED = "requests and answers are not stored; remove it"
 TEXT_ONLY = "answers are plain text only; remove it"
 OWN_TEMPLATE = "the model's own chat template is used; remove it"
@@ -305,18 +303,6 @@ class StructuredOutputs(Body):
         return self
 
 
-TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
-
-
-class Function(Body):
-    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
-
-    name: str = Field(pattern=TOOL_NAME)
-    description: str = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-    strict: IgnoredFlag = None
-
-
 class GenerationRequest(Body):
     """The fields that both generation routes share."""
 
@@ -388,16 +374,6 @@ class GenerationRequest(Body):
         return SamplingOptions(self.temperature, self.top_p, self.top_k if self.top_k > 0 else None)
 
     @property
-    def callable_tools(self) -> Sequence[Function]:
-        """The functions one of which the answer can call; empty if the answer is text."""
-        return []
-
-    @property
-    def must_call(self) -> bool:
-        """Whether an answer with tools cannot be a text instead."""
-        return False
-
-    @property
     def json_answer(self) -> tuple[str, dict[str, Any] | bool] | None:
         """The field that asks for JSON, and the schema of the answer; None without such a field."""
         wanted = self.response_format
@@ -444,149 +420,23 @@ class CompletionRequest(GenerationRequest):
         return value
 
 
-MAX_CALL_ID = 256
-
-
-def _arguments(text: str) -> str:
-    if not isinstance(read_json(text or "{}"), dict):
-        raise refused("invalid_value", "give the arguments as the text of a JSON object")
-    return text or "{}"
-
-
-def read_json(text: str) -> object:
-    """Returns the value of a JSON text; None if it is not JSON that can be written again."""
-    try:
-        value: object = json.loads(text)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return value
-
-
-CallArguments = Annotated[str, AfterValidator(_arguments)]
-
-
-class CalledFunction(Body):
-    """The function of an earlier call. `arguments` is the text of a JSON object."""
-
-    name: str = Field(pattern=TOOL_NAME)
-    arguments: CallArguments
-
-
-class EarlierCall(Body):
-    """A call of a tool in an earlier answer. Chunks of streams have an `index`, which is accepted."""
-
-    id: str = Field(min_length=1, max_length=MAX_CALL_ID)
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = None
-
-
 class Message(Body):
-    """One message of a chat. Fields that only answers have are accepted if they are empty; reasoning is ignored.
+    """One message of a chat. Fields that only answers have are accepted if they are empty; reasoning is ignored."""
 
-    An assistant's message has content, calls of tools, or both. A message of the role `tool` has the result of one.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Items[EarlierCall] = Field([], max_length=MAX_TOOLS)
-    tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_CALL_ID, validate_default=True)
-    content: Content | None = Field(None, validate_default=True)
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
     name: Annotated[Any, Neutral("names of participants are not supported; remove it")] = None
     reasoning: IgnoredText = None
     reasoning_content: IgnoredText = None
     annotations: Annotated[Any, Neutral(TEXT_ONLY, [])] = None
     audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
-    function_call: Annotated[Any, Neutral(OLD_CALLS)] = None
+    function_call: Annotated[Any, Neutral(CALLS)] = None
     refusal: Annotated[Any, Neutral(TEXT_ONLY, "")] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_result_may_name_its_function(cls, data: object) -> object:
-        """Drops the `name` of a result: the call that it answers has it."""
-        if isinstance(data, dict) and data.get("role") == "tool" and isinstance(data.get("name"), str):
-            return {key: value for key, value in data.items() if key != "name"}
-        return data
-
-    @field_validator("tool_calls", mode="before")
-    @classmethod
-    def _only_assistants_call(cls, calls: object, info: ValidationInfo) -> object:
-        if calls and info.data.get("role", "assistant") != "assistant":
-            raise refused("unsupported_parameter", "only messages of the role assistant have calls")
-        return calls
-
-    @field_validator("tool_call_id")
-    @classmethod
-    def _results_name_their_call(cls, id_: str | None, info: ValidationInfo) -> str | None:
-        is_result = info.data.get("role") == "tool"
-        if is_result and id_ is None:
-            raise refused("missing_required_parameter", "a message of the role tool names its call")
-        if not is_result and id_ is not None:
-            raise refused("unsupported_parameter", "only messages of the role tool name a call")
-        return id_
-
-    @field_validator("content", mode="wrap")
-    @classmethod
-    def _only_calls_have_no_content(
-        cls, content: object, validate: Callable[[object], str | None], info: ValidationInfo
-    ) -> str | None:
-        if content is None and not info.data.get("tool_calls", True):
-            raise refused("missing_required_parameter", "only a message with calls needs no content")
-        # An empty list is all that some clients write beside calls.
-        return None if content is None or (content == [] and info.data.get("tool_calls")) else validate(content)
+    tool_call_id: Annotated[Any, Neutral(CALLS)] = None
+    tool_calls: Annotated[Any, Neutral(CALLS, [])] = None
 
 
-def check_calls(messages: list[Message]) -> list[Message]:
-    """Checks, as OpenAI does, that the results of all calls follow their message, and nothing else before them."""
-    open_calls: set[str] = set()
-    for number, message in enumerate(messages):
-        if message.role == "tool":
-            if message.tool_call_id not in open_calls:
-                raise refused("invalid_value", f"message {number} is the result of no call just before it")
-            open_calls.remove(message.tool_call_id)
-            continue
-        if open_calls:
-            break
-        open_calls = {call.id for call in message.tool_calls}
-        if len(open_calls) < len(message.tool_calls):
-            raise refused("invalid_value", f"two calls of message {number} have the same id")
-    if open_calls:
-        raise refused("invalid_value", "a call has no result; add a message of the role tool for each tool_call_id")
-    return messages
-
-
-Messages = Annotated[Items[Message], Field(min_length=1), AfterValidator(check_calls)]
-
-
-class Tool(Body):
-    type: Literal["function"]
-    function: Function
-
-
-class FunctionName(Body):
-    name: str
-
-
-class NamedTool(Body):
-    """A `tool_choice` that names a function."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-def check_tools(names: Sequence[str], chosen: str | None, must_call: bool) -> None:
-    """Checks the names of the tools of a request.
-
-    Args:
-        chosen: the name that `tool_choice` has, if it has one.
-        must_call: whether `tool_choice` demands a call.
-    """
-    if must_call and not names:
-        raise refused("invalid_value", "tool_choice requires a call; give the functions")
-    if chosen is not None and chosen not in names:
-        raise refused("invalid_value", "tool_choice names a function that is not here")
-    if len(set(names)) < len(names):
-        raise refused("invalid_value", "two functions have the same name")
+Messages = Annotated[Items[Message], Field(min_length=1)]
 
 
 class ChatRequest(GenerationRequest):
@@ -603,8 +453,8 @@ class ChatRequest(GenerationRequest):
     audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
     chat_template: Annotated[Any, Neutral(OWN_TEMPLATE)] = None
     chat_template_kwargs: Annotated[Any, Neutral(OWN_TEMPLATE, {})] = None
-    function_call: Annotated[Any, Neutral(OLD_CALLS, "none")] = None
-    functions: Annotated[Any, Neutral(OLD_CALLS, [])] = None
+    function_call: Annotated[Any, Neutral(CALLS, "none")] = None
+    functions: Annotated[Any, Neutral(CALLS, [])] = None
     metadata: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
     modalities: Annotated[Any, Neutral(TEXT_ONLY, ["text"])] = None
     moderation: Annotated[Any, Neutral("moderation is not supported; remove it")] = None
@@ -617,34 +467,10 @@ class ChatRequest(GenerationRequest):
     safety_identifier: IgnoredText = None
     service_tier: Annotated[Any, Neutral("there is only one service tier; remove it", "auto", "default")] = None
     store: Annotated[Any, Neutral(NOTHING_STORED, False)] = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None,
-        description="With `auto`, the default, the answer is a text or one call of a tool: its first token, sampled as "
-        "any other, decides. An answer never has several calls.",
-    )
-    tools: Items[Tool] = Field([], max_length=MAX_TOOLS, validate_default=True)
+    tool_choice: Annotated[Any, Neutral(CALLS, "none", "auto")] = None
+    tools: Annotated[Any, Neutral(CALLS, [])] = None
     verbosity: Annotated[Any, Neutral("max_tokens sets the length of answers; remove it", "medium")] = None
     web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
-
-    @property
-    def callable_tools(self) -> Sequence[Function]:
-        if self.tool_choice == "none":
-            return []
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool.function for tool in self.tools if tool.function.name == self.tool_choice.function.name]
-        return [tool.function for tool in self.tools]
-
-    @property
-    def must_call(self) -> bool:
-        return self.tool_choice not in (None, "auto")
-
-    @field_validator("tools")
-    @classmethod
-    def _tools_can_be_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
-        choice = info.data.get("tool_choice")
-        name = choice.function.name if isinstance(choice, NamedTool) else None
-        check_tools([tool.function.name for tool in tools], name, choice == "required")
-        return tools
 
     @field_validator("max_completion_tokens")
     @classmethod

@@ -68,9 +68,6 @@ async def structure_of(request: GenerationRequest, answers: int, compiler: Compi
 
 
 def _wishes(request: GenerationRequest) -> Iterator[Wish]:
-    if request.callable_tools:
-        tools = {function.name: function.parameters for function in request.callable_tools}
-        yield "tools", "tools" if request.must_call else "text_or_tools", tools
     if (wanted := request.json_answer) is not None:
         field, schema = wanted
         yield field, "json", schema

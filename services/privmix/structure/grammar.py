@@ -27,7 +27,7 @@ from privmix.structure.limits import (
 Schema = Mapping[str, Any] | bool
 ANY_OBJECT: Schema = {"type": "object"}
 
-StructureKind = Literal["json", "regex", "choice", "tools", "text_or_tools"]
+StructureKind = Literal["json", "regex", "choice"]
 """The ways in which a client describes an answer."""
 
 _ONE_LINE = {
@@ -53,8 +53,6 @@ def of_kind(kind: StructureKind, described: Any) -> str:
         "json": of_json_schema,
         "regex": of_regex,
         "choice": of_choice,
-        "tools": of_tool_call,
-        "text_or_tools": of_text_or_tool_call,
     }
     return functions[kind](described)
 
@@ -94,45 +92,6 @@ def of_choice(choices: Sequence[str]) -> str:
     # One terminal, which the lexer follows as one state, where a rule would have an item for each string.
     terminal = f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(choices)))}"
     return _of_lark(terminal, CHOICE)
-
-
-def of_tool_call(tools: Mapping[str, Schema]) -> str:
-    """Returns the grammar of one call, `{"name": NAME, "arguments": OBJECT}`, of one of several tools.
-
-    A tool whose schema names no property has the arguments `{}`.
-
-    Args:
-        tools: the schemas of the arguments, by the name of the tool.
-
-    Raises:
-        StructureError: there is no tool, or a schema is not accepted (see `of_json_schema`).
-    """
-    return _of_lark(f"start: {_calls(tools)}")
-
-
-def of_text_or_tool_call(tools: Mapping[str, Schema]) -> str:
-    """Returns the grammar of a call (see `of_tool_call`) or of a text, which does not begin with a brace."""
-    return _of_lark(f"start: {_calls(tools)} | TEXT?\nTEXT: /[^{{](.|\\n)*/")
-
-
-def call_prefix(name: str) -> str:
-    """Returns the text of a tool call up to its arguments."""
-    return f'{{"name": {json.dumps(name)}, "arguments": '
-
-
-def _calls(tools: Mapping[str, Schema]) -> str:
-    if not tools:
-        raise StructureError("give at least one tool")
-    calls = [f'{_quoted(call_prefix(name))} {_json(_arguments(schema))} "}}"' for name, schema in tools.items()]
-    check_size("".join(calls))
-    return " | ".join(calls)
-
-
-def _arguments(schema: Schema) -> Schema:
-    if isinstance(schema, bool):
-        return schema and {"type": "object", "additionalProperties": False}
-    says = schema.keys() & {*_JOINING, "properties", "patternProperties", "additionalProperties"}
-    return {"type": "object", **schema, **({} if says else {"additionalProperties": False})}
 
 
 def _parsed(schema: Schema | str) -> Schema:

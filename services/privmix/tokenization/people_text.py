@@ -96,7 +96,6 @@ class PeopleText:
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = False,
     ) -> list[int]:
@@ -108,12 +107,11 @@ class PeopleText:
         Raises:
             jinja2.TemplateError: the template refuses the messages.
         """
-        return self.rendered(*self.render(messages, tools, add_generation_prompt=add_generation_prompt))
+        return self.rendered(*self.render(messages, add_generation_prompt=add_generation_prompt))
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = False,
     ) -> tuple[str, "TypedMarks"]:
@@ -125,7 +123,6 @@ class PeopleText:
         marks = TypedMarks(self._typed)
         rendered = self._chat.apply_chat_template(
             marks.hide(messages),
-            tools=marks.hide(tools) or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )

@@ -24,7 +24,6 @@ def many(item: str) -> list[Any]:
     ("model", "body", "param"),
     [
         (ChatRequest, {**MODEL, "messages": many("{}")}, "messages[0].role"),
-        (ChatRequest, {**CHAT, "tools": many("{}")}, "tools[0].type"),
         (ChatRequest, {**CHAT, "structured_outputs": {"choice": many("0")}}, "structured_outputs.choice[0]"),
         (CompletionRequest, {**MODEL, "prompt": many("{}")}, "prompt"),
         (CompletionRequest, {**MODEL, "prompt": "a", "stop": many("0")}, "stop"),
@@ -62,4 +61,4 @@ def test_every_list_of_a_body_ends_at_its_first_error(model: type[BaseModel]) ->
 
 
 def test_the_lists_of_a_body_are_found() -> None:
-    assert len([*sequences(ChatRequest.__pydantic_core_schema__)]) >= 5
+    assert len([*sequences(ChatRequest.__pydantic_core_schema__)]) >= 3

@@ -230,7 +230,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("completions", {"model": "part-000"}, 404, "model"),
     ("completions", {"prompt": "x" * 2_000_000}, 413, "body"),
     ("chat/completions", {"messages": CHAT, "logprobs": True}, 400, "logprobs"),
-    ("chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    ("chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
     ("completions", {"structured_outputs": {"regex": f"{SECRET}["}}, 400, "structured_outputs.regex"),
 ]
 

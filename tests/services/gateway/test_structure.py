@@ -27,10 +27,6 @@ TICKET = {
     "required": ["reason", "urgent"],
     "additionalProperties": False,
 }
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "book", "description": "Books a visit.", "parameters": TICKET}},
-    {"type": "function", "function": {"name": "hang_up"}},
-]
 
 
 @pytest.fixture
@@ -76,31 +72,6 @@ def test_a_completion_follows_vllms_structures(client: openai.OpenAI, structure:
         chunks = list(answer) if stream else [answer]
         assert matches("".join(chunk.choices[0].text for chunk in chunks))
         assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [({"type": "function", "function": {"name": "book"}}, {"book"}), ("required", {"book", "hang_up"})],
-    ids=["named", "required"],
-)
-def test_a_tool_is_called(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
-    answer = chat(client, tools=TOOLS, tool_choice=choice)
-    (call,) = answer.choices[0].message.tool_calls
-    assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("tool_calls", None)
-    called(call.function.name, call.function.arguments, names)
-
-    chunks = [chunk.choices[0] for chunk in chat(client, tools=TOOLS, tool_choice=choice, stream=True)]
-    pieces = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
-    assert [piece.function.name for piece in pieces[1:]] == [None] * (len(pieces) - 1)
-    assert {piece.index for piece in pieces} == {0}
-    assert pieces[0].id.startswith("call_")
-    called(pieces[0].function.name, "".join(piece.function.arguments for piece in pieces), names)
-    assert chunks[-1].finish_reason == "tool_calls"
-
-
-def called(name: str, arguments: str, names: set[str]) -> None:
-    assert name in names
-    jsonschema.validate(json.loads(arguments), TICKET if name == "book" else {"const": {}})
 
 
 def test_a_text_without_an_alternative_costs_nothing(service: RunningService, client: openai.OpenAI) -> None:
@@ -159,7 +130,3 @@ def test_an_answer_ends_well_however_few_tokens_it_has(service: RunningService, 
             assert choice.finish_reason == "stop"
         assert answer.privmix["stop"] == "ignored"
         assert answer.usage.completion_tokens <= 2 * (shortest + room)
-    tools: Any = [{"type": "function", "function": {"name": "note", "parameters": ROOMY}}]
-    called_ = chat(client, tools=tools, tool_choice="required", max_tokens=shortest + 20)
-    assert called_.choices[0].finish_reason == "tool_calls"
-    jsonschema.validate(json.loads(called_.choices[0].message.tool_calls[0].function.arguments), ROOMY)

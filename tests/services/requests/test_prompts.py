@@ -16,7 +16,7 @@ from privmix.requests.models import (
     THREADS,
     PromptTokenizer,
 )
-from privmix.requests.schema import ChatRequest, Function, Message
+from privmix.requests.schema import Message
 from privmix.structure.compiler import Compiler
 from privmix.training.public_model import resolve
 from tests.support.structure import words
@@ -135,25 +135,6 @@ async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: PromptTokenizer
         (some,) = await prompts.tokens([beginning], LIMIT)
         assert len(some) <= LIMIT + SLACK_TOKENS
     await refused(prompts, "7" * (LIMIT + 1))
-
-
-@pytest.mark.anyio
-async def test_tools_are_described_in_a_thread(prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    await prompts.chat_tokens([user("a")], LIMIT)  # what the template can do is found with the first chat
-    threads: list[threading.Thread] = []
-
-    apply_template = prompts._apply_template
-
-    def render(*arguments: Any) -> Any:
-        threads.append(threading.current_thread())
-        return apply_template(*arguments)
-
-    assert prompts._conversation  # the first chat finds out what the template reads
-    monkeypatch.setattr(prompts, "_apply_template", render)
-    tools = [Function(name="f", description="long " * 1000)]
-    await prompts.chat_tokens([user("a")], 10 * LIMIT, "", tools)
-    await prompts.chat_tokens(ChatRequest.model_validate({"model": "a", "messages": [user("a")]}).messages, LIMIT)
-    assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
 @pytest.mark.anyio

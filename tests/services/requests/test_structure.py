@@ -34,7 +34,6 @@ async def test_many_answers_with_a_costly_structure_are_refused_by_the_number(mo
 
 @pytest.mark.anyio
 async def test_each_way_to_ask_for_a_structure_is_checked() -> None:
-    function = {"type": "function", "function": {"name": "f", "parameters": {"minItems": 10**9}}}
     compiler = Compiler(words)
     wishes: dict[str, dict[str, Any]] = {
         "structured_outputs.json": {"structured_outputs": {"json": '{"type": "array", "minItems": 1000000000}'}},
@@ -43,7 +42,6 @@ async def test_each_way_to_ask_for_a_structure_is_checked() -> None:
         "response_format.json_schema.schema": {
             "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"maxItems": 9e8}}}
         },
-        "tools": {"tools": [function], "tool_choice": "required"},
     }
     for field, asked in wishes.items():
         with pytest.raises(ApiError) as refusal:

@@ -100,9 +100,6 @@ OTHERS: dict[str, Callable[[], str]] = {
     "no choice": lambda: grammar.of_choice([]),
     "empty choice": lambda: grammar.of_choice([SECRET, ""]),
     "choices": lambda: grammar.of_choice([str(number) for number in range(MAX_CHOICES + 1)]),
-    "no tool": lambda: grammar.of_tool_call({}),
-    "a tool without calls": lambda: grammar.of_tool_call({SECRET: LOOP}),
-    "items of a tool": lambda: grammar.of_tool_call({SECRET: {"properties": {"a": {"minItems": 10**30}}}}),
 }
 
 
@@ -175,27 +172,6 @@ def test_an_object_is_closed_unless_its_schema_says_otherwise() -> None:
         further = vocabulary().tokenizer.decode_str([*follows.forced[:1]]), tokens_of(follows.legal)
         goes_on = further[0] or "".join(vocabulary().tokenizer.decode_str([token]) for token in further[1])
         assert ("," in goes_on) == ((schema, text) in opened), schema
-
-
-def test_references_of_a_tool_stay_within_its_schema() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/x"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    tools = {
-        "first": {**schema, "$defs": {"x": {"const": 1}}},
-        "second": {**schema, "$defs": {"x": {"const": 2}}},
-    }
-    follower = matcher(grammar.of_tool_call(tools))
-    tokenizer = vocabulary().tokenizer
-    for name, value in (("first", 1), ("second", 2)):
-        start = follower.after(()).forced
-        begun = tokenizer.tokenize_str(json.dumps({"name": name})[:-2].removeprefix(tokenizer.decode_str(list(start))))
-        end = follower.after((*start, *begun))
-        assert tokenizer.decode_str(list(end.forced)) == f'", "arguments": {{"a": {value}}}}}'
-        assert end.complete
 
 
 LETTERS = string.ascii_lowercase + string.digits + " "

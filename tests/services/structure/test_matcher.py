@@ -54,24 +54,11 @@ def test_every_walk_through_a_schema_is_a_value_of_it(seed: int) -> None:
         ("constant", re.escape('{"a": [1, null, "é"]}')),
         ("choice", "yes|yesterday|no"),
         ("regex", "[A-Z][a-z]{2,5} [0-9]{3}-[0-9]{4}"),
-        ("tools", r'\{"name": "(find|end)", "arguments": \{.*\}\}'),
     ],
 )
 def test_every_walk_through_a_grammar_matches_it(kind: str, pattern: str, seed: int) -> None:
     text = text_of(walk(matcher(GRAMMARS[kind]), seed))
     assert re.fullmatch(pattern, text)
-
-
-@pytest.mark.parametrize("text", ["", "Good morning.", 'a {"name": "end"', '\n{"name"', "é \n\n東京"])
-def test_a_text_or_a_call_is_a_text_unless_it_begins_with_a_brace(text: str) -> None:
-    follower = matcher(grammar.of_text_or_tool_call({"find": TICKET, "end": {"type": "object"}}))
-    tokens = vocabulary().tokenizer.tokenize_str(text)
-    position = follower.after(tokens)
-    assert position.forced == ()
-    assert {0, 2} <= set(tokens_of(position.legal))
-    (brace,) = vocabulary().tokenizer.tokenize_str("{")
-    follows = follower.after([*tokens, brace])
-    assert text_of(follows.forced) == ("" if text else '"name": "')
 
 
 @pytest.mark.parametrize("kind", GRAMMARS)

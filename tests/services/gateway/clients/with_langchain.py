@@ -1,4 +1,4 @@
-"""Calls the service with `langchain-openai`: chat and completion models, complete and streamed, and an agent's loop.
+"""Calls the service with `langchain-openai`: chat and completion models, complete and streamed.
 
 Run as `python with_langchain.py URL KEY`; prints one JSON object.
 """
@@ -7,10 +7,6 @@ import json
 import sys
 from typing import Any, Literal
 
-from langchain.agents import create_agent
-from langchain.agents.middleware import wrap_model_call
-from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
@@ -33,31 +29,9 @@ class Ticket(BaseModel):
     urgent: bool
 
 
-for method in ("json_schema", "function_calling"):
-    chat = ChatOpenAI(**{**PARAMETERS, "max_tokens": 100}).with_structured_output(Ticket, method=method)
-    assert isinstance(chat.invoke(HISTORY), Ticket), method
+chat = ChatOpenAI(**{**PARAMETERS, "max_tokens": 100}).with_structured_output(Ticket, method="json_schema")
+assert isinstance(chat.invoke(HISTORY), Ticket)
 
-
-@tool
-def book(reason: Literal["a sore throat", "a flu shot"]) -> str:
-    """Books a visit."""
-    booked.append(reason)
-    return f"Booked: {reason}."
-
-
-@wrap_model_call
-def call_first(request: Any, handler: Any) -> Any:
-    """Demands a call in the first turn, and leaves the next turns to the model."""
-    return handler(request if booked else request.override(tool_choice="any"))
-
-
-booked: list[str] = []
-agent = create_agent(ChatOpenAI(**{**PARAMETERS, "max_tokens": 40}), [book], middleware=[call_first])
-messages = agent.invoke({"messages": HISTORY[:2]}, {"recursion_limit": 50})["messages"]
-assert booked and isinstance(messages[3], ToolMessage)
-assert isinstance(messages[-1], AIMessage) and not messages[-1].tool_calls
-
-response = ChatOpenAI(**PARAMETERS, use_responses_api=True).invoke(HISTORY)
 answer = ChatOpenAI(**PARAMETERS).invoke(HISTORY)
 streamed = list(ChatOpenAI(**PARAMETERS, stream_usage=True).stream(HISTORY))
 completion = OpenAI(**PARAMETERS).invoke("The patient")
@@ -67,8 +41,6 @@ print(
             "chat": [answer.response_metadata["finish_reason"], answer.usage_metadata["output_tokens"]],
             "stream": ["-", len("".join(chunk.content for chunk in streamed))],
             "completion": ["-", len(completion)],
-            "response": ["-", response.usage_metadata["output_tokens"]],
-            "agent": ["-", len(messages)],
         }
     )
 )

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 URL, KEY = sys.argv[1:]
 MESSAGES: Any = [{"role": "user", "content": "When does the clinic open?"}]
-NAMED: Any = {"type": "function", "function": {"name": "book"}}
 PARAMETERS: Any = {"model": "privmix", "max_tokens": 8}
 
 
@@ -22,40 +21,12 @@ class Ticket(BaseModel):
     urgent: bool
 
 
-TOOL: Any = {"type": "function", "function": {"name": "book", "parameters": Ticket.model_json_schema()}}
-
-
 def structured() -> dict[str, object]:
     client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
     wanted: Any = {"model": "privmix", "messages": MESSAGES, "max_tokens": 100}
     parsed: Any = client.chat.completions.parse(response_format=Ticket, **wanted)
     assert isinstance(parsed.choices[0].message.parsed, Ticket)
-    called: Any = client.chat.completions.create(tools=[TOOL], tool_choice="required", **wanted)
-    assert Ticket.model_validate_json(called.choices[0].message.tool_calls[0].function.arguments)
-    with client.chat.completions.stream(tools=[TOOL], tool_choice=NAMED, **wanted) as stream:
-        final: Any = stream.get_final_completion()
-    assert Ticket.model_validate_json(final.choices[0].message.tool_calls[0].function.arguments)
     return {"parsed": [parsed.choices[0].finish_reason, parsed.usage.completion_tokens]}
-
-
-def loop() -> dict[str, object]:
-    """Runs the loop of the package's documentation: it calls tools until the answer is a text."""
-    client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
-    messages = list(MESSAGES)
-    choices: list[Any] = ["required", {"type": "function", "function": {"name": "book"}}, "auto", "none"]
-    for choice in choices:
-        answer: Any = client.chat.completions.create(
-            model="privmix", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=60
-        )
-        message = answer.choices[0].message
-        messages.append(message)
-        if not message.tool_calls:
-            break
-        for call in message.tool_calls:
-            ticket = Ticket.model_validate_json(call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"Booked: {ticket.reason}."})
-    assert sum(message["role"] == "tool" for message in messages if isinstance(message, dict)) >= 2
-    return {"loop": [answer.choices[0].finish_reason, answer.usage.completion_tokens]}
 
 
 def sync() -> dict[str, object]:
@@ -94,4 +65,4 @@ async def parallel() -> dict[str, object]:
     }
 
 
-print(json.dumps(structured() | loop() | sync() | asyncio.run(parallel())))
+print(json.dumps(structured() | sync() | asyncio.run(parallel())))
