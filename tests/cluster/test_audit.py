@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from privmix.laboratory.audit.attacks import black_box
-from privmix.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
-from privmix.laboratory.audit.report import sections
-from privmix.laboratory.audit.worlds.distributions import pair_laws
+from privmix.laboratory.audit import black_box, sections
+from privmix.laboratory.audit.black_box import RepeatedRequest, ServiceAnswers
+from privmix.laboratory.audit.distributions import pair_laws
 from privmix.privacy.events import Event
 from privmix.privacy.mollifiers import projection
 from privmix.privacy.protocols.individual import IndividualSettings

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from privmix.laboratory.audit.attacks import black_box
-from privmix.laboratory.audit.attacks.black_box import ServiceAnswers
-from privmix.laboratory.audit.worlds import adjacent
-from privmix.laboratory.audit.worlds.adjacent import Adjacent
-from privmix.laboratory.audit.worlds.sizes import AdjacentSize
+from privmix.laboratory.audit import adjacent, black_box
+from privmix.laboratory.audit.adjacent import Adjacent
+from privmix.laboratory.audit.black_box import ServiceAnswers
+from privmix.laboratory.audit.sizes import AdjacentSize
 from privmix.privacy.accounting import planning
 from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.running import configure, own_ensemble, running

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import ANY_ORDER, PrivacyBudget
-from privmix.laboratory.audit.worlds.distributions import renyi_divergence
+from privmix.laboratory.audit.distributions import renyi_divergence
 from privmix.privacy.accounting.tilts import moment_factor
 from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.shaping import shape

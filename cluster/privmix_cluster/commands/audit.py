@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind
+from privmix.laboratory.audit.sizes import AdjacentSize, PlantedSize, SecretKind
 from privmix_cluster.console import Steps, console, display
 from privmix_cluster.options import JsonOption, TextFieldOption
 from privmix_cluster.parameters import ACCEPTED, bad, options, settings_from
@@ -19,10 +19,10 @@ from privmix_cluster.parameters import ACCEPTED, bad, options, settings_from
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privmix.laboratory.audit.attacks.black_box import RepeatedRequest
-    from privmix.laboratory.audit.report.page import AttackSection, AuditReport
-    from privmix.laboratory.audit.report.sections import Subject
-    from privmix.laboratory.audit.worlds.canaries import Canary
+    from privmix.laboratory.audit.black_box import RepeatedRequest
+    from privmix.laboratory.audit.canaries import Canary
+    from privmix.laboratory.audit.page import AttackSection, AuditReport
+    from privmix.laboratory.audit.sections import Subject
 
 _API_KEY = "PRIVMIX_API_KEY"
 
@@ -83,9 +83,8 @@ def likelihood(
     Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without, the test
     requests `releases` tokens from each of two running services, with top_k 2; every token is charged.
     """
-    from privmix.laboratory.audit.attacks import black_box
-    from privmix.laboratory.audit.report import sections
-    from privmix.laboratory.audit.worlds.distributions import NoPairError
+    from privmix.laboratory.audit import black_box, sections
+    from privmix.laboratory.audit.distributions import NoPairError
 
     steps = Steps()
     if url_with and url_without:
@@ -118,7 +117,7 @@ def published(
 
     The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
     """
-    from privmix.laboratory.audit.report import sections
+    from privmix.laboratory.audit import sections
 
     try:
         section = sections.published_section(
@@ -180,9 +179,7 @@ def extraction_(
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
     service of DIRECTORY/ensemble over HTTP; every token is charged.
     """
-    from privmix.laboratory.audit.attacks import extraction
-    from privmix.laboratory.audit.report import sections
-    from privmix.laboratory.audit.worlds import testbed
+    from privmix.laboratory.audit import extraction, sections, testbed
 
     steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
     if protocol is None and not context.args:
@@ -217,9 +214,8 @@ def one_run(
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
-    from privmix.laboratory.audit.report import sections
-    from privmix.laboratory.audit.report.sections import Subject
-    from privmix.laboratory.audit.worlds import testbed
+    from privmix.laboratory.audit import sections, testbed
+    from privmix.laboratory.audit.sections import Subject
 
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
     subjects = _planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
@@ -250,9 +246,7 @@ def released(
 
     Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing.
     """
-    from privmix.laboratory.audit.attacks import released_text
-    from privmix.laboratory.audit.report import sections
-    from privmix.laboratory.audit.worlds import testbed
+    from privmix.laboratory.audit import released_text, sections, testbed
 
     steps, read = Steps(), released_text.read_released(texts, text_field)
     canaries, corpus = testbed.planted(directory)
@@ -276,7 +270,7 @@ def plant(
     Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers, and compare them with
     `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
     """
-    from privmix.laboratory.audit.worlds import adjacent
+    from privmix.laboratory.audit import adjacent
 
     steps = Steps()
     steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
@@ -310,8 +304,7 @@ def all_(
     as_json: JsonOption = False,
 ) -> None:
     """Run every attack with its defaults."""
-    from privmix.laboratory.audit.report import sections
-    from privmix.laboratory.audit.worlds import testbed
+    from privmix.laboratory.audit import sections, testbed
 
     steps = Steps()
     certified = _planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
@@ -333,7 +326,7 @@ def all_(
 
 def _finish(every: "Sequence[AttackSection]", as_json: bool) -> None:
     """Shows the report; exits with 1 if a claim is broken."""
-    from privmix.laboratory.audit.report.page import AuditReport
+    from privmix.laboratory.audit.page import AuditReport
 
     report = AuditReport(every)
     if as_json:
@@ -347,7 +340,7 @@ def _finish(every: "Sequence[AttackSection]", as_json: bool) -> None:
 def _train_planted(
     directory: Path, size: PlantedSize, subjects: "Sequence[Subject]", steps: Steps
 ) -> "Sequence[Canary]":
-    from privmix.laboratory.audit.worlds import testbed
+    from privmix.laboratory.audit import testbed
 
     halves = any(subject.protocol.halves for subject in subjects)
     what = "parts and their halves" if halves else "parts"
@@ -360,8 +353,8 @@ def _section_over_http(
 ) -> "AttackSection":
     import httpx
 
-    from privmix.laboratory.audit.attacks import black_box
-    from privmix.laboratory.audit.report.page import AttackSection
+    from privmix.laboratory.audit import black_box
+    from privmix.laboratory.audit.page import AttackSection
 
     api_key = os.environ.get(_API_KEY)
     try:
@@ -399,7 +392,7 @@ def _planned_subjects(
 
 def _compared_subjects(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> "list[Subject]":
     """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
-    from privmix.laboratory.audit.report.sections import Subject
+    from privmix.laboratory.audit.sections import Subject
     from privmix.laboratory.evaluation import methods
     from privmix.laboratory.evaluation.comparisons import label
     from privmix.training.options import TokenBudget
@@ -415,7 +408,7 @@ def _compared_subjects(parts: int, epsilons: Sequence[float], tokens: int, delta
 def _subject(
     name: str, given: Mapping[str, object], parts: int, epsilon: float, tokens: int, delta: float
 ) -> "Subject":
-    from privmix.laboratory.audit.report.sections import Subject
+    from privmix.laboratory.audit.sections import Subject
     from privmix.privacy.protocols import PROTOCOLS
 
     without_budget = name in PROTOCOLS and PROTOCOLS[name].model_fields["epsilon"].default is None
@@ -430,7 +423,7 @@ def _subject(
 
 
 def _show(report: "AuditReport") -> None:
-    from privmix.laboratory.audit.report.page import finding_rows
+    from privmix.laboratory.audit.page import finding_rows
 
     shown = console()
     for section in report.sections:
@@ -454,7 +447,7 @@ def _titled_table(title: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
 
 
 def _cell(value: object) -> str:
-    from privmix.laboratory.audit.report.finding import finite
+    from privmix.laboratory.audit.finding import finite
 
     if isinstance(value, float):
         return f"{value:.4g}" if finite(value) is not None else "unbounded"

@@ -13,7 +13,7 @@ from privmix_cluster.options import JsonOption
 from privmix_cluster.parameters import bad
 
 if TYPE_CHECKING:
-    from privmix.laboratory.audit.report.finding import Finding
+    from privmix.laboratory.audit.finding import Finding
     from privmix.laboratory.heads.compare import HeadComparison
     from privmix.laboratory.heads.table import Table
 
@@ -142,7 +142,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
-    from privmix.laboratory.audit.report.finding import Finding
+    from privmix.laboratory.audit.finding import Finding
     from privmix.laboratory.heads import attacks
     from privmix.laboratory.heads.certified import CertifiedSettings
     from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from privmix.laboratory.audit.attacks.likelihood import held_out_epsilons
-from privmix.laboratory.audit.attacks.membership import lira
-from privmix.laboratory.audit.attacks.one_run import correct_guesses
-from privmix.laboratory.audit.report.bounds import one_run_epsilon
-from privmix.laboratory.audit.report.finding import CERTAIN, Finding
-from privmix.laboratory.audit.report.roc import Roc, best_test, epsilon_of
+from privmix.laboratory.audit.bounds import one_run_epsilon
+from privmix.laboratory.audit.finding import CERTAIN, Finding
+from privmix.laboratory.audit.likelihood import held_out_epsilons
+from privmix.laboratory.audit.membership import lira
+from privmix.laboratory.audit.one_run import correct_guesses
+from privmix.laboratory.audit.roc import Roc, best_test, epsilon_of
 from privmix.laboratory.heads import methods
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy

@@ -17,13 +17,12 @@ import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 
-from privmix.laboratory.audit.attacks import likelihood
-from privmix.laboratory.audit.report.bounds import TradeOff, f_one_run_p_value, one_run_epsilon
-from privmix.laboratory.audit.report.finding import CERTAIN, Finding
-from privmix.laboratory.audit.worlds import distributions
-from privmix.laboratory.audit.worlds.chances import release
-from privmix.laboratory.audit.worlds.models import ModelOutput
-from privmix.laboratory.audit.worlds.testbed import Testbed
+from privmix.laboratory.audit import distributions, likelihood
+from privmix.laboratory.audit.bounds import TradeOff, f_one_run_p_value, one_run_epsilon
+from privmix.laboratory.audit.chances import release
+from privmix.laboratory.audit.finding import CERTAIN, Finding
+from privmix.laboratory.audit.local_models import ModelOutput
+from privmix.laboratory.audit.testbed import Testbed
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event
 from privmix.privacy.protocol import Protocol

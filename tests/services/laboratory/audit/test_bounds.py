@@ -8,8 +8,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.stats import binom, norm
 
-from privmix.laboratory.audit.attacks.likelihood import held_out_epsilons
-from privmix.laboratory.audit.report.bounds import (
+from privmix.laboratory.audit.bounds import (
     TradeOff,
     clopper_pearson,
     f_one_run_p_value,
@@ -17,7 +16,8 @@ from privmix.laboratory.audit.report.bounds import (
     one_run_p_value,
     two_sample_epsilon,
 )
-from privmix.laboratory.audit.report.finding import CERTAIN
+from privmix.laboratory.audit.finding import CERTAIN
+from privmix.laboratory.audit.likelihood import held_out_epsilons
 
 TRIALS = 200_000
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from privmix.laboratory.audit.report.bounds import two_sample_epsilon
+from privmix.laboratory.audit.bounds import two_sample_epsilon
 from privmix.privacy.arrays import Reals
 
 # The maximum number of thresholds.

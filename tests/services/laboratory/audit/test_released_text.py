@@ -12,10 +12,10 @@ from privmix.foundation.json_lines import write_lines
 from privmix.foundation.progress import Display
 from privmix.generation.card import CARD
 from privmix.generation.job import OUTPUT
-from privmix.laboratory.audit.attacks.released_text import ReleasedTexts, find, read_released, score, train_on
-from privmix.laboratory.audit.report.sections import released_section
-from privmix.laboratory.audit.worlds.canaries import Canary
-from privmix.laboratory.audit.worlds.testbed import planted
+from privmix.laboratory.audit.canaries import Canary
+from privmix.laboratory.audit.released_text import ReleasedTexts, find, read_released, score, train_on
+from privmix.laboratory.audit.sections import released_section
+from privmix.laboratory.audit.testbed import planted
 from privmix.privacy.arrays import Reals
 
 CANARIES = tuple(Canary(f"user {i}", "My number is ", f"{i:06d}", i % 2 == 0) for i in range(40))

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privmix.laboratory.audit.attacks import likelihood
-from privmix.laboratory.audit.report.finding import Finding
-from privmix.laboratory.audit.worlds import distributions
+from privmix.laboratory.audit import distributions, likelihood
+from privmix.laboratory.audit.finding import Finding
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
 from privmix.privacy.worlds import Pair, removed

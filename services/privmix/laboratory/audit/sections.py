@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from privmix.laboratory.audit.attacks import (
+from privmix.laboratory.audit import (
     extraction,
     likelihood,
     one_run,
     published,
     released_text,
 )
-from privmix.laboratory.audit.attacks.frequencies import audit_draws
-from privmix.laboratory.audit.attacks.released_text import ReleasedTexts
-from privmix.laboratory.audit.attacks.releases import audit_releases
-from privmix.laboratory.audit.report.finding import Finding
-from privmix.laboratory.audit.report.page import AttackSection
-from privmix.laboratory.audit.report.roc import Roc
-from privmix.laboratory.audit.worlds.canaries import SAMPLED_TOKENS, Canary
-from privmix.laboratory.audit.worlds.distributions import NoPairError
-from privmix.laboratory.audit.worlds.sampled_secrets import TEMPERATURE
-from privmix.laboratory.audit.worlds.testbed import Testbed
+from privmix.laboratory.audit.canaries import SAMPLED_TOKENS, Canary
+from privmix.laboratory.audit.distributions import NoPairError
+from privmix.laboratory.audit.finding import Finding
+from privmix.laboratory.audit.frequencies import audit_draws
+from privmix.laboratory.audit.page import AttackSection
+from privmix.laboratory.audit.released_text import ReleasedTexts
+from privmix.laboratory.audit.releases import audit_releases
+from privmix.laboratory.audit.roc import Roc
+from privmix.laboratory.audit.sampled_secrets import TEMPERATURE
+from privmix.laboratory.audit.testbed import Testbed
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.ensemble import Ensemble

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from privmix.laboratory.audit.attacks.frequencies import refuted, token_counts
-from privmix.laboratory.audit.report.finding import CERTAIN, Finding
-from privmix.laboratory.audit.report.roc import best_test, epsilon_of
-from privmix.laboratory.audit.worlds import distributions
+from privmix.laboratory.audit import distributions
+from privmix.laboratory.audit.finding import CERTAIN, Finding
+from privmix.laboratory.audit.frequencies import refuted, token_counts
+from privmix.laboratory.audit.roc import best_test, epsilon_of
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from privmix.laboratory.audit.attacks.membership import lira
-from privmix.laboratory.audit.report.roc import Roc
+from privmix.laboratory.audit.membership import lira
+from privmix.laboratory.audit.roc import Roc
 
 
 def scored(effect: float, seed: int = 0) -> Roc:

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.audit.attacks import extraction
-from privmix.laboratory.audit.attacks.one_run import correct_guesses, of_users
-from privmix.laboratory.audit.report.sections import Subject, extraction_section
-from privmix.laboratory.audit.worlds import canaries, testbed
-from privmix.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
-from privmix.laboratory.audit.worlds.chances import next_token_chances
-from privmix.laboratory.audit.worlds.models import LocalModels, ModelOutput
-from privmix.laboratory.audit.worlds.sampled_secrets import SecretSampler
-from privmix.laboratory.audit.worlds.sizes import PlantedSize
-from privmix.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
+from privmix.laboratory.audit import canaries, extraction, testbed
+from privmix.laboratory.audit.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
+from privmix.laboratory.audit.chances import next_token_chances
+from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
+from privmix.laboratory.audit.one_run import correct_guesses, of_users
+from privmix.laboratory.audit.sampled_secrets import SecretSampler
+from privmix.laboratory.audit.sections import Subject, extraction_section
+from privmix.laboratory.audit.sizes import PlantedSize
+from privmix.laboratory.audit.testbed import evaluate_testbed, train_testbed
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.ensemble import Ensemble
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings

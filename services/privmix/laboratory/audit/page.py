@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privmix.laboratory.audit.report.finding import Finding, broken
+from privmix.laboratory.audit.finding import Finding, broken
 
 TableRows = Sequence[Mapping[str, Any]]
 

@@ -1,6 +1,6 @@
 """Writes two corpora that differ in one user's text, in the worst case for the claim, and trains an ensemble on each.
 
-An audit over HTTP compares services of the two ensembles (`attacks.black_box`): the claim bounds how well anyone can
+An audit over HTTP compares services of the two ensembles (`black_box`): the claim bounds how well anyone can
 distinguish them. The attacked user repeats one word after a prompt; all other users repeat another word. Without the
 attacked user, the user's part has the text of one other user.
 """
@@ -19,8 +19,8 @@ from privmix.engine.engine import PUBLIC, EngineSettings, Request, create
 from privmix.foundation.files import write_atomically
 from privmix.foundation.json_lines import write_lines
 from privmix.foundation.progress import Display
-from privmix.laboratory.audit.worlds.sizes import AdjacentSize
-from privmix.laboratory.audit.worlds.testbed import SALT, claim_directory
+from privmix.laboratory.audit.sizes import AdjacentSize
+from privmix.laboratory.audit.testbed import SALT, claim_directory
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.training.corpus import Corpus
 from privmix.training.options import Resources, TrainingOptions

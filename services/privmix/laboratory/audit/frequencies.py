@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from privmix.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.laboratory.audit.finding import CERTAIN, Finding
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocol import Protocol
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from privmix.laboratory.audit.attacks import published
+from privmix.laboratory.audit import published
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
 
 

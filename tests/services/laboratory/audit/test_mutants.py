@@ -18,10 +18,10 @@ from torch import Tensor
 
 from privmix.budget.chain import LedgerRow
 from privmix.budget.state import LedgerState
-from privmix.laboratory.audit.attacks import likelihood, one_run
-from privmix.laboratory.audit.attacks.frequencies import audit_draws
-from privmix.laboratory.audit.attacks.releases import audit_releases
-from privmix.laboratory.audit.report.finding import Finding
+from privmix.laboratory.audit import likelihood, one_run
+from privmix.laboratory.audit.finding import Finding
+from privmix.laboratory.audit.frequencies import audit_draws
+from privmix.laboratory.audit.releases import audit_releases
 from privmix.laboratory.audit.variants import audited, variants
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers

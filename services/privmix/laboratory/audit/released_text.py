@@ -18,12 +18,12 @@ from privmix.foundation.json_lines import read_lines, write_lines
 from privmix.foundation.progress import Display
 from privmix.generation.card import load_card
 from privmix.generation.job import load_output
-from privmix.laboratory.audit.attacks.one_run import correct_guesses
-from privmix.laboratory.audit.report.bounds import one_run_epsilon
-from privmix.laboratory.audit.report.finding import CERTAIN, Finding
-from privmix.laboratory.audit.worlds.canaries import Canary
-from privmix.laboratory.audit.worlds.models import LocalModels
-from privmix.laboratory.audit.worlds.testbed import TRAINING
+from privmix.laboratory.audit.bounds import one_run_epsilon
+from privmix.laboratory.audit.canaries import Canary
+from privmix.laboratory.audit.finding import CERTAIN, Finding
+from privmix.laboratory.audit.local_models import LocalModels
+from privmix.laboratory.audit.one_run import correct_guesses
+from privmix.laboratory.audit.testbed import TRAINING
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import GuaranteeStatus

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from privmix.laboratory.audit.attacks.likelihood import claims_of, held_out_epsilons
-from privmix.laboratory.audit.attacks.service_client import client
-from privmix.laboratory.audit.report.finding import CERTAIN, Finding
+from privmix.laboratory.audit.finding import CERTAIN, Finding
+from privmix.laboratory.audit.likelihood import claims_of, held_out_epsilons
+from privmix.laboratory.audit.service_client import client
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event, from_json
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize
-from privmix.laboratory.audit.worlds.testbed import claim_directory
+from privmix.laboratory.audit.sizes import AdjacentSize, PlantedSize
+from privmix.laboratory.audit.testbed import claim_directory
 
 
 def test_a_directory_accepts_only_its_own_size(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
 from privmix.foundation.progress import Display
-from privmix.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
-from privmix.laboratory.audit.worlds.models import LocalModels, ModelOutput
-from privmix.laboratory.audit.worlds.sampled_secrets import SecretSampler
-from privmix.laboratory.audit.worlds.sizes import PlantedSize
+from privmix.laboratory.audit.canaries import CORPUS, Canary, candidates, plant, read
+from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
+from privmix.laboratory.audit.sampled_secrets import SecretSampler
+from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from privmix.privacy.protocol import Protocol
 from privmix.training.corpus import Corpus

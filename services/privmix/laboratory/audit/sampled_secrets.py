@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privmix.laboratory.audit.worlds.canaries import SAMPLED_TOKENS
+from privmix.laboratory.audit.canaries import SAMPLED_TOKENS
 
 TEMPERATURE = 1.5
 _AT_ONCE = 64

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.laboratory.audit.attacks.frequencies import draw_law
-from privmix.laboratory.audit.worlds.models import ModelOutput
+from privmix.laboratory.audit.frequencies import draw_law
+from privmix.laboratory.audit.local_models import ModelOutput
 from privmix.laboratory.evaluation.in_memory import InMemoryBudget
 from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.shaping import shape

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from privmix.laboratory.audit.attacks.service_client import client
-from privmix.laboratory.audit.worlds.canaries import Canary
-from privmix.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
-from privmix.laboratory.audit.worlds.models import ModelOutput
+from privmix.laboratory.audit.canaries import Canary
+from privmix.laboratory.audit.chances import end_of_budget, next_token_chances
+from privmix.laboratory.audit.local_models import ModelOutput
+from privmix.laboratory.audit.service_client import client
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.settings import Settings

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import log_softmax
 
-from privmix.laboratory.audit.report.finding import Finding
-from privmix.laboratory.audit.worlds import distributions
+from privmix.laboratory.audit import distributions
+from privmix.laboratory.audit.finding import Finding
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.worlds import World
 

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privmix.laboratory.audit.attacks import likelihood
+from privmix.laboratory.audit import distributions, likelihood
 from privmix.laboratory.audit.variants import audited
-from privmix.laboratory.audit.worlds import distributions
 from privmix.privacy.mollifiers import projection
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS, subsample_aggregate

@@ -1,1 +1,0 @@
-"""Attacks on a claim or on the private text. An attack returns findings or a measure of its success."""

@@ -1,1 +1,0 @@
-"""Turns the results of attacks into bounds, verdicts, ROC curves and a report."""
