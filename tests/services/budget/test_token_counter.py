@@ -157,6 +157,20 @@ def test_another_number_of_parts_pays_in_blocks(terms: PrivacyBudget) -> None:
     assert counts.affordable({}, ExponentialSettings().plan(64).event) < 1024, "what dominates it costs more"
 
 
+@pytest.mark.parametrize(("most", "price"), [(2, 1), (8, 2)])
+def test_a_block_adds_its_share_of_the_margin_and_no_more(most: int, price: int) -> None:
+    """The other event costs the same at order 2, and more at some epsilons: 0.28 of the whole margin."""
+    unit, other, delta = RatioEvent(2, 1.0, 0.6), RatioEvent(2, 0.9, 0.606685), 0.1464
+    assert other.rdp([2.0])[0] < unit.rdp([2.0])[0]
+    assert counting.price(other, 1, unit, most, delta) == price
+    epsilons = np.linspace(0, 1, 101)
+    excess = [exact_delta(other, 1, epsilon) - exact_delta(unit, price, epsilon) for epsilon in epsilons]
+    assert max(excess) <= delta * 2**-8 * price / most
+    assert (
+        price == 1 or max(exact_delta(other, 1, e) - exact_delta(unit, 1, e) for e in epsilons) > delta * 2**-8 / most
+    )
+
+
 def test_events_without_a_pair_are_refused(terms: PrivacyBudget) -> None:
     with pytest.raises(ValueError, match=r"no privacy loss distribution .* the ledger counts tokens of RatioEvent"):
         Filter(terms).affordable({}, IndividualSettings().plan(64).event)

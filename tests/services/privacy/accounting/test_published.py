@@ -5,7 +5,9 @@ import math
 import pytest
 from dp_accounting.rdp import compute_epsilon
 
+from privmix.privacy.accounting import planning
 from privmix.privacy.accounting.published import largest_beta, query_loss, subsampled_loss, total_loss
+from privmix.privacy.protocols.pmixed import PublishedEvent
 
 ORDER, EPSILON, DELTA, TOKENS = 3, 8.0, 1e-5, 1024  # the defaults of the paper
 
@@ -32,6 +34,13 @@ def test_theorem_c_4_at_order_two() -> None:
 @pytest.mark.parametrize("order", [3, 18, 64])
 def test_the_total_loss_converts_back_to_the_budget(order: int) -> None:
     assert compute_epsilon([order], [total_loss(order, 8.0, 1e-5)], 1e-5)[0] == pytest.approx(8.0)
+
+
+def test_a_token_costs_its_loss_up_to_its_own_order_and_is_unknown_beyond() -> None:
+    event = PublishedEvent(8, 0.25, ORDER, 0.003)
+    around = [1.5, ORDER - 1, math.nextafter(ORDER, 0), ORDER, math.nextafter(ORDER, 4), ORDER + 1]
+    assert event.rdp(around).tolist() == [0.003] * 4 + [math.inf] * 2
+    assert planning.cost(event, 100, DELTA).best_order == ORDER
 
 
 def test_an_impossible_budget_is_refused() -> None:

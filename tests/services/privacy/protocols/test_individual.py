@@ -250,6 +250,28 @@ def test_a_tilt_keeps_its_bounds_and_its_charge_covers_its_exact_variance() -> N
             assert (charge == 0) == (not any(tilt))
 
 
+def test_a_tiny_tilt_pays_for_what_rounding_to_integers_makes_of_it() -> None:
+    """A rare token has a weight near 2^25, so it changes by 2^-25 or not at all: a wanted half becomes one."""
+    mechanism = protocol(2, 0.2, 1.0, size=2.0**-50)
+    count, rare = 400, 1.1 * 2.0**-36  # a rarer token is dropped
+    public = np.log([1 - 2 * rare, rare, rare])
+    own = np.log([1 - 66 * rare, 65 * rare, rare])
+    allowances = np.array([[0, int(grains)] for grains in np.geomspace(1, WHOLE, count)])
+    whole = answers(np.tile(public, (count, 1)), np.tile([public, own], (count, 1, 1)), allowances)
+    release = mechanism.distribution(whole)
+    other = mechanism.distribution(dataclasses.replace(whole, allowances=torch.zeros((count, 2), dtype=torch.int64)))
+    assert release.charges is not None
+    tiny = 0
+    for weights, unmoved, charge in zip(
+        release.weights.tolist(), other.weights.tolist(), release.charges[:, 1].tolist(), strict=True
+    ):
+        p, q = ([Fraction(weight, sum(row)) for weight in row] for row in (weights, unmoved))
+        chi_square = sum(((a - b) ** 2 / b for a, b in zip(p, q, strict=True)), Fraction())
+        assert chi_square <= Fraction(charge, WHOLE) * Fraction(mechanism.size)
+        tiny += weights[1] - unmoved[1] == 1
+    assert tiny
+
+
 @pytest.mark.exact
 def test_a_part_without_an_allowance_is_silent() -> None:
     mechanism = protocol(3)
