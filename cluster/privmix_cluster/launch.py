@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from privmix_cluster.checks import (
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
 from privmix_cluster.named_actors import all_or_none, call, kill
-from privmix_cluster.ports import Endpoint, cannot_listen, claimed
+from privmix_cluster.ports import cannot_listen, claimed
 
 APPLICATION = "privmix"
 
@@ -82,7 +82,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
     check_keys(configuration, report)
     route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
     has_room, is_deployed = _route_has_room(configuration, checked), False
-    with claimed(_ports(configuration)), all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
+    with _port_claimed(configuration), all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
 
         def open_early() -> None:
             """Listens, and deploys the route, whose imports take seconds.
@@ -195,21 +195,18 @@ def request_settings(configuration: Configuration, checked: CheckedEnsemble) -> 
     )
 
 
-def _ports(configuration: Configuration) -> Iterator[Endpoint]:
-    """Yields the ports that the service will open on this machine.
+def _port_claimed(configuration: Configuration) -> AbstractContextManager[None]:
+    """Claims the port if the service will open it on this machine.
 
     Raises:
         ConfigurationError: see `_serve_listens`.
     """
     if _serve_listens(configuration):
-        return
+        return nullcontext()
     head = next(node["NodeID"] for node in ray.nodes() if HEAD.keys() <= node["Resources"].keys())
     if ray.get_runtime_context().get_node_id() != head:
-        return
-    http = configuration.http
-    yield "http.port", http.host, http.port
-    if http.administration_port is not None:
-        yield "http.administration_port", http.administration_host, http.administration_port
+        return nullcontext()
+    return claimed(("http.port", configuration.http.host, configuration.http.port))
 
 
 def _serve_listens(configuration: Configuration) -> bool:

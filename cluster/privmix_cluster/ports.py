@@ -2,12 +2,12 @@
 
 Ray Serve's proxies and our gateways open their ports with SO_REUSEPORT, so that a successor listens before its
 predecessor has ended. The same lets a second service listen, too: Linux then divides the connections between both, and
-requests reach another corpus, or another administrator. So a service that starts claims its ports first.
+requests reach another corpus. So a service that starts claims its port first.
 """
 
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from privmix.foundation.errors import ConfigurationError
 
@@ -16,19 +16,18 @@ Endpoint = tuple[str, str, int]
 
 
 @contextmanager
-def claimed(endpoints: Iterable[Endpoint]) -> Iterator[None]:
-    """Reserves ports until the block ends. In it, processes of this user can open them; other starts are refused.
+def claimed(endpoint: Endpoint) -> Iterator[None]:
+    """Reserves a port until the block ends. In it, processes of this user can open it; other starts are refused.
 
     Raises:
-        ConfigurationError: another program has a port, or it cannot be opened.
+        ConfigurationError: another program has the port, or it cannot be opened.
     """
-    with ExitStack() as held:
-        for endpoint in endpoints:
-            _, host, port = endpoint
-            try:
-                held.enter_context(_claim(host, port))
-            except OSError as error:
-                raise cannot_listen(endpoint, error) from error
+    _, host, port = endpoint
+    try:
+        claim = _claim(host, port)
+    except OSError as error:
+        raise cannot_listen(endpoint, error) from error
+    with claim:
         yield
 
 

@@ -1,8 +1,7 @@
 """Claim: with individual budgets, a client sees the same of two services whose ensembles differ in one part.
 
 The parts' accounts are spent far beyond their end. A client's key drives every operation of the service's own OpenAPI
-document, the pages, the errors and the metrics; what answers contain may differ by `VARIES` alone. Only a key with the
-scope `administer` sees the accounts, in the console.
+document, the pages, the errors and the metrics; what answers contain may differ by `VARIES` alone.
 """
 
 import json
@@ -24,9 +23,7 @@ from starlette.routing import Route
 from privmix.budget.actor import WATCH_S
 from privmix.budget.reader import read
 from privmix.budget.state import Balance
-from privmix.budget.statement import AccountsStatement
 from privmix.database.service import ServiceDatabase
-from privmix.keys.records import SCOPES, Scope
 from privmix.keys.store import KeyStore
 from privmix.training.manifest import Manifest, hash_adapter
 from tests.ensembles import write_ensemble
@@ -80,7 +77,7 @@ STREAMS = [
     ("/v1/chat/completions", {**HELLO, "stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/completions", {**LONG, "stream": True}),
 ]
-KNOWN = {"name": "privmix", "key": "client", "group": "team"}
+KNOWN = {"name": "privmix"}
 """A value for each parameter of a path."""
 
 
@@ -96,15 +93,11 @@ def neighbour(ensemble: Path, folder: Path) -> Path:
     return copied
 
 
-KEYS: dict[str, tuple[Scope, ...]] = {"operator": SCOPES, "client": ("generate", "privacy")}
-
-
 @dataclass(frozen=True)
 class Served:
-    """A service, and the secrets of an operator's key and of a client's key."""
+    """A service, and the secret of a client's key."""
 
     service: RunningService
-    operator: str
     client: str
 
 
@@ -114,12 +107,10 @@ class Looks:
 
     Attributes:
         client: all that a client saw, without the sampled texts.
-        operator: the accounts in the console of an operator's key.
         balance: the balance of the ledger then.
     """
 
     client: dict[str, Any]
-    operator: dict[str, Any]
     balance: Balance
 
 
@@ -135,25 +126,17 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
         environment.setenv("RAY_metrics_report_interval_ms", str(round(1000 * METRICS_S)))
         for copied in copies:
             with serving(copied) as served:
-                looks.append(Looks(seen(served), *operated(served)))
+                looks.append(Looks(seen(served), read(served.service.ledger)))
     return looks
 
 
 @contextmanager
 def serving(ensemble: Path) -> Iterator[Served]:
     store = KeyStore(ServiceDatabase(ensemble.parent / "keys.db"))
-    secrets = [store.create(name, scopes=scopes)[1].text for name, scopes in KEYS.items()]
+    _, secret = store.create("client")
     privacy = {"protocol": "individual", "epsilon": 8.0, "tokens": HORIZON}
     with running(configure(ensemble.parent, ensemble, privacy=privacy)) as service:
-        yield Served(service, *secrets)
-
-
-def operated(served: Served) -> tuple[dict[str, Any], Balance]:
-    """Returns the accounts that the console shows to an operator's key, and the balance of the ledger then."""
-    with httpx.Client(base_url=served.service.base_url, headers=bearer(served.operator), timeout=300) as client:
-        client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 24, **LENGTH}).raise_for_status()
-        settled(served.service, client)
-        return first_snapshot(client)["accounts"], read(served.service.ledger)
+        yield Served(service, secret.text)
 
 
 def masked(value: Any) -> Any:
@@ -234,18 +217,14 @@ def refusals(client: httpx.Client) -> dict[str, Any]:
     return {name: answered(answer) for name, answer in broken}
 
 
-def first_snapshot(client: httpx.Client, last_refusal: str | None = None) -> Any:
+def first_snapshot(client: httpx.Client, last_refusal: str) -> Any:
     """Returns what the console shows first to a key, once it counts this refusal and so those before it.
 
     A gateway reports its traffic every second, all of it at once.
     """
     with client.stream("GET", CONSOLE) as stream:
         snapshots = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
-        snapshot = next(one for one in snapshots if last_refusal is None or last_refusal in one["traffic"]["refusals"])
-    if "administer" not in snapshot["scopes"]:
-        assert snapshot["accounts"] is snapshot["keys"] is None, "not with the client's scopes"
-        return masked(snapshot)
-    return snapshot
+        return masked(next(one for one in snapshots if last_refusal in one["traffic"]["refusals"]))
 
 
 def metrics(service: RunningService) -> dict[str, float | None]:
@@ -304,12 +283,3 @@ def test_a_client_sees_the_same_of_neighbouring_ensembles(looks: list[Looks]) ->
         assert max(look.balance.accounts.charged) > 0
     charged = [look.balance.accounts.charged for look in looks]
     assert charged[0] != charged[1], "the accounts differ, and nothing that a client sees"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_operator_sees_the_accounts_in_the_console(looks: list[Looks]) -> None:
-    for look in looks:
-        accounts = AccountsStatement.of(look.balance.accounts)
-        assert accounts is not None
-        assert look.operator == accounts.model_dump()

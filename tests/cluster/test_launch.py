@@ -166,12 +166,11 @@ def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("field", ["port", "administration_port"])
-def test_a_port_that_is_taken_ends_the_start(spoilable: Path, tmp_path: Path, field: str) -> None:
+def test_a_port_that_is_taken_ends_the_start(spoilable: Path, tmp_path: Path) -> None:
     """Also one of another service, whose proxy would share it: its clients' requests would reach this one."""
     port = free_port()
-    configuration = load(tmp_path, spoilable, http={field: port})
-    refusal = pytest.raises(ConfigurationError, match=rf"http\.{field}: cannot listen on 127\.0\.0\.1:{port}")
+    configuration = load(tmp_path, spoilable, http={"port": port})
+    refusal = pytest.raises(ConfigurationError, match=rf"http\.port: cannot listen on 127\.0\.0\.1:{port}")
     with socket.create_server(("127.0.0.1", port), reuse_port=True), refusal:
         launch(configuration)
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]

@@ -41,7 +41,6 @@ class ScopeChoice(Enum):
 
     GENERATE = "generate"
     PRIVACY = "privacy"
-    ADMINISTER = "administer"
 
 
 def _place(database: str | None) -> str:
@@ -74,14 +73,14 @@ def create(
     """Create a key. Its secret is printed only once; the service stores only a hash."""
     from privmix.database.clock import now
     from privmix.database.service import ServiceDatabase
-    from privmix.keys.records import CLIENT_SCOPES, SCOPES
+    from privmix.keys.records import SCOPES
     from privmix.keys.store import KeyStore
 
     key, secret = KeyStore(ServiceDatabase(_place(database))).create(
         name,
         owner=owner,
         group=group,
-        scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else CLIENT_SCOPES,
+        scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else SCOPES,
         expires=now() + timedelta(days=days) if days else None,
         share=_share_of(context),
     )

@@ -19,7 +19,7 @@ from privmix.budget.metrics import BudgetMetrics, LedgerHealth
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.records import from_json
 from privmix.budget.signing import SigningKey
-from privmix.budget.statement import AccountsStatement, Statement, statement
+from privmix.budget.statement import Statement, statement
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.actors import HEAD, concurrent
 from privmix.foundation.errors import Fenced, LedgerError
@@ -151,11 +151,6 @@ class Budget:
             self._cached = balance.head, event, statement(balance, from_json(event) if event else None).client()
         cached: Statement = self._cached[2]
         return cached
-
-    @concurrent("statements")
-    def accounts(self) -> AccountsStatement | None:
-        """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
-        return AccountsStatement.of(self._opened().balance().accounts)
 
     def give_up(self) -> None:
         """See `Ledger.give_up`."""

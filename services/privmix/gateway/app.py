@@ -1,21 +1,17 @@
 """Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from privmix.gateway.access_log import REQUEST_ID, AccessLog
-from privmix.gateway.administration import BODIES as ADMINISTRATION_BODIES
-from privmix.gateway.administration import AdministrationRoutes
-from privmix.gateway.administration_port import listening
 from privmix.gateway.catalogue import CatalogueRoutes, health_routes, version_route
 from privmix.gateway.console import ConsoleRoutes
 from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
@@ -28,7 +24,6 @@ from privmix.requests.models import ServedModel
 from privmix.requests.refusals import LIMITED, RATES
 from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from privmix.requests.settings import RequestSettings
-from privmix.requests.values import check_address
 
 _FOLDER = Path(__file__).parent / "static"
 # Allows the inline scripts and styles of the pages and requests to this host only.
@@ -55,27 +50,12 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return page
 
 
-BODIES = (
-    CompletionRequest,
-    ChatRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    *ADMINISTRATION_BODIES,
-)
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 
 
-def build_app(
-    settings: RequestSettings,
-    served: ServedModel,
-    *,
-    answer_request_id: bool = True,
-) -> FastAPI:
-    """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open.
-
-    With `administration_port`, it lacks what needs the scope `administer`, and its lifespan serves an application with
-    all routes there. Both are one gateway to the keys actor.
-    """
+def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_id: bool = True) -> FastAPI:
+    """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
     keys = KeyService(
         settings.api_key_hashes,
         settings.namespace,
@@ -85,34 +65,10 @@ def build_app(
         settings.cors_origins,
         settings.invalid_per_minute,
     )
-    routers = (
-        health_routes(served, keys),
-        version_route(),
-        static_pages(),
-        GenerationRoutes(settings, served, keys).router(),
-        CatalogueRoutes(settings, served, keys).router(),
-    )
-    app = partial(_app, settings, served, keys, routers)
-    if settings.administration_port is None:
-        return app(answer_request_id=answer_request_id)
-    administration = partial(listening, app(), settings.administration_host, settings.administration_port)
-    return app(administration, answer_request_id=answer_request_id)
-
-
-def _app(
-    settings: RequestSettings,
-    served: ServedModel,
-    keys: KeyService,
-    routers: Sequence[APIRouter],
-    administration: Callable[[], AbstractAsyncContextManager[None]] | None = None,
-    *,
-    answer_request_id: bool = True,
-) -> FastAPI:
-    """Returns an application with `routers`. It administers keys unless `administration` serves one that does."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with served.client.running(), administration() if administration else nullcontext():
+        async with served.client.running():
             heartbeats = asyncio.create_task(keys.send_heartbeats(served.take_update))
             try:
                 yield
@@ -128,14 +84,7 @@ def _app(
         keys.count_refusal(request, failure.status)
         return failure.response()
 
-    app = FastAPI(
-        title="privmix",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        dependencies=[Depends(check_address)],
-    )
+    app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(AccessLog, answer_id=answer_request_id)
     if settings.cors_origins:
         app.add_middleware(
@@ -147,10 +96,14 @@ def _app(
         )
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
-    for router in routers:
+    for router in (
+        health_routes(served, keys),
+        version_route(),
+        static_pages(),
+        GenerationRoutes(settings, served, keys).router(),
+        CatalogueRoutes(settings, served, keys).router(),
+        ConsoleRoutes(settings, served, keys).router(),
+    ):
         app.include_router(router)
-    app.include_router(ConsoleRoutes(settings, served, keys, administers=administration is None).router())
-    if administration is None:
-        app.include_router(AdministrationRoutes(keys).router())
     describe(app, BODIES)
     return app

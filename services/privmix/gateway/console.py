@@ -1,7 +1,6 @@
 """Implements the event stream of the console.
 
-It depends on private text only through the released tokens and their times, and, with the scope `administer`, through
-the parts' accounts.
+It depends on private text only through the released tokens and their times.
 """
 
 import asyncio
@@ -15,11 +14,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from privmix.budget.statement import AccountsStatement, Statement
+from privmix.budget.statement import Statement
 from privmix.gateway.openapi import REFUSALS
 from privmix.keys.actor import Keys
 from privmix.keys.messages import Identity
-from privmix.keys.records import KeyAccount
 from privmix.keys.traffic import TrafficReport
 from privmix.requests.admission import EventStream
 from privmix.requests.answers import events
@@ -33,8 +31,6 @@ from privmix.requests.status import ShardReport
 STREAMS_OF_KEY = 32
 INTERVAL_S = 1.0
 SHARDS_S = 5.0
-SHARES_S = 2.0
-"""The age of the keys' usages that a console shows, at most, when it asks."""
 LEAST_PAUSE_S = 1.5
 PAUSES = 4
 """The pause between two queries is at least this many times the duration of a query, because a statement can take a
@@ -46,8 +42,7 @@ T = TypeVar("T")
 class Snapshot(BaseModel):
     """Everything that the console shows at one moment. A field is null if its actor does not answer.
 
-    `at` is in Unix seconds; `models` are the names of the model. `accounts` and `keys` are null without the scope
-    `administer`; `accounts` depends on private text.
+    `at` is in Unix seconds; `models` are the names of the model.
     """
 
     at: float
@@ -55,30 +50,21 @@ class Snapshot(BaseModel):
     models: tuple[str, ...]
     max_tokens: int
     key: str
-    scopes: tuple[str, ...]
     privacy: Statement | None
-    accounts: AccountsStatement | None
     traffic: TrafficReport | None
     shards: list[ShardReport] | None
-    keys: list[KeyAccount] | None
 
 
 class ConsoleRoutes:
     """Implements `GET /v1/console`, which streams a snapshot every second."""
 
-    def __init__(
-        self, settings: RequestSettings, served: ServedModel, keys: KeyService, *, administers: bool = True
-    ) -> None:
-        """`administers`: whether keys with the scope `administer` see keys and accounts here."""
-        self._administers = administers
+    def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
         self._served = served
         self._keys = keys
         self._statement = _Cached(served.status.statement)
-        self._accounts = _Cached(served.status.accounts)
         self._shards = _Cached(served.status.shards, SHARDS_S)
         self._traffic = _Cached(lambda: keys.ask(Keys.traffic), INTERVAL_S / 2)
-        self._shares = _Cached(lambda: keys.ask(Keys.accounts, SHARES_S))
         message = f"a key may have {STREAMS_OF_KEY} consoles open at a gateway; close one"
         self._streams = Places(STREAMS_OF_KEY, PLACES, (message, "too_many_open_requests"))
 
@@ -104,26 +90,16 @@ class ConsoleRoutes:
                     return
 
     async def _snapshot(self, identity: Identity) -> Snapshot:
-        administers = self._administers and "administer" in identity.scopes
-        privacy, traffic, shards, accounts, keys = await asyncio.gather(
-            self._statement.get(),
-            self._traffic.get(),
-            self._shards.get(),
-            self._accounts.get() if administers else _none(),
-            self._shares.get() if administers else _none(),
-        )
+        privacy, traffic, shards = await asyncio.gather(self._statement.get(), self._traffic.get(), self._shards.get())
         return Snapshot(
             at=time.time(),
             version=version("privmix"),
             models=self._served.ensemble.names,
             max_tokens=self._settings.max_tokens,
             key=identity.name,
-            scopes=tuple(scope for scope in identity.scopes if administers or scope != "administer"),
             privacy=privacy,
-            accounts=accounts,
             traffic=traffic,
             shards=shards,
-            keys=keys,
         )
 
 
@@ -161,6 +137,3 @@ async def _result_or_none(query: Callable[[], Awaitable[Any]]) -> Any:
         return await query()
     except ApiError:
         return None
-
-
-async def _none() -> None: ...

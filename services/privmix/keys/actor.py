@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import Literal
 
 import ray
@@ -19,9 +17,9 @@ from privmix.keys.grouping import GroupedTransactions
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.metrics import ShareMetrics
 from privmix.keys.open_requests import OpenRequests
-from privmix.keys.records import Key, KeyAccount, Scope, Share
+from privmix.keys.records import Key
 from privmix.keys.store import KeyStore
-from privmix.keys.subjects import group_subject, subjects_of
+from privmix.keys.subjects import subjects_of
 from privmix.keys.traffic import Traffic, TrafficReport
 from privmix.keys.transactions import AreRequired, Find, ReadShares
 
@@ -36,9 +34,10 @@ MAX_IDENTITIES = 10_000
 
 
 class Keys:
-    """Identifies keys, admits their requests (`OpenRequests`), changes keys, and watches gateways.
+    """Identifies keys, admits their requests (`OpenRequests`), and watches gateways.
 
-    Keys, shares and usage are in the database, so a restarted actor continues from there.
+    Keys, shares and usage are in the database, so a restarted actor continues from there. `privmix keys` changes them
+    there.
     """
 
     def __init__(self, database: str) -> None:
@@ -46,10 +45,6 @@ class Keys:
         self._transactions = GroupedTransactions(self._store)
         self._identities: dict[str, tuple[float, Key]] = {}
         self._required = False
-        # The last reading of all accounts with its time, unless a key was changed since.
-        self._accounts: tuple[float, list[KeyAccount]] | None = None
-        self._accounts_lock = asyncio.Lock()
-        self._changes = 0
         self._traffic = Traffic()
         self._metrics = ShareMetrics()
         self._open = OpenRequests(self._transactions, self._store.open_reservations())
@@ -117,72 +112,6 @@ class Keys:
         """Returns the traffic of all gateways."""
         return self._traffic.report(waiting=self._open.waiting)
 
-    async def accounts(self, age_s: float = 0.0) -> list[KeyAccount]:
-        """See `KeyStore.accounts`. Every change of a key through this actor is in them.
-
-        Args:
-            age_s: how old the usages may be. To read thousands of keys takes long, so callers share a reading.
-        """
-        asked = time.monotonic()
-        async with self._accounts_lock:
-            if self._accounts is None or self._accounts[0] < asked - age_s:
-                changes, read_at = self._changes, time.monotonic()
-                rows = await self._transactions.alone(self._store.read_accounts)
-                accounts = await asyncio.to_thread(rows.built)
-                if changes != self._changes:
-                    return accounts
-                self._accounts = read_at, accounts
-            return self._accounts[1]
-
-    def _keys_changed(self) -> None:
-        self._identities.clear()
-        self._accounts, self._changes = None, self._changes + 1
-
-    async def account(self, id_or_name: str) -> KeyAccount:
-        """See `KeyStore.account`."""
-        return await self._transactions.alone(lambda: self._store.account(id_or_name))
-
-    async def create(
-        self,
-        name: str,
-        owner: str,
-        group: str | None,
-        scopes: Sequence[Scope],
-        expires: datetime | None,
-        share: Share,
-    ) -> tuple[Key, str]:
-        """See `KeyStore.create`. Returns the key and the text of its secret."""
-        key, secret = await self._transactions.alone(
-            lambda: self._store.create(name, owner=owner, group=group, scopes=scopes, expires=expires, share=share)
-        )
-        self._keys_changed()
-        return key, secret.text
-
-    async def limit(self, id_or_name: str, share: Share) -> KeyAccount:
-        """See `KeyStore.limit`."""
-        account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share))
-        self._keys_changed()
-        self._open.wake(subjects_of(account.key))
-        return account
-
-    async def limit_group(self, group: str, share: Share) -> None:
-        """See `KeyStore.limit_group`."""
-        await self._transactions.alone(lambda: self._store.limit_group(group, share))
-        self._keys_changed()
-        self._open.wake((group_subject(group),))
-
-    async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
-        """See `KeyStore.rotate`. Returns the key and the text of its secret."""
-        key, secret = await self._transactions.alone(lambda: self._store.rotate(id_or_name, grace))
-        self._keys_changed()
-        return key, secret.text
-
-    async def revoke(self, id_or_name: str) -> Key:
-        """See `KeyStore.revoke`. Running requests continue to their end."""
-        key = await self._transactions.alone(lambda: self._store.revoke(id_or_name))
-        self._keys_changed()
-        return key
-
     async def _are_required(self) -> bool:
         """Returns whether clients need a key. Once they do, they always do, so that answer is never read again."""
         if not self._required:
@@ -208,7 +137,7 @@ class Keys:
 
     async def _tend(self) -> None:
         with suppress(KeysUnavailable):
-            self._metrics.update(await self.accounts(WATCH_S))
+            self._metrics.update(await self._transactions.alone(self._store.accounts))
         now_s = time.monotonic()
         # Requests of a gateway that is not known, such as those that a previous actor admitted.
         self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats

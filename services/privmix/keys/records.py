@@ -10,13 +10,11 @@ from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-Scope = Literal["generate", "privacy", "administer"]
-"""`generate`: the routes that generate text, and tokenization; `privacy`: `/v1/privacy` and the console; `administer`:
-keys."""
+Scope = Literal["generate", "privacy"]
+"""`generate`: the routes that generate text, and tokenization; `privacy`: `/v1/privacy` and the console."""
 ShareLimit = Literal["tokens", "tokens_per_day"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-CLIENT_SCOPES: tuple[Scope, ...] = ("generate", "privacy")
 
 PREFIX = "pmx_"
 SECRET_BYTES = 32
@@ -70,7 +68,7 @@ class Key(BaseModel):
     name: str = Field(min_length=1, max_length=64)
     owner: str = Field("", max_length=128)
     group: str | None = Field(None, min_length=1, max_length=64)
-    scopes: tuple[Scope, ...] = CLIENT_SCOPES
+    scopes: tuple[Scope, ...] = SCOPES
     hint: str
     created: AwareDatetime
     expires: AwareDatetime | None = None

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from privmix.database.clock import now
 from privmix.database.service import (
@@ -16,6 +15,7 @@ from privmix.database.service import (
 )
 from privmix.foundation.errors import DatabaseConflict, KeysError, UnknownKey
 from privmix.keys.records import (
+    SCOPES,
     Key,
     KeyAccount,
     Scope,
@@ -55,7 +55,7 @@ class KeyStore:
         *,
         owner: str = "",
         group: str | None = None,
-        scopes: Sequence[Scope] = ("generate", "privacy"),
+        scopes: Sequence[Scope] = SCOPES,
         expires: datetime | None = None,
         share: Share | None = None,
     ) -> tuple[Key, Secret]:
@@ -94,13 +94,10 @@ class KeyStore:
 
     def accounts(self) -> list[KeyAccount]:
         """Returns every key with its share and usage, oldest first."""
-        return self.read_accounts().built()
-
-    def read_accounts(self) -> "AccountRows":
-        """Reads what `accounts` needs. To build the accounts takes several times as long, and no transaction."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
-            return AccountRows(rows, shares(connection), usages(connection))
+            limits, used = shares(connection), usages(connection)
+        return [_account_of(key_of(row), limits, used) for row in rows]
 
     def account(self, id_or_name: str) -> KeyAccount:
         """Returns one key with its share and usage.
@@ -203,19 +200,6 @@ def _key(connection: Connection, column: ColumnElement[str], value: str) -> Key:
     if row is None:
         raise UnknownKey(f"no key has the name or id {value!r}; `privmix keys list` shows all keys")
     return key_of(row)
-
-
-@dataclass(frozen=True)
-class AccountRows:
-    """Holds the rows of all keys, and all shares and usages by their subjects."""
-
-    rows: Sequence[RowMapping]
-    shares: Mapping[str, Share]
-    usages: Mapping[str, ShareUsage]
-
-    def built(self) -> list[KeyAccount]:
-        """Returns the accounts of the keys, in the order of their rows."""
-        return [_account_of(key_of(row), self.shares, self.usages) for row in self.rows]
 
 
 def _account_of(key: Key, shares: Mapping[str, Share], usages: Mapping[str, ShareUsage]) -> KeyAccount:

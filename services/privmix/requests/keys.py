@@ -22,7 +22,7 @@ from privmix.foundation.retrying import repeated
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.rate_limiter import TokenBuckets
-from privmix.keys.records import CLIENT_SCOPES, Scope, Secret
+from privmix.keys.records import SCOPES, Scope, Secret
 from privmix.requests.access_record import access_record
 from privmix.requests.background import Background
 from privmix.requests.errors import ApiError, limited, unavailable
@@ -31,8 +31,8 @@ from privmix.requests.refusals import forbidden, refusal, translated, unauthoris
 from privmix.requests.settings import ClientSettings
 from privmix.requests.web_pages import check_sender
 
-ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
-"""The identity of every client while no keys exist: it has no shares and cannot administer."""
+ANONYMOUS = Identity("anonymous", "anonymous", SCOPES, ())
+"""The identity of every client while no keys exist: it has no shares."""
 
 CONFIGURED = "configured:"
 """The prefix of an owner that is a key of the configuration. The key's hash follows, because their order may change."""
@@ -99,7 +99,7 @@ class KeyService:
         if identity is ANONYMOUS:
             check_sender(connection, self._hosts, self._origins)
         if scope is not None and scope not in identity.scopes:
-            raise forbidden(scope, anonymous=identity is ANONYMOUS)
+            raise forbidden(scope)
         return identity
 
     def count_refusal(self, connection: HTTPConnection, status: int) -> None:
@@ -269,9 +269,7 @@ class KeyService:
 
     def _of_configuration(self, number: int) -> Identity:
         name = f"api-key-{number + 1}"
-        return Identity(
-            name, f"http.api_keys[{number}]", CLIENT_SCOPES, (f"key:{name}",) if self._actor is not None else ()
-        )
+        return Identity(name, f"http.api_keys[{number}]", SCOPES, (f"key:{name}",) if self._actor is not None else ())
 
     def _is_configured(self, identity: Identity) -> bool:
         return any(identity == self._of_configuration(number) for number in range(len(self._configured)))

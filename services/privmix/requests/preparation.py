@@ -23,8 +23,9 @@ from privmix.requests.models import ServedModel
 from privmix.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from privmix.requests.settings import RequestSettings
 from privmix.requests.structure import Structure, structure_of
-from privmix.requests.values import declared_bytes
 
+MAX_DIGITS = 15
+"""The conversion of a number takes Python a time that grows with the square of its digits."""
 BODY_S = 60.0
 """The time for the body of a request. A body that a client holds back takes one of a gateway's places."""
 
@@ -47,7 +48,7 @@ async def read_body(request: Request, limit: int, identify: Callable[[], Awaitab
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
-    if declared_bytes(request) > limit:
+    if _declared_bytes(request) > limit:
         raise body_too_large(limit)
     body = bytearray()
     async with in_time(BODY_S):
@@ -63,6 +64,14 @@ async def read_body(request: Request, limit: int, identify: Callable[[], Awaitab
             param="body",
         )
     return bytes(body), await identify()
+
+
+def _declared_bytes(request: Request) -> int:
+    """Returns the length of the body that the header `content-length` declares; 0 without one."""
+    declared = request.headers.get("content-length", "0")
+    if len(declared) <= MAX_DIGITS and declared.isascii() and declared.isdecimal():
+        return int(declared)
+    raise invalid("content-length", "give a number of bytes")
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """Translates what the keys actor refuses into errors and headers of HTTP."""
 
-from privmix.foundation.errors import KeysError, KeysUnavailable, UnknownKey
+from privmix.foundation.errors import KeysError, KeysUnavailable
 from privmix.keys.messages import InvalidKey, RateState, RateStates, Refused
 from privmix.keys.records import Scope
 from privmix.requests.errors import NO_RETRY, ApiError, invalid, unavailable, wait_header
@@ -63,19 +63,14 @@ def unauthorised(refused: InvalidKey) -> ApiError:
     )
 
 
-def forbidden(scope: Scope, *, anonymous: bool) -> ApiError:
-    create = "create one with `privmix keys create NAME --scope administer`"
-    fix = create if anonymous else "use another key"
-    return ApiError(
-        403, f"this route needs a key with the scope {scope!r}; {fix}", code="missing_scope", kind="permission_error"
-    )
+def forbidden(scope: Scope) -> ApiError:
+    message = f"this route needs a key with the scope {scope!r}; use another key"
+    return ApiError(403, message, code="missing_scope", kind="permission_error")
 
 
 def translated(error: KeysError) -> ApiError:
     """Returns the HTTP error for an error of the keys actor."""
     match error:
-        case UnknownKey():
-            return ApiError(404, "no such key", code="key_not_found")
         case KeysUnavailable():
             return unavailable("the database of the keys cannot be used now")
         case _:

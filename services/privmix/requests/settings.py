@@ -26,13 +26,6 @@ class ClientSettings(BaseModel):
     cors_origins: tuple[str, ...] = Field(
         (), description='origins of web pages that may call the service; ["*"] allows all'
     )
-    administration_port: int | None = Field(
-        None,
-        gt=0,
-        lt=65536,
-        description="serve all routes on this port too, and those that need the scope administer there alone",
-    )
-    administration_host: str = Field("127.0.0.1", description="the address of the administration port")
     allowed_hosts: tuple[str, ...] = Field(
         (),
         description="names of the service, besides localhost and addresses, to which it answers while it has no keys; "

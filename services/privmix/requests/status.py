@@ -1,7 +1,4 @@
-"""Reports the status of an ensemble: its privacy statement, shards and health.
-
-Only `Status.accounts` depends on private text.
-"""
+"""Reports the status of an ensemble: its privacy statement, shards and health."""
 
 import asyncio
 import time
@@ -15,7 +12,7 @@ from ray.exceptions import RayError
 
 from privmix.budget.actor import Budget
 from privmix.budget.metrics import LedgerHealth
-from privmix.budget.statement import AccountsStatement, Statement
+from privmix.budget.statement import Statement
 from privmix.coordinator.coordinator import Coordinator
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
@@ -79,14 +76,6 @@ class Status:
         """
         event = await self._event()
         return await self._answer(self._budget, self._statement_timeout_s, remote(Budget.statement), event)
-
-    async def accounts(self) -> AccountsStatement | None:
-        """Returns what is left of the parts' accounts, for the operator only; None without accounts.
-
-        Raises:
-            ApiError: 503, the budget actor does not answer.
-        """
-        return await self._answer(self._budget, self._statement_timeout_s, remote(Budget.accounts))
 
     async def _event(self) -> str | None:
         """Returns the current privacy event of a token, from the first coordinator that answers."""

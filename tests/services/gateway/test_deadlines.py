@@ -11,16 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from ray.exceptions import RayTaskError
-from starlette.requests import Request
 
 from privmix.database import deadline
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
-from privmix.gateway.administration import AdministrationRoutes
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, RateStates
-from privmix.keys.records import SCOPES
 from privmix.keys.store import KeyStore
 from privmix.requests import keys as request_keys
 from privmix.requests import preparation
@@ -95,7 +92,6 @@ async def test_a_request_does_not_wait_for_an_actor_that_hangs(answer_s: float) 
 BODIES = {
     "/v1/completions": json.dumps({"model": "privmix", "prompt": "Hello"}),
     "/tokenize": json.dumps({"prompt": "Hello"}),
-    "/v1/keys": json.dumps({"name": "another"}),
 }
 
 
@@ -106,7 +102,7 @@ async def test_a_key_that_is_revoked_while_it_sends_a_body_is_refused(
 ) -> None:
     place, admitted, begun, going = str(tmp_path / "keys.db"), list[object](), asyncio.Event(), asyncio.Event()
     store = KeyStore(ServiceDatabase(place))
-    _, secret = store.create("hers", scopes=SCOPES)
+    _, secret = store.create("hers")
     keys = Handle(Keys(place))
 
     async def find(_: KeyService, name: str) -> Handle:
@@ -148,10 +144,7 @@ async def test_a_body_that_does_not_come_is_given_up(
         yield b"-"
         await asyncio.Event().wait()
 
-    async def administrator(_: AdministrationRoutes, request: Request) -> None: ...
-
     monkeypatch.setattr(preparation, "BODY_S", 0.1)
-    monkeypatch.setattr(AdministrationRoutes, "_administrator", administrator)
     app = make_client().app
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
         answer = await asyncio.wait_for(

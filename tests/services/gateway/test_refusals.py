@@ -278,6 +278,13 @@ def test_a_body_over_the_limit_is_refused(client: TestClient) -> None:
     check(response.json(), "body", "body_too_large")
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3"])
+def test_a_length_that_is_no_number_is_refused(client: TestClient, number: str) -> None:
+    response = client.post(COMPLETIONS, content=b"{}", headers={**JSON, "content-length": number})
+    assert response.status_code == 400
+    check(response.json(), "content-length", "invalid_value")
+
+
 @pytest.mark.anyio
 async def test_a_body_of_unknown_length_is_read_only_to_the_limit(client: TestClient) -> None:
     sent = 0

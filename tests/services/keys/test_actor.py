@@ -25,7 +25,7 @@ from privmix.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from privmix.keys.records import KeyAccount, Secret, Share
+from privmix.keys.records import Share
 from privmix.keys.store import KeyStore
 from tests.postgresql import Server
 from tests.wire import Wire
@@ -40,6 +40,7 @@ class KeysOfOneEnsemble(Keys):
 
     def __init__(self, place: str, capacity: int) -> None:
         super().__init__(place)
+        self.store = self._store
         self._room = AdmissionLimits(capacity, max_waiting=1000)
 
     async def request(
@@ -53,8 +54,8 @@ def start(place: str, capacity: int = 1000) -> KeysOfOneEnsemble:
 
 
 async def new_key(keys: KeysOfOneEnsemble, name: str, share: Share, group: str | None = None) -> Identity:
-    _, secret = await keys.create(name, "", group, ("generate",), None, share)
-    identity = await keys.identify(Secret(secret).hash)
+    _, secret = keys.store.create(name, group=group, share=share)
+    identity = await keys.identify(secret.hash)
     assert isinstance(identity, Identity)
     return identity
 
@@ -106,7 +107,7 @@ async def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(pla
             await keys.settle(id_, used)
 
     await asyncio.gather(*(client(number) for number in range(50)))
-    accounts = await keys.accounts()
+    accounts = keys.store.accounts()
     assert {account.key.name: account.usage.spent for account in accounts} == released
     assert sum(released.values()) == budget
     for account in accounts:
@@ -118,7 +119,7 @@ async def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(pla
 async def test_keys_of_a_group_share_its_tokens(place: str) -> None:
     keys = start(place)
     members = [await new_key(keys, name, Share(tokens=30), group="lab") for name in ("a", "b")]
-    await keys.limit_group("lab", Share(tokens=40))
+    keys.store.limit_group("lab", Share(tokens=40))
     assert await admitted(keys, "a", members[0].subjects, 100) == 30
     await keys.settle("a", 30)
     assert await admitted(keys, "b", members[1].subjects, 100) == 10
@@ -131,7 +132,7 @@ async def test_a_request_that_its_share_can_never_admit_is_refused_at_once(place
         refused = await keys.request("a", identity.subjects, wanted, generations, GATEWAY)
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.retry_after_s) == (reason, None)
-    assert (await keys.account("k")).usage.charged == 0
+    assert keys.store.account("k").usage.charged == 0
 
 
 async def test_live_streams_are_counted_and_released(place: str) -> None:
@@ -168,7 +169,7 @@ async def test_a_large_request_shares_the_capacity_with_another_key(place: str) 
     assert await admitted(keys, "next", small.subjects, 1) == 1
     limits = AdmissionLimits(8, max_waiting=1000)
     assert (keys._open._queue_for(limits).live, keys._open._queue_for(limits).waiting) == (1, 0)
-    assert (await keys.account("large")).usage.spent == 8
+    assert keys.store.account("large").usage.spent == 8
 
 
 async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(place: str) -> None:
@@ -203,7 +204,7 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
             await keys.request("meanwhile", identity.subjects, 2, 1, GATEWAY)
         await keys.settle("before", 3)
         hanging.execute("ROLLBACK")
-    while (usage := (await keys.account("k")).usage).held:
+    while (usage := keys.store.account("k").usage).held:
         await asyncio.sleep(0.05)
     assert (usage.spent, usage.held) == (3, 0)
     await keys.health()
@@ -254,13 +255,13 @@ async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_r
 async def test_a_request_needs_few_statements_and_a_thousand_accounts_no_more_than_one(place: str) -> None:
     keys = start(place)
     limits = AdmissionLimits(1000, max_waiting=1000)
-    secrets = [(await keys.create(f"k{n}", "", "g", ("generate",), None, Share(tokens=99)))[1] for n in range(40)]
+    secrets = [keys.store.create(f"k{n}", group="g", share=Share(tokens=99))[1] for n in range(40)]
     statements: list[str] = []
     engine = keys._store._database._database._engine
     event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
 
     async def ask(number: int) -> None:
-        identity = await keys.identify(Secret(secrets[number]).hash)
+        identity = await keys.identify(secrets[number].hash)
         assert isinstance(identity, Identity)
         await keys.admit(f"{number}", identity.subjects, limits, 2, 1, GATEWAY)
         await keys.settle(f"{number}", 2)
@@ -268,7 +269,7 @@ async def test_a_request_needs_few_statements_and_a_thousand_accounts_no_more_th
     await asyncio.gather(*map(ask, range(40)))
     assert len(statements) < 4 * 40, "statements of concurrent requests are shared"
     statements.clear()
-    assert len(await keys.accounts()) == 40
+    assert len(keys.store.accounts()) == 40
     assert len(statements) <= 4
 
 
@@ -294,7 +295,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     assert not waits_for_tokens.done()
     await keys.settle("second", 0)
     await keys.settle("third", 0)
-    usage = (await keys.account("k")).usage
+    usage = keys.store.account("k").usage
     assert (usage.spent, usage.held) == (0, 4)
     await keys.settle("first", 4)
     assert await admitted(keys, "fourth", identity.subjects, 100) == 6
@@ -308,7 +309,7 @@ async def test_a_background_request_holds_no_tokens_while_it_waits(place: str) -
     waiting = asyncio.create_task(keys.request("behind", identity.subjects, 2, 1, GATEWAY, background=True))
     await until(lambda: in_queue(keys, keys._room) == 1)
     assert not waiting.done()
-    assert (await keys.account("k")).usage.held == 8
+    assert keys.store.account("k").usage.held == 8
     await keys.settle("line", 2)
     assert isinstance(await waiting, Admitted)
     await keys.settle("behind", 2)
@@ -332,7 +333,7 @@ async def test_a_restarted_actor_continues_from_the_database(place: str) -> None
     assert not waiting.done(), "the first request still runs"
     await after.settle("a", 5)
     await waiting
-    usage = (await after.account("k")).usage
+    usage = after.store.account("k").usage
     assert (usage.spent, usage.held) == (5, 4)
 
 
@@ -348,32 +349,22 @@ async def test_tokens_that_a_lost_gateway_held_stay_charged(place: str, monkeypa
     await keys.heartbeat("here", TrafficUpdate())
     clock += 1
     await until(lambda: "lost" not in keys._open._requests)
-    while not (usage := (await keys.account("k")).usage).spent:
+    while not (usage := keys.store.account("k").usage).spent:
         await asyncio.sleep(0.01)
     assert (usage.spent, usage.held) == (6, 4)
-
-
-async def test_a_larger_share_wakes_waiting_requests(place: str) -> None:
-    keys = start(place)
-    identity = await new_key(keys, "k", Share(tokens=5))
-    await admitted(keys, "a", identity.subjects, 5)
-    waiting = asyncio.create_task(keys.request("b", identity.subjects, 5, 1, GATEWAY))
-    await until(lambda: for_tokens(keys) == 1)
-    account: KeyAccount = await keys.limit("k", Share(tokens=50))
-    assert account.share.tokens == 50
-    outcome = await asyncio.wait_for(waiting, 120)
-    assert isinstance(outcome, Admitted)
-    assert outcome.tokens == 5
 
 
 async def test_only_valid_keys_are_identified(place: str) -> None:
     keys = start(place)
     assert await keys.identify(None) == InvalidKey("unknown", required=False)
-    key, secret = await keys.create("k", "", None, ("administer",), None, Share())
+    _, secret = keys.store.create("k", scopes=("privacy",))
     assert await keys.identify(None) == InvalidKey("unknown")
-    assert await keys.identify(Secret(secret).hash) == Identity(key.id, "k", ("administer",), (f"key:{key.id}",))
-    await keys.revoke("k")
-    assert await keys.identify(Secret(secret).hash) == InvalidKey("revoked")
+    keys.store.revoke("k")
+    assert await keys.identify(secret.hash) == InvalidKey("revoked")
+    _, secret = keys.store.create("l", scopes=("privacy",))
+    identity = await keys.identify(secret.hash)
+    assert isinstance(identity, Identity)
+    assert (identity.name, identity.scopes) == ("l", ("privacy",))
 
 
 async def test_traffic_updates_add_up(place: str) -> None:
@@ -387,27 +378,3 @@ async def test_traffic_updates_add_up(place: str) -> None:
     assert (report.first_token_s, report.first_token_worst_s) == (0.2, 0.3)
     assert report.refusals == {"a": 2, "b": 2}
     assert sum(report.tokens_each_second) == 40
-
-
-async def test_consoles_share_one_reading_of_all_accounts_and_see_each_change(place: str) -> None:
-    keys = start(place)
-    identity = await new_key(keys, "first", Share(tokens=100))
-    readings: list[object] = []
-    read = keys._store.read_accounts
-    keys._store.read_accounts = lambda: readings.append(None) or read()  # type: ignore[method-assign,func-returns-value]
-
-    async def names() -> list[set[str]]:
-        seen = await asyncio.gather(*(keys.accounts(3600.0) for _ in range(10)))
-        return [{account.key.name for account in accounts} for accounts in seen]
-
-    assert await names() == await names() == [{"first"}] * 10
-    assert len(readings) == 1
-    await new_key(keys, "second", Share())
-    assert await names() == [{"first", "second"}] * 10
-    await keys.revoke("second")
-    assert [account.key.revoked is None for account in await keys.accounts(3600.0)] == [True, False]
-    await keys.limit("first", Share(tokens=7))
-    assert (await keys.accounts(3600.0))[0].share.tokens == 7
-    assert len(readings) == 4
-    assert isinstance(await keys.request("a", identity.subjects, 5, 1, GATEWAY), Admitted)
-    assert (await keys.accounts())[0].usage.held == 5, "a caller that asks for the present usage gets it"
