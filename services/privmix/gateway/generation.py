@@ -82,8 +82,8 @@ class GenerationRoutes:
                 generations,
                 answer,
                 WRITE_INTERVAL_S,
-                body.include_usage,
-                body.continuous_usage,
+                body.stream_options.include_usage,
+                body.stream_options.continuous_usage_stats,
             )
             chunks = kept_alive(chunks, HEARTBEAT_S)
             # The status line waits for the first chunk, because the request can be refused until then.

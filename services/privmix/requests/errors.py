@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from privmix.foundation.errors import CoordinatorError, CoordinatorStopping, Overloaded, WorkError
+from privmix.requests.unsupported import reason
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
@@ -147,6 +148,8 @@ def from_validation(error: ValidationError) -> ApiError:
     if finding["type"].startswith(CUSTOM):
         code = finding["type"].removeprefix(CUSTOM)
     message = _MESSAGES.get(code, finding["msg"])
+    if code == "unknown_parameter" and (why := reason(str(finding["loc"][-1]))):
+        code, message = "unsupported_parameter", why
     return invalid(param, message, code)
 
 

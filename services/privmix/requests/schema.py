@@ -1,9 +1,7 @@
 """Defines the request bodies that the service accepts, and the types of their fields.
 
-An unsupported field is accepted with values that have no effect, and refused by name with any other value.
-
 Sources: the OpenAI API reference (completions, chat completions); vLLM's extensions (`top_k`, `ignore_eos`,
-`/tokenize`, `/detokenize`, and the fields that are accepted with neutral values).
+`structured_outputs`, `/tokenize`, `/detokenize`). `unsupported.py` has the fields that are refused.
 """
 
 from collections.abc import Callable
@@ -16,18 +14,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.requests.errors import CUSTOM, from_validation
+from privmix.requests.unsupported import has_effect
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128
@@ -38,7 +34,6 @@ GREEDY = (
     "greedy decoding would take every token from the public model alone and still be charged to the privacy budget; "
     "{fix}, or use the public model directly"
 )
-NEVER_LEAVE = "probabilities of the private models never leave the service; remove it"
 OWN_RANDOMNESS = (
     "the privacy guarantee needs randomness that the client does not choose; remove it (answers cannot be reproduced)"
 )
@@ -76,48 +71,6 @@ def refused(code: str, message: str) -> PydanticCustomError:
     """Returns a validation error with a code of OpenAI's API."""
     # Not the message itself, because pydantic treats it as a template.
     return PydanticCustomError(CUSTOM + code, "{message}", {"message": message})
-
-
-class Neutral:
-    """Accepts only `values` (and null) for an unsupported field. `why` is the message for other values."""
-
-    def __init__(self, why: str, *values: object) -> None:
-        self._why = why
-        self._values = values
-
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"enum": [None, *self._values], "description": self._why}
-
-    def _check(self, value: object) -> object:
-        if not any(_same(value, neutral) for neutral in self._values):
-            raise refused("unsupported_parameter", self._why)
-        return value
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Compares JSON values: an integer equals its float, but a boolean equals no number."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def has_effect(value: object) -> bool:
-    """Tells whether the value of an unknown field requests something: it is not null, false or empty."""
-    return not (value is None or value is False or value in ("", [], {}))
-
-
-def _of_type(kind: type) -> BeforeValidator:
-    def check(value: object) -> object:
-        if not isinstance(value, kind):
-            raise refused("invalid_type", f"give a value of type {kind.__name__}")
-        return value
-
-    return BeforeValidator(check)
-
-
-IgnoredText = Annotated[str | None, _of_type(str), Field(description="Accepted, but neither used nor stored.")]
-IgnoredFlag = Annotated[bool | None, _of_type(bool), Field(description="Accepted, but not used.")]
 
 
 def _not_greedy(fix: str, greedy: Callable[[float], bool]) -> AfterValidator:
@@ -193,7 +146,7 @@ def _content(value: object) -> object:
         return value
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
         raise refused("invalid_type", "give a string or a list of text parts")
-    parts = [{key: field for key, field in part.items() if key == "text" or has_effect(field)} for part in value]
+    parts = [{key: field for key, field in part.items() if key == "text" or has_effect(key, field)} for part in value]
     if any(part.keys() != {"type", "text"} or part["type"] != "text" for part in parts):
         raise refused("unsupported_value", 'give only parts of the form {"type": "text", "text": "..."}')
     if not all(isinstance(part["text"], str) for part in parts):
@@ -204,33 +157,16 @@ def _content(value: object) -> object:
 Content = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])]
 
 
-PENALTIES = "penalties for repeated tokens are not supported; remove it"
-FILTERS = "sampling supports only temperature, top_p and top_k; remove it"
-SEARCH = "answers are sampled; search is not supported; remove it"
-ENDS = "an answer ends at the model's end token, a stop string or max_tokens; remove it"
-CALLS = "calls of tools are not supported; remove it, and ask for JSON with response_format"
-NOTHING_STORED = "requests and answers are not stored; remove it"
-TEXT_ONLY = "answers are plain text only; remove it"
-OWN_TEMPLATE = "the model's own chat template is used; remove it"
-WHOLE_PROMPT = "prompts are not truncated or changed; remove it"
-SPECIAL_TOKENS = "special tokens have no text; use true"
-
-GUIDED = "vLLM replaced this field; use structured_outputs with json, regex, choice or json_object"
-
-Guided = Annotated[Any, Neutral(GUIDED, False, "")]
-Unlimited = Annotated[Any, Neutral(FILTERS)]
-OneFloat = Annotated[Any, Neutral(PENALTIES, 1.0)]
-Zero = Annotated[Any, Neutral(PENALTIES, 0.0)]
-
-
 class Body(BaseModel):
     """A request body with strict types.
 
-    Null means the default of the field, as in OpenAI's API. An unknown field is ignored if it is null, false or empty,
-    because then it requests nothing. Of the other unknown fields, only the first is an error (`Items`).
+    Null means the default of the field, as in OpenAI's API. A field that is not here is ignored if its value asks for
+    nothing (`unsupported.has_effect`). Of the others, only the first is an error (`Items`).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are accepted with any value, and neither used nor stored."""
 
     @model_validator(mode="before")
     @classmethod
@@ -238,7 +174,8 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((key for key, value in data.items() if key not in known and has_effect(value)), None)
+        others = data.keys() - known - cls.ignored
+        unknown = next((key for key, value in data.items() if key in others and has_effect(key, value)), None)
         return {key: value for key, value in data.items() if value is not None and (key in known or key == unknown)}
 
     @classmethod
@@ -259,16 +196,13 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Annotated[Any, Neutral("chunks are not padded; use false", False)] = None
 
 
 class JsonSchemaFormat(Body):
     """The schema of `response_format`. A name and a description are accepted; every schema is followed strictly."""
 
-    name: IgnoredText = None
-    description: IgnoredText = None
+    ignored = frozenset({"name", "description", "strict"})
     schema_: dict[str, Any] | bool = Field(alias="schema")
-    strict: IgnoredFlag = None
 
 
 class ResponseFormat(Body):
@@ -287,12 +221,11 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's `structured_outputs`: exactly one of the ways to describe the answer."""
 
+    ignored = frozenset({"disable_any_whitespace", "disable_fallback"})
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Items[str] | None = None
     json_object: bool | None = None
-    disable_any_whitespace: IgnoredFlag = None
-    disable_fallback: IgnoredFlag = None
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
@@ -306,6 +239,7 @@ class StructuredOutputs(Body):
 class GenerationRequest(Body):
     """The fields that both generation routes share."""
 
+    ignored = frozenset({"user"})
     prompt_field: ClassVar[str]
     """The name of the prompt's field, for errors."""
 
@@ -316,51 +250,16 @@ class GenerationRequest(Body):
     max_tokens: int | None = Field(None, ge=1)
     stop: Stops = []
     stream: bool = False
-    stream_options: StreamOptions | None = Field(None, description="Used only with stream: true.")
+    stream_options: StreamOptions = Field(StreamOptions(), description="Used only with stream: true.")
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = Field(0, description="0 or -1 allows all tokens.")
     ignore_eos: bool = Field(False, description="Continue after the model's end token, up to max_tokens.")
     seed: Seed = None
-    user: IgnoredText = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM's: the answer matches a JSON Schema, a regular expression or a choice."
     )
-
-    guided_json: Guided = None
-    guided_regex: Guided = None
-    guided_choice: Guided = None
-    guided_grammar: Guided = None
-    guided_json_object: Guided = None
-    guided_whitespace_pattern: Guided = None
-    guided_decoding_backend: Guided = None
-    guided_decoding_disable_any_whitespace: Guided = None
-    guided_decoding_disable_fallback: Guided = None
-    guided_decoding_disable_additional_properties: Guided = None
-
-    frequency_penalty: Zero = None
-    presence_penalty: Zero = None
-    repetition_penalty: OneFloat = None
-    length_penalty: OneFloat = None
-    no_repeat_ngram_size: Annotated[Any, Neutral(PENALTIES, 0)] = None
-    logit_bias: Annotated[Any, Neutral("biases of single tokens are not supported; remove it", {})] = None
-    min_p: Annotated[Any, Neutral(FILTERS, 0.0)] = None
-    typical_p: Annotated[Any, Neutral(FILTERS, 1.0)] = None
-    allowed_token_ids: Unlimited = None
-    bad_words: Annotated[Any, Neutral(FILTERS, [])] = None
-    use_beam_search: Annotated[Any, Neutral(SEARCH, False)] = None
-    early_stopping: Annotated[Any, Neutral(SEARCH, False)] = None
-    min_tokens: Annotated[Any, Neutral(ENDS, 0)] = None
-    stop_token_ids: Annotated[Any, Neutral(ENDS, [])] = None
-    include_stop_str_in_output: Annotated[Any, Neutral(ENDS, False)] = None
-    skip_special_tokens: Annotated[Any, Neutral(SPECIAL_TOKENS, True)] = None
-    spaces_between_special_tokens: Annotated[Any, Neutral(SPECIAL_TOKENS, True)] = None
-    return_tokens_as_token_ids: Annotated[Any, Neutral(TEXT_ONLY, False)] = None
-    return_token_ids: Annotated[Any, Neutral(TEXT_ONLY, False)] = None
-    prompt_logprobs: Annotated[Any, Neutral(NEVER_LEAVE, 0)] = None
-    truncate_prompt_tokens: Annotated[Any, Neutral(WHOLE_PROMPT, -1)] = None
-    priority: Annotated[Any, Neutral("the requests of a key start in order; remove it", 0)] = None
 
     @property
     def greedy(self) -> bool:
@@ -388,14 +287,6 @@ class GenerationRequest(Body):
         """The field that limits the answer, and its value."""
         return "max_tokens", self.max_tokens
 
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
 
 class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`."""
@@ -405,9 +296,6 @@ class CompletionRequest(GenerationRequest):
     prompt: PromptTexts
     echo: bool = False
     best_of: int | None = Field(None, ge=1, description="Must equal n.")
-    add_special_tokens: Annotated[Any, Neutral("the model's special tokens are always added; use true", True)] = None
-    logprobs: Annotated[Any, Neutral(NEVER_LEAVE, False)] = None
-    suffix: Annotated[Any, Neutral("insertion before a suffix is not supported; remove it", "")] = None
 
     @field_validator("best_of")
     @classmethod
@@ -423,17 +311,9 @@ class CompletionRequest(GenerationRequest):
 class Message(Body):
     """One message of a chat. Fields that only answers have are accepted if they are empty; reasoning is ignored."""
 
+    ignored = frozenset({"reasoning", "reasoning_content"})
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    name: Annotated[Any, Neutral("names of participants are not supported; remove it")] = None
-    reasoning: IgnoredText = None
-    reasoning_content: IgnoredText = None
-    annotations: Annotated[Any, Neutral(TEXT_ONLY, [])] = None
-    audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
-    function_call: Annotated[Any, Neutral(CALLS)] = None
-    refusal: Annotated[Any, Neutral(TEXT_ONLY, "")] = None
-    tool_call_id: Annotated[Any, Neutral(CALLS)] = None
-    tool_calls: Annotated[Any, Neutral(CALLS, [])] = None
 
 
 Messages = Annotated[Items[Message], Field(min_length=1)]
@@ -442,35 +322,11 @@ Messages = Annotated[Items[Message], Field(min_length=1)]
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
+    ignored = frozenset({"user", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"})
     prompt_field = "messages"
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: Annotated[Any, Neutral(NEVER_LEAVE, False)] = None
-    top_logprobs: Annotated[Any, Neutral(NEVER_LEAVE, 0)] = None
-
-    add_generation_prompt: Annotated[Any, Neutral(OWN_TEMPLATE, True)] = None
-    audio: Annotated[Any, Neutral(TEXT_ONLY)] = None
-    chat_template: Annotated[Any, Neutral(OWN_TEMPLATE)] = None
-    chat_template_kwargs: Annotated[Any, Neutral(OWN_TEMPLATE, {})] = None
-    function_call: Annotated[Any, Neutral(CALLS, "none")] = None
-    functions: Annotated[Any, Neutral(CALLS, [])] = None
-    metadata: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
-    modalities: Annotated[Any, Neutral(TEXT_ONLY, ["text"])] = None
-    moderation: Annotated[Any, Neutral("moderation is not supported; remove it")] = None
-    parallel_tool_calls: IgnoredFlag = None
-    prediction: Annotated[Any, Neutral("predicted outputs are not supported; remove it")] = None
-    prompt_cache_key: IgnoredText = None
-    prompt_cache_options: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
-    prompt_cache_retention: Annotated[Any, Neutral(NOTHING_STORED)] = None
-    reasoning_effort: Annotated[Any, Neutral("separate reasoning is not supported; remove it", "none")] = None
-    safety_identifier: IgnoredText = None
-    service_tier: Annotated[Any, Neutral("there is only one service tier; remove it", "auto", "default")] = None
-    store: Annotated[Any, Neutral(NOTHING_STORED, False)] = None
-    tool_choice: Annotated[Any, Neutral(CALLS, "none", "auto")] = None
-    tools: Annotated[Any, Neutral(CALLS, [])] = None
-    verbosity: Annotated[Any, Neutral("max_tokens sets the length of answers; remove it", "medium")] = None
-    web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
 
     @field_validator("max_completion_tokens")
     @classmethod
