@@ -30,7 +30,7 @@ IMPORT_EVERYTHING = """
 import importlib, pkgutil
 import privmix
 for module in pkgutil.walk_packages(privmix.__path__, "privmix."):
-    if ".migrations." not in module.name and module.name != "privmix.__main__":  # run by Alembic; runs the command
+    if module.name != "privmix.__main__":  # runs the command
         importlib.import_module(module.name)
 print("imported from", privmix.__file__)
 """

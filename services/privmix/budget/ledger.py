@@ -386,7 +386,7 @@ class Ledger:
 
     def _begin(self, database: LedgerDatabase, *, create: bool, identity: str | None) -> LedgerState:
         with database.transaction() as connection:
-            if schema.migrate(connection, create=create):
+            if create and schema.create(connection):
                 append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
             if create:

@@ -12,10 +12,7 @@ from privmix.foundation.errors import DatabaseError
 
 Access = Literal["read", "write", "create"]
 """The purpose of opening a database.
-
-A "write" is short, so that a writer that hangs does not stop others. "create" creates or migrates tables, which may
-take long, and it alone creates a file that does not exist.
-"""
+ "create" writes, and it alone creates a file that does not exist."""
 
 
 @dataclass(frozen=True)

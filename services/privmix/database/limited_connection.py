@@ -14,8 +14,6 @@ from psycopg.waiting import Ready, Wait
 
 SILENCE_S = 45.0
 """The longest silence in a statement. The server's own limits (`postgresql.STATEMENT_TIMEOUT`) end before it."""
-MIGRATION_SILENCE_S = 960.0
-"""The same where all of the content is migrated, which one statement or commit may do in silence."""
 
 CANCEL_S = 5.0
 """How long the client tries to tell the server that it has given up."""
@@ -24,16 +22,11 @@ T = TypeVar("T")
 
 
 class LimitedConnection(Connection[Any]):
-    """Closes when the server sends nothing for `silence_s` during a statement, a commit or a rollback.
+    """Closes when the server sends nothing for `SILENCE_S` during a statement, a commit or a rollback.
 
     It cancels the operation first. A commit that waits for a lost synchronous standby does not notice that its client
     has left, and would keep its locks: no statement timeout applies to a commit.
     """
-
-    @property
-    def silence_s(self) -> float:
-        """The longest silence, in seconds."""
-        return SILENCE_S
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Runs an operation on the connection.
@@ -42,20 +35,12 @@ class LimitedConnection(Connection[Any]):
             OperationalError: the server is silent. The operation may have succeeded nevertheless.
         """
         try:
-            return super().wait(_heard(gen, self.silence_s), *args, **kwargs)
+            return super().wait(_heard(gen, SILENCE_S), *args, **kwargs)
         except _SilentError:
             with suppress(OperationalError):
                 self.cancel_safe(timeout=CANCEL_S)
             self.close()
             raise
-
-
-class MigrationConnection(LimitedConnection):
-    """Waits longer, while all of the content is migrated."""
-
-    @property
-    def silence_s(self) -> float:
-        return MIGRATION_SILENCE_S
 
 
 class _SilentError(OperationalError):

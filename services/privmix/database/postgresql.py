@@ -16,8 +16,6 @@ from privmix.foundation.errors import DatabaseError, DatabaseUnavailable, ExtraM
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
 STATEMENT_TIMEOUT = "40s"  # the server ends a writer's statement that takes longer, including its wait for a lock
-# The same two for a migration.
-MIGRATION_TIMEOUT = "900s"
 
 # `client_encoding`: psycopg 3.3 returns bytes for text of a database in SQL_ASCII otherwise.
 # `prepare_threshold`: a pooler in transaction mode gives the next statement another session, without what was prepared.
@@ -64,15 +62,11 @@ class PostgreSQL(Backend):
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(f"{url} {ExtraMissing.of(error) or error}") from error
-        migrates = access == "create"
-        event.listen(engine, "do_connect", lambda *given: _connect(*given, migrates=migrates))
+        event.listen(engine, "do_connect", _connect)
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
-        idle, statement = (
-            (IDLE_TIMEOUT, STATEMENT_TIMEOUT) if access == "write" else (MIGRATION_TIMEOUT, MIGRATION_TIMEOUT)
-        )
-        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock, idle, statement))
+        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock))
         return engine
 
     def explain(self, error: DBAPIError) -> DatabaseError:
@@ -90,13 +84,11 @@ def _encryption(url: URL) -> dict[str, str]:
     return {} if url.host in _THIS_MACHINE or "PGSSLMODE" in os.environ else {"sslmode": "require"}
 
 
-def _connect(
-    _: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any], *, migrates: bool
-) -> Any:
+def _connect(_: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
     # It needs psycopg, which only an extra installs.
-    from privmix.database.limited_connection import LimitedConnection, MigrationConnection
+    from privmix.database.limited_connection import LimitedConnection
 
-    return (MigrationConnection if migrates else LimitedConnection).connect(*arguments, **parameters)
+    return LimitedConnection.connect(*arguments, **parameters)
 
 
 def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
@@ -109,11 +101,11 @@ def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         raise DatabaseUnavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
 
 
-def _begin_exclusive(connection: Connection, lock: int, idle: str, statement: str) -> None:
+def _begin_exclusive(connection: Connection, lock: int) -> None:
     connection.exec_driver_sql(
         "SELECT set_config('synchronous_commit', 'on', true), "
         f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true), "
-        f"set_config('idle_in_transaction_session_timeout', '{idle}', true), "
-        f"set_config('statement_timeout', '{statement}', true)"
+        f"set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT}', true), "
+        f"set_config('statement_timeout', '{STATEMENT_TIMEOUT}', true)"
     )
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")

@@ -25,13 +25,10 @@ from sqlalchemy import (
 
 from privmix.database.backend import DatabaseUsage
 from privmix.database.database import Database
-from privmix.database.upgrade import Migrations
+from privmix.database.schema import Schema
 from privmix.foundation.errors import DatabaseConflict, DatabaseError, DatabaseMissing, KeysUnavailable
 
 _KEYS = DatabaseUsage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
-
-REVISION_TABLE = "privmix_keys_revision"
-migrations = Migrations("privmix.database:migrations", REVISION_TABLE)
 
 metadata = MetaData()
 
@@ -88,6 +85,9 @@ fleets_table = Table(
     Column("shards", Integer, nullable=False),
 )
 
+NUMBER_TABLE = "privmix_keys_schema"
+_schema = Schema(metadata, NUMBER_TABLE, 1)
+
 
 def default_database(ledger: str) -> str:
     """Returns the default database for a ledger: its PostgreSQL database, or `keys.db` in its directory."""
@@ -98,7 +98,7 @@ def default_database(ledger: str) -> str:
 
 
 class ServiceDatabase:
-    """Opens the service's database at `place`, a path or a URL. Creates its tables or migrates them to the newest ones.
+    """Opens the service's database at `place`, a path or a URL. Creates its tables.
 
     Args:
         create: create a file that does not exist.
@@ -107,7 +107,7 @@ class ServiceDatabase:
         name: the absolute path, or the URL without its password.
 
     Raises:
-        KeysUnavailable: the database cannot be opened, or a later version of privmix wrote it.
+        KeysUnavailable: the database cannot be opened, or another version of privmix wrote it.
     """
 
     def __init__(self, place: str | Path, *, create: bool = True) -> None:
@@ -117,7 +117,8 @@ class ServiceDatabase:
             self.name = self._database.name
             new = Database(place, "create", _KEYS) if create else self._database
             with new.transaction() as connection:
-                migrations.upgrade(connection)
+                if not _schema.exists(connection):
+                    _schema.create(connection)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -89,10 +89,6 @@ class DatabaseForeign(DatabaseError):
     """The file is no database, or belongs to another application."""
 
 
-class UnknownRevision(DatabaseForeign):
-    """The schema has a revision that this version of privmix does not know."""
-
-
 class DatabaseCorrupt(DatabaseError):
     """The database is damaged."""
 

@@ -279,7 +279,7 @@ def test_a_read_only_user_reads_and_gets_a_clear_error_on_writes(
 ) -> None:
     with postgresql.connect(url) as connection:
         connection.execute("CREATE ROLE auditor LOGIN")
-        connection.execute("GRANT SELECT ON privmix_ledger, privmix_ledger_revision TO auditor")
+        connection.execute("GRANT SELECT ON privmix_ledger, privmix_ledger_schema TO auditor")
     auditors = url.replace("postgres@", "auditor@")
     assert read(auditors) == ledger.balance()
     with pytest.raises(LedgerUnavailable, match="grant this user SELECT and INSERT"):

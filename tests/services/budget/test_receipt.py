@@ -65,9 +65,7 @@ def test_a_place_without_the_ensembles_ledger_is_refused(
     assert not Path(empty).exists()
 
 
-@pytest.mark.parametrize(
-    "statement", ["DROP TABLE privmix_ledger, privmix_ledger_revision", "DROP TABLE privmix_ledger"]
-)
+@pytest.mark.parametrize("statement", ["DROP TABLE privmix_ledger, privmix_ledger_schema", "DROP TABLE privmix_ledger"])
 def test_an_emptied_database_is_refused(
     postgresql: Server, terms: PrivacyBudget, ensemble: Path, statement: str
 ) -> None:

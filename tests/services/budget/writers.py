@@ -24,7 +24,7 @@ NOBODY = 65534
 
 # What a creation and the first lease import. A process that is killed after milliseconds, or that may no longer read
 # the files, has them.
-for needed in ("alembic.command", "scipy.special", "dp_accounting.rdp"):
+for needed in ("scipy.special", "dp_accounting.rdp"):
     import_module(needed)
 
 

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from privmix.budget.store.database import LedgerDatabase
-from privmix.database.limited_connection import MIGRATION_SILENCE_S, SILENCE_S
-from privmix.database.postgresql import LOCK_TIMEOUT, MIGRATION_TIMEOUT, STATEMENT_TIMEOUT
+from privmix.database.limited_connection import SILENCE_S
+from privmix.database.postgresql import LOCK_TIMEOUT, STATEMENT_TIMEOUT
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysUnavailable, LedgerUnavailable
 from privmix.keys.store import KeyStore
@@ -115,37 +115,6 @@ def test_the_servers_limits_end_before_the_clients() -> None:
     limits = [float(limit.removesuffix("s")) for limit in (LOCK_TIMEOUT, STATEMENT_TIMEOUT)]
     assert limits == sorted(limits)
     assert limits[-1] < SILENCE_S, "the server's own error says more"
-    assert float(MIGRATION_TIMEOUT.removesuffix("s")) < MIGRATION_SILENCE_S
-
-
-def test_a_migration_may_take_longer_than_a_charge(postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A migration that was given up would be given up again at each attempt."""
-    limits = {
-        "limited_connection.SILENCE_S": 1.0,
-        "postgresql.STATEMENT_TIMEOUT": "1s",
-        "postgresql.IDLE_TIMEOUT": "1s",
-    }
-    for name, limit in limits.items():
-        monkeypatch.setattr(f"privmix.database.{name}", limit)
-    database = LedgerDatabase(postgresql.database(), "create")
-    with database.transaction() as connection:
-        connection.exec_driver_sql("SELECT pg_sleep(3)")
-        time.sleep(2)
-        connection.exec_driver_sql("SELECT 1")
-
-
-def test_a_migration_at_a_server_process_that_hangs_is_given_up(
-    postgresql: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("privmix.database.limited_connection.MIGRATION_SILENCE_S", 2.0)
-    url = postgresql.database()
-    with (
-        ExitStack() as hanging,
-        pytest.raises(LedgerUnavailable, match="silent"),
-        LedgerDatabase(url, "create").transaction() as connection,
-    ):
-        hanging.enter_context(postgresql.hanging_sessions(url))
-        connection.exec_driver_sql("SELECT 1")
 
 
 def test_a_server_on_the_network_must_encrypt(content: str, postgresql: Server) -> None:

@@ -1,5 +1,0 @@
-"""Runs the revisions for Alembic."""
-
-from privmix.database.upgrade import run
-
-run()
