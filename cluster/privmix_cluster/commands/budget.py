@@ -12,7 +12,6 @@ from privmix_cluster.options import JsonOption
 
 if TYPE_CHECKING:
     from privmix.budget.statement import LedgerStatement
-    from privmix.keys.usage import KeyUsage
 
 
 def budget(
@@ -30,22 +29,12 @@ def budget(
             help="Also show what depends on the private text: epsilons, the parts' accounts. Not for clients.",
         ),
     ] = False,
-    by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            help="With --by-key: the keys' database. Default: PRIVMIX_KEYS__DATABASE, the content of the file that "
-            "PRIVMIX_KEYS__DATABASE_FILE names, or what is beside the ledger."
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
     from privmix.budget.reader import read
     from privmix.budget.statement import statement
-    from privmix.database.service import default_database
     from privmix.foundation.errors import LedgerError
-    from privmix.keys.usage import usage_by_key
     from privmix_cluster.secret_files import variable
 
     ledger = ledger or variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db"
@@ -56,18 +45,10 @@ def budget(
         raise typer.Exit(1) from error
     private = statement(balance)
     stated = private if operator else private.ledger()
-    used = None
-    if by_key:
-        place = keys or variable("PRIVMIX_KEYS__DATABASE") or default_database(ledger)
-        used = usage_by_key(place)
     if as_json:
-        record = stated.model_dump(mode="json")
-        record |= {"keys": [usage.model_dump(mode="json") for usage in used]} if used is not None else {}
-        print(json.dumps(record, indent=2))
+        print(json.dumps(stated.model_dump(mode="json"), indent=2))
     else:
         _show(stated)
-        if used is not None:
-            Console().print(_by_key(used, stated.tokens_charged))
 
 
 def _show(stated: "LedgerStatement") -> None:
@@ -122,19 +103,6 @@ def _charges(stated: "LedgerStatement") -> Table:
     for charge in stated.charges:
         parameters = ", ".join(f"{name} {value}" for name, value in charge.event.items() if name != "kind")
         table.add_row(charge.event["kind"], escape(parameters), charge.status, str(charge.tokens))
-    return table
-
-
-def _by_key(used: "list[KeyUsage]", charged: int) -> Table:
-    table = Table("key", "owner", title="Tokens by key", title_justify="left")
-    for column in ("used", "held", "share"):
-        table.add_column(column, justify="right")
-    for key in used:
-        share = "-" if key.share.tokens is None else str(key.share.tokens)
-        table.add_row(escape(key.name), escape(key.owner), str(key.usage.spent), str(key.usage.held), share)
-    # These are open leases, leases of lost coordinators, and requests without a key. The number can be negative if
-    # these keys were used with an earlier ledger.
-    table.add_row("without a key", "", str(charged - sum(key.usage.charged for key in used)), "", "", style="dim")
     return table
 
 

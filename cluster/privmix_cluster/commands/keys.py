@@ -30,10 +30,7 @@ DatabaseOption = Annotated[
 KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
 TokensOption = Annotated[int | None, typer.Option(min=0, help="The total number of tokens of the privacy budget.")]
 DayOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget per day (UTC).")]
-RequestsOption = Annotated[int | None, typer.Option(min=1, help="Requests per minute.")]
-RateOption = Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")]
 StreamsOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of concurrent streams.")]
-LargestOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens of a request.")]
 
 
 class ScopeChoice(Enum):
@@ -63,10 +60,7 @@ def create(
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     tokens: TokensOption = None,
     tokens_per_day: DayOption = None,
-    requests_per_minute: RequestsOption = None,
-    tokens_per_minute: RateOption = None,
     live_streams: StreamsOption = None,
-    largest_request: LargestOption = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -111,10 +105,7 @@ def limit(
     key: Annotated[str, typer.Argument(help="The key's id or name; with --group, the group's name.")],
     tokens: TokensOption = None,
     tokens_per_day: DayOption = None,
-    requests_per_minute: RequestsOption = None,
-    tokens_per_minute: RateOption = None,
     live_streams: StreamsOption = None,
-    largest_request: LargestOption = None,
     group: Annotated[bool, typer.Option("--group", help="Set the common share of a group.")] = False,
     database: DatabaseOption = None,
 ) -> None:

@@ -21,7 +21,6 @@ from privmix.requests.access_record import CLIENT_GONE
 from privmix.requests.errors import ApiError, from_http
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
-from privmix.requests.refusals import LIMITED, RATES
 from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from privmix.requests.settings import RequestSettings
 
@@ -51,7 +50,7 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
 
 
 BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
+EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after"]
 
 
 def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_id: bool = True) -> FastAPI:

@@ -88,12 +88,12 @@ class GenerationRoutes:
             chunks = kept_alive(chunks, HEARTBEAT_S)
             # The status line waits for the first chunk, because the request can be refused until then.
             first = await unless_disconnected(request.receive, anext(chunks))
-            return EventStream(first, chunks, _source_header(answer) | admission.headers)
+            return EventStream(first, chunks, _source_header(answer))
         response = await unless_disconnected(request.receive, complete_answer(admission.submit, generations, answer))
         return Response(
             response.model_dump_json(),
             media_type="application/json",
-            headers=_source_header(answer) | admission.headers,
+            headers=_source_header(answer),
         )
 
 

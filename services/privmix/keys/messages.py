@@ -8,15 +8,11 @@ from privmix.keys.records import Scope
 Refusal = Literal[
     "share_exhausted",
     "daily_share_exhausted",
-    "requests_per_minute",
-    "tokens_per_minute",
     "live_streams",
     "overloaded",
-    "request_too_large",
-    "larger_than_a_minute",
     "more_than_live_streams",
 ]
-"""Waiting does not help after the last three: the share can never admit such a request."""
+"""Waiting does not help after the last one: the share can never admit such a request."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +57,6 @@ class AdmissionLimits:
 
 
 @dataclass(frozen=True)
-class RateState:
-    """Holds the values of the `x-ratelimit-*` headers: the limit, the rest, and seconds until the limit is full."""
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-@dataclass(frozen=True)
-class RateStates:
-    """Holds the state of the rate limits with the least left; None without such a limit."""
-
-    requests: RateState | None = None
-    tokens: RateState | None = None
-
-
-@dataclass(frozen=True)
 class Admitted:
     """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards.
 
@@ -86,7 +65,6 @@ class Admitted:
     """
 
     tokens: int
-    rates: RateStates
     generations: int
 
 
@@ -102,7 +80,6 @@ class Refused:
     reason: Refusal
     limit: int | None = None
     retry_after_s: float | None = None
-    rates: RateStates = field(default_factory=RateStates)
 
 
 @dataclass

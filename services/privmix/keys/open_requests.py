@@ -14,7 +14,6 @@ from privmix.foundation.retrying import repeated
 from privmix.keys.fair_queue import FairQueue, QueueFull
 from privmix.keys.grouping import GroupedTransactions
 from privmix.keys.messages import AdmissionLimits, Admitted, Refused
-from privmix.keys.rate_limiter import RateLimiter
 from privmix.keys.records import Share
 from privmix.keys.transactions import Exhausted, OpenReservation, ReadShares, Reserve, Reserved, Settle
 
@@ -49,8 +48,7 @@ class _Request:
 class OpenRequests:
     """Admits requests fairly within their shares, and returns the tokens that they do not use.
 
-    Reservations are in the database, so a restarted actor continues from there. Rate limits are in memory and start
-    full.
+    Reservations are in the database, so a restarted actor continues from there.
     """
 
     def __init__(self, transactions: GroupedTransactions, admitted: Iterable[OpenReservation]) -> None:
@@ -59,7 +57,6 @@ class OpenRequests:
         self._settling: set[asyncio.Task[OpenReservation | None]] = set()
         self._waiting: Counter[str] = Counter()
         self._queues: dict[AdmissionLimits, FairQueue] = {}
-        self._rate_limiter = RateLimiter()
         self._requests: dict[str, _Request] = {}
         self._live_streams: Counter[str] = Counter()
         self._share_changed: dict[str, asyncio.Event] = {}
@@ -92,18 +89,15 @@ class OpenRequests:
         queue = self._queue_for(limits)
         if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
             before = await self._reserve(id_, wanted)
-            states = self._rate_limiter.states(shares)
-            return before if isinstance(before, Refused) else Admitted(before.tokens, states, first)
-        if refused := self._exceeds_share(shares, wanted, generations):
-            return refused
-        if not background and (refused := self._exceeds_rates(id_, shares, wanted, generations)):
+            return before if isinstance(before, Refused) else Admitted(before.tokens, first)
+        if refused := self._exceeds_share(shares, generations, started=not background):
             return refused
         request = _Request(subjects, generations, gateway, queue, asyncio.current_task(), background)
         self._add(id_, request)
         try:
             if background:
                 await self._start(request, first)
-                if refused := self._exceeds_rates(id_, shares, wanted, generations):
+                if refused := self._exceeds_share(shares, generations, started=True):
                     await self._end(id_, 0)
                     return refused
                 self._count(request)
@@ -120,8 +114,7 @@ class OpenRequests:
             await asyncio.shield(self._end(id_, 0))
             raise
         request.task = None
-        self._rate_limiter.put_back(id_, wanted - reserved.tokens)
-        return Admitted(reserved.tokens, self._rate_limiter.states(shares), first)
+        return Admitted(reserved.tokens, first)
 
     async def enter(self, id_: str, generations: int) -> None:
         """Returns when further generations of an admitted request may start, or when the request has ended."""
@@ -173,24 +166,15 @@ class OpenRequests:
             if event := self._share_changed.pop(subject, None):
                 event.set()
 
-    @staticmethod
-    def _exceeds_share(shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
-        """Refuses a request that one of its shares can never admit."""
-        for share in shares.values():
-            if share.largest_request is not None and wanted > share.largest_request:
-                return Refused("request_too_large", share.largest_request)
-            if share.tokens_per_minute is not None and wanted > share.tokens_per_minute:
-                return Refused("larger_than_a_minute", share.tokens_per_minute)
+    def _exceeds_share(self, shares: dict[str, Share], generations: int, *, started: bool) -> Refused | None:
+        """Refuses a request whose shares allow fewer live streams: ever, or now if it is `started`."""
+        for subject, share in shares.items():
             if share.live_streams is not None and generations > share.live_streams:
                 return Refused("more_than_live_streams", share.live_streams)
-        return None
-
-    def _exceeds_rates(self, id_: str, shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
-        """Refuses a request that exceeds a limit now, or charges it to the rate limits."""
-        for subject, share in shares.items():
-            if share.live_streams is not None and self._live_streams[subject] + generations > share.live_streams:
+            live = self._live_streams[subject] + generations
+            if started and share.live_streams is not None and live > share.live_streams:
                 return Refused("live_streams", share.live_streams)
-        return self._rate_limiter.take(id_, shares, wanted)
+        return None
 
     async def _reserve(self, id_: str, wanted: int) -> Reserved | Refused:
         request = self._requests[id_]
@@ -284,7 +268,6 @@ class OpenRequests:
             RETRY_S,
             log=lambda error: logger.warning("a request is settled later: %s", error),
         )
-        self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
             self.wake(settled.subjects)
         return settled

@@ -40,20 +40,14 @@ class Share(BaseModel):
     Attributes:
         tokens: the total number of private tokens.
         tokens_per_day: private tokens from midnight to midnight UTC.
-        requests_per_minute: refills evenly.
-        tokens_per_minute: refills evenly. A running request counts with the tokens that it requested.
         live_streams: concurrent generations, counting every choice of every prompt.
-        largest_request: tokens that one request may request: prompts x choices x max_tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tokens: NonNegativeInt | None = None
     tokens_per_day: NonNegativeInt | None = None
-    requests_per_minute: PositiveInt | None = None
-    tokens_per_minute: PositiveInt | None = None
     live_streams: PositiveInt | None = None
-    largest_request: PositiveInt | None = None
 
 
 class Key(BaseModel):

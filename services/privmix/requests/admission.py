@@ -24,7 +24,6 @@ from privmix.requests.answers import DONE, Answer, error_event, events
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
-from privmix.requests.refusals import rate_headers
 from privmix.requests.response_queue import ResponseQueue
 
 HEARTBEAT = b": waiting\n\n"
@@ -178,15 +177,11 @@ RETRY_S = 1.0
 class Admission:
     """Admits one request to an ensemble and submits its generations.
 
-    Attributes:
-        headers: the rate limit headers of the response; known once the request is admitted.
-
     Args:
         background: let all other requests go first.
     """
 
     def __init__(self, served: ServedModel, keys: KeyService, identity: Identity, *, background: bool = False) -> None:
-        self.headers: dict[str, str] = {}
         self._served = served
         self._client = served.client
         self._keys = keys
@@ -218,7 +213,6 @@ class Admission:
         admitted = await self._keys.admit(
             id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations), self._background
         )
-        self.headers |= rate_headers(admitted.rates)
         limited = divide_tokens(generations, admitted.tokens)
         truncated = {generation.id for generation in limited if generation.max_charged is not None}
         started = [generation for generation in limited if generation.max_charged != 0]

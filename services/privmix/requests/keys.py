@@ -21,12 +21,11 @@ from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
-from privmix.keys.rate_limiter import TokenBuckets
 from privmix.keys.records import SCOPES, Scope, Secret
 from privmix.requests.access_record import access_record
 from privmix.requests.background import Background
 from privmix.requests.errors import ApiError, limited, unavailable
-from privmix.requests.places import PLACES, Places
+from privmix.requests.places import PLACES, InvalidRequests, Places
 from privmix.requests.refusals import forbidden, refusal, translated, unauthorised
 from privmix.requests.settings import ClientSettings
 from privmix.requests.web_pages import check_sender
@@ -80,7 +79,7 @@ class KeyService:
         self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
         self._handle: ActorHandle | None = None
         self._gateway = uuid4().hex
-        self._invalid = TokenBuckets(invalid_per_minute)
+        self._invalid = InvalidRequests(invalid_per_minute)
         message = f"a key may have {PLACES_OF_KEY} requests at a gateway that are not complete or not checked yet"
         self._open = Places(PLACES_OF_KEY, PLACES, (f"{message}; send fewer at a time", "too_many_open_requests"))
         self._background = Background()
@@ -94,7 +93,7 @@ class KeyService:
         identity = await self._identity(_sent_key(connection))
         access_record(connection).key = identity.id
         if (wait_s := self._invalid.wait_s(identity.id)) > 0:
-            message = f"this key may send {self._invalid.limit} invalid requests per minute; correct them"
+            message = f"this key may send {self._invalid.per_minute} invalid requests per minute; correct them"
             raise limited(message, "too_many_invalid_requests", wait_s)
         if identity is ANONYMOUS:
             check_sender(connection, self._hosts, self._origins)
@@ -106,7 +105,7 @@ class KeyService:
         """Counts an invalid request, whose parsing took time of others. Clients without a key are not told apart."""
         key = access_record(connection).key
         if status in INVALID and key is not None and key != ANONYMOUS.id:
-            self._invalid.take(key)
+            self._invalid.count(key)
 
     @contextmanager
     def opened(self, connection: HTTPConnection) -> Iterator[None]:
@@ -188,7 +187,7 @@ class KeyService:
             self._background.start(self._withdraw(id_, call))
             raise
         if isinstance(outcome, Refused):
-            raise refusal(outcome, wanted, generations)
+            raise refusal(outcome, generations)
         return outcome
 
     async def enter(self, id_: str, generations: int) -> bool:

@@ -17,7 +17,7 @@ from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
-from privmix.keys.messages import AdmissionLimits, Admitted, RateStates
+from privmix.keys.messages import AdmissionLimits, Admitted
 from privmix.keys.store import KeyStore
 from privmix.requests import keys as request_keys
 from privmix.requests import preparation
@@ -53,7 +53,7 @@ class Busy:
 
     async def admit(self, *_: object) -> Admitted:
         await asyncio.sleep(1)
-        return Admitted(1, RateStates(None, None), 1)
+        return Admitted(1, 1)
 
 
 class Hung(Busy):

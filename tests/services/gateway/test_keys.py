@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from privmix.coordinator.messages import Generation
 from privmix.database.service import ServiceDatabase
 from privmix.keys.actor import IDENTITY_AGE_S
-from privmix.keys.messages import Identity, RateState, RateStates, Refused
+from privmix.keys.messages import Identity, Refused
 from privmix.keys.records import Share, ShareUsage
 from privmix.keys.store import KeyStore
 from privmix.privacy.mollifiers.shaping import SamplingOptions
@@ -27,7 +27,7 @@ from privmix.requests.admission import divide_tokens
 from privmix.requests.coordinator_client import CoordinatorClient
 from privmix.requests.errors import unavailable
 from privmix.requests.keys import KeyService
-from privmix.requests.refusals import rate_headers, refusal
+from privmix.requests.refusals import refusal
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.support.app import MakeClient
@@ -54,27 +54,14 @@ def test_tokens_are_divided_evenly_and_completely(limits: list[int], tokens: int
     [
         (Refused("share_exhausted"), 429, "share_exhausted", None),
         (Refused("daily_share_exhausted", retry_after_s=3600.2), 429, "daily_share_exhausted", "3601"),
-        (Refused("requests_per_minute", 6, 9.5), 429, "rate_limit_exceeded", "10"),
-        (Refused("tokens_per_minute", 60, 0.1), 429, "rate_limit_exceeded", "1"),
         (Refused("live_streams", 2), 429, "too_many_streams", None),
         (Refused("overloaded", retry_after_s=1.0), 429, "overloaded", "1"),
-        (Refused("request_too_large", 64), 400, "request_too_large", None),
-        (Refused("larger_than_a_minute", 64), 400, "request_too_large", None),
         (Refused("more_than_live_streams", 2), 400, "request_too_large", None),
     ],
 )
 def test_refusals_have_openais_status_and_code(refused: Refused, status: int, code: str, retry: str | None) -> None:
-    error = refusal(refused, 100, 3)
+    error = refusal(refused, 3)
     assert (error.status, error.code, error.headers.get("retry-after")) == (status, code, retry)
-
-
-def test_rate_limit_headers_are_those_of_openai() -> None:
-    rates = RateStates(RateState(60, 59, 1.0), None)
-    assert rate_headers(rates) == {
-        "x-ratelimit-limit-requests": "60",
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "1.000s",
-    }
 
 
 pytestmark = pytest.mark.timeout(900)
