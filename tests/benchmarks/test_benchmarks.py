@@ -168,6 +168,13 @@ def test_a_token_by_stage() -> None:
 
 
 @slow
+def test_a_step_outside_the_engines() -> None:
+    measured = figures("host_path", "--json")
+    for cell in measured.values():
+        keys(cell, "step_ms", "shard_ms", "coordinator_ms", "shards_ms", "bytes")
+
+
+@slow
 @pytest.mark.timeout(900)
 def test_the_whole_service() -> None:
     """Starts two clusters of Ray, one for each side."""

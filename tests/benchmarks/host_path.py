@@ -1,0 +1,166 @@
+"""Measures a step outside the engines: `python -m tests.benchmarks.host_path --json`.
+
+A real coordinator, budget actor and shards, whose engines return rows that cost nothing. What is left of a step is
+Ray's calls, pickling, adding, charging, sampling, text and metrics. For each cell, after all prompts are read:
+
+- `step_ms`: the time from step to step; `shard_ms`: the part of it in which the first shard computes;
+- `coordinator_ms`, `shards_ms`: processor time of the coordinator, and of all shards together, for a step;
+- `bytes`: what reaches the coordinator for a token (`row_bytes`).
+
+A cell is `SHARDS,VOCABULARY,CONTEXT,STREAMS`. Processor times tell most on a busy machine. To compare two commits, run
+this file with the other one's tree in PYTHONPATH, one run after the other.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import ray
+import torch
+import typer
+from ray.actor import ActorHandle
+
+from privmix.budget import actor as budget
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from privmix.engine.engine import Engine, EngineSettings
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.foundation.ray_session import connected
+from privmix.privacy.protocols import PROTOCOLS
+from privmix.shards.shard import Shard
+from privmix_cluster.options import JsonOption
+from tests.benchmarks import options
+from tests.benchmarks.load import PRIVACY, LoadPrompts
+from tests.benchmarks.options import show
+from tests.benchmarks.step import NAMESPACE, StepBench, private
+from tests.tiny import write_served_model
+
+PARTS = 8
+NAMES = tuple(f"part-{part:03d}" for part in range(PARTS))
+CONTEXTS = ((1, 512, 64, 1), (1, 512, 64, 64), (1, 512, 960, 64))
+SHARDS = ((2, 49_152, 64, 64), (8, 49_152, 64, 64), (2, 128_256, 64, 64), (8, 128_256, 64, 64))
+ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
+
+
+class FreeEngine(Engine):
+    """Returns rows that are prepared."""
+
+    context_length = 4096
+    adapters = NAMES
+
+    def __init__(self, vocabulary: int, streams: int) -> None:
+        self.vocabulary = vocabulary
+        self._rows = torch.randn(2 * streams, vocabulary)
+
+    def logits(self, requests: Sequence[Any]) -> torch.Tensor:
+        return self._rows[: sum(len(request.adapters) for request in requests)]
+
+    def prepare(self, rows: Sequence[Any]) -> None: ...
+
+    def drop_caches(self, sequence: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    _logits = logits
+
+
+class FreeShard(Shard):
+    def __init__(self, vocabulary: int, streams: int) -> None:
+        with patch("privmix.shards.shard.create", lambda _: FreeEngine(vocabulary, streams)):
+            super().__init__(EngineSettings(Path()))
+
+    def processor_s(self) -> float:
+        return sum(psutil.Process().cpu_times()[:2])
+
+    def busy_ns(self) -> int:
+        """Nanoseconds inside the methods so far, which `_working` counts."""
+        return getattr(self, "_busy_ns", 0)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        began = time.perf_counter_ns()
+        with super()._working():
+            yield
+        self._busy_ns = self.busy_ns() + time.perf_counter_ns() - began
+
+
+@contextmanager
+def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: int) -> Iterator[list[ActorHandle]]:
+    """Starts the actors, and yields the coordinator, the budget and the shards."""
+    size = PARTS // shards
+    groups = [
+        PartGroup(at, {part: NAMES[part] for part in range(at * size, (at + 1) * size)}, (f"shard-{at}",))
+        for at in range(shards)
+    ]
+    actor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"status": 1})(FreeShard)
+    settings = PROTOCOLS["pmixed"].model_validate({"protocol": "pmixed", **PRIVACY})
+    planned = settings.plan(PARTS)
+    started = [
+        actor.options(name=group.shards[0], namespace=NAMESPACE, num_cpus=0, runtime_env=ONE_THREAD).remote(
+            vocabulary, streams
+        )
+        for group in groups
+    ]
+    ledger = budget.start(f"{folder}/ledger.db", PrivacyBudget.of("host", settings, planned), namespace=NAMESPACE)
+    coordinator = CoordinatorActor.options(name="coordinator", namespace=NAMESPACE, num_cpus=0, runtime_env=ONE_THREAD)
+    limits = CoordinatorSettings(model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=4096, threads=1)
+    actors = [coordinator.remote(limits, ShardMap(1, planned, tuple(groups))), ledger, *started]
+    try:
+        ray.get([shard.status.remote() for shard in started])
+        ray.get(actors[0].health.remote())
+        yield actors
+    finally:
+        for each in actors:
+            ray.kill(each)
+        time.sleep(1)  # until their names are free
+
+
+def cell(bench: StepBench, shards: Sequence[ActorHandle], prompts: LoadPrompts, shape: tuple[int, ...]) -> Any:
+    *_, context, streams = shape
+    private(bench, prompts.questions(2, 16, 4))  # what is made once, is made here
+    coordinator = next(  # the newest one, if others of this machine measure too
+        process
+        for process in sorted(psutil.process_iter(["create_time"]), key=lambda each: -each.info["create_time"])
+        if " ".join(process.cmdline()).startswith("ray::Coordinator")
+    )
+
+    def spent() -> list[float]:
+        times = [ray.get([shard.processor_s.remote() for shard in shards]), ray.get([shards[0].busy_ns.remote()])]
+        return [sum(coordinator.cpu_times()[:2]), sum(times[0]), 1e-9 * times[1][0]]
+
+    before, tokens = spent(), 60 if shape[1] < 10_000 else 12
+    measured = private(bench, prompts.questions(streams, context, tokens))
+    ours, theirs, inside = (1e3 * (after - first) / tokens for after, first in zip(spent(), before, strict=True))
+    return {
+        "step_ms": round(1e3 * measured["seconds"] / measured["steps"], 2),
+        "shard_ms": round(inside, 2),
+        "coordinator_ms": round(ours, 2),
+        "shards_ms": round(theirs, 2),
+        "bytes": round(measured["row_bytes"] / measured["tokens"]),
+    }
+
+
+def main(quick: options.QuickCellOption = False, as_json: JsonOption = False) -> None:
+    """Measures and prints the values of this module's description."""
+    result = {}
+    with tempfile.TemporaryDirectory() as name, connected():
+        folder, prompts = Path(name), LoadPrompts()
+        model = write_served_model(folder / "model", 1024)
+        for shape in ((1, 512, 64, 2), (2, 512, 64, 2)) if quick else (*CONTEXTS, *SHARDS):
+            shards, vocabulary, _, streams = shape
+            place = folder / ",".join(map(str, shape))
+            place.mkdir()
+            with serving(model, place, shards, vocabulary, streams) as (coordinator, ledger, *started):
+                result[place.name] = cell(StepBench(coordinator, ledger), started, prompts, shape)
+                print(f"{place.name}: {result[place.name]}", file=sys.stderr)
+    show(result, as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
