@@ -35,6 +35,7 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         _ask_for_amx()
+        torch.compiler.set_stance("force_eager")  # what vLLM compiles at its first call would hold a step for seconds
         lora_on_cpu.install()
         norms_on_cpu.install()
         super().init_device()

@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from privmix.engine.light_imports import light_imports
+import torch
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM
 
-with light_imports():
-    import torch
-    from peft import LoraConfig, PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from privmix.engine.adapter_config import first_layer, read_adapter_configs
-    from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Engine, EngineSettings, Request
-    from privmix.engine.part_text import read_texts
-    from privmix.engine.reader_attention import PublicCache, check_reader, record_text
-    from privmix.engine.switching import using
+from privmix.engine.adapter_config import first_layer, read_adapter_configs
+from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Engine, EngineSettings, Request
+from privmix.engine.part_text import read_texts
+from privmix.engine.reader_attention import PublicCache, check_reader, record_text
+from privmix.engine.switching import using
 
 MAX_CACHES = 256
 

@@ -16,8 +16,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
@@ -26,41 +24,23 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's envi
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-from privmix.engine.light_imports import light_imports, stand_in
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+from vllm import EngineArgs, SamplingParams
+from vllm.config import AttentionConfig
+from vllm.lora.request import LoRARequest
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.request import Request as VllmRequest
 
-with light_imports():
-    import torch
-    from torch import Tensor
-    from transformers import AutoConfig
-    from vllm import EngineArgs, SamplingParams
-    from vllm.config import AttentionConfig
-    from vllm.lora.request import LoRARequest
-    from vllm.model_executor.models.registry import ModelRegistry
-    from vllm.platforms import current_platform
-    from vllm.renderers import BaseRenderer
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.request import Request as VllmRequest
-
-    from privmix.engine.adapter_config import (
-        AdapterConfig,
-        changed_modules,
-        first_layer,
-        read_adapter_configs,
-        slot_bytes,
-    )
-    from privmix.engine.engine import (
-        PUBLIC,
-        ZERO,
-        ComingRow,
-        Engine,
-        EngineSettings,
-        EngineStalledError,
-        Request,
-    )
-    from privmix.engine.part_text import read_texts
-    from privmix.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
-    from privmix.engine.step_graph import shapes
+from privmix.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
+from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Engine, EngineSettings, EngineStalledError, Request
+from privmix.engine.part_text import read_texts
+from privmix.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
+from privmix.engine.step_graph import shapes
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 MIN_GPU_RANK = 16
@@ -136,8 +116,7 @@ class VllmEngine(Engine):
     def __init__(self, settings: EngineSettings) -> None:
         configs = read_adapter_configs(settings.adapters, settings.part_kind)
         texts = read_texts(settings.adapters) if settings.part_kind == "text" else {}
-        with light_imports(_unused(settings.model)):
-            self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs, texts))
+        self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs, texts))
         self._core = self._llm.engine_core
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
@@ -489,22 +468,6 @@ def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
     if settings.head_dtype == "float32" and batch_invariant:
         raise ValueError("head_dtype: no batch-invariant kernel gives float32 sums; use auto, or no batch_invariant")
     return settings.head_dtype
-
-
-class TokensAlone(BaseRenderer):  # type: ignore[misc]
-    """Renders no messages: the engine gives vLLM tokens."""
-
-    def render_messages(self, messages: Any, params: Any) -> Any:
-        raise NotImplementedError
-
-
-def _unused(model: Path) -> dict[str, ModuleType]:
-    """Returns what stands for modules of vLLM that it imports while it starts with this model (`light_imports`)."""
-    modules = [stand_in("vllm.renderers.hf", HfRenderer=TokensAlone)]
-    if not hasattr(AutoConfig.from_pretrained(model), "quantization_config"):
-        kind = type("OnlineQuantizationConfig", (), {})
-        modules.append(stand_in("vllm.model_executor.layers.quantization.online.base", OnlineQuantizationConfig=kind))
-    return {module.__name__: module for module in modules}
 
 
 def _import_model(architectures: Sequence[str]) -> None:
