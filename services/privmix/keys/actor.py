@@ -69,14 +69,6 @@ class Keys:
         """
         await self._transactions.run(ReadShares(()))
 
-    async def identity(self, id_: str) -> Identity | InvalidKey:
-        """Returns the identity of the key with this id, for work that continues after its client has left.
-
-        Raises:
-            UnknownKey: no key has this id.
-        """
-        return _identity(await self._transactions.alone(lambda: self._store.key(id_)))
-
     async def admit(
         self,
         id_: str,
@@ -85,11 +77,10 @@ class Keys:
         wanted: int,
         generations: int,
         gateway: str,
-        background: bool = False,
     ) -> Admitted | Refused:
         """See `OpenRequests.admit`."""
         self._heartbeats.setdefault(gateway, time.monotonic())
-        return await self._open.admit(id_, subjects, limits, wanted, generations, gateway, background)
+        return await self._open.admit(id_, subjects, limits, wanted, generations, gateway)
 
     async def enter(self, id_: str, generations: int) -> None:
         """See `OpenRequests.enter`."""

@@ -31,7 +31,6 @@ class _Request:
         task: the task in which the request waits; None once it is admitted.
         entering: the tasks that wait for places of further generations.
         places: the number of its generations that have places in the queue.
-        counted: whether it counts as live streams of its shares. A background request counts only once it has started.
     """
 
     subjects: tuple[str, ...]
@@ -39,10 +38,8 @@ class _Request:
     gateway: str
     queue: FairQueue | None = None
     task: "asyncio.Task[object] | None" = None
-    background: bool = False
     entering: "set[asyncio.Task[object]]" = field(default_factory=set)
     places: int = 0
-    counted: bool = False
 
 
 class OpenRequests:
@@ -71,7 +68,6 @@ class OpenRequests:
         wanted: int,
         generations: int,
         gateway: str,
-        background: bool = False,
     ) -> Admitted | Refused:
         """Charges a request to its shares and returns when it may start.
 
@@ -82,7 +78,6 @@ class OpenRequests:
             id_: identifies the request in `settle`.
             subjects: the subjects of the key's shares.
             limits: the limits of the service.
-            background: let all other requests go first, and hold no tokens while the request waits in the queue.
         """
         first = min(generations, limits.piece)
         shares: dict[str, Share] = await self._transactions.run(ReadShares(subjects))
@@ -90,23 +85,16 @@ class OpenRequests:
         if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
             before = await self._reserve(id_, wanted)
             return before if isinstance(before, Refused) else Admitted(before.tokens, first)
-        if refused := self._exceeds_share(shares, generations, started=not background):
+        if refused := self._exceeds_share(shares, generations):
             return refused
-        request = _Request(subjects, generations, gateway, queue, asyncio.current_task(), background)
+        request = _Request(subjects, generations, gateway, queue, asyncio.current_task())
         self._add(id_, request)
         try:
-            if background:
-                await self._start(request, first)
-                if refused := self._exceeds_share(shares, generations, started=True):
-                    await self._end(id_, 0)
-                    return refused
-                self._count(request)
             reserved = await self._reserve(id_, wanted)
             if isinstance(reserved, Refused):
                 await self._end(id_, 0)
                 return reserved
-            if not background:
-                await self._start(request, first)
+            await self._start(request, first)
         except QueueFull:
             await self._end(id_, 0)
             return Refused("overloaded", retry_after_s=1.0)
@@ -166,13 +154,12 @@ class OpenRequests:
             if event := self._share_changed.pop(subject, None):
                 event.set()
 
-    def _exceeds_share(self, shares: dict[str, Share], generations: int, *, started: bool) -> Refused | None:
-        """Refuses a request whose shares allow fewer live streams: ever, or now if it is `started`."""
+    def _exceeds_share(self, shares: dict[str, Share], generations: int) -> Refused | None:
+        """Refuses a request whose shares allow fewer live streams: ever, or now."""
         for subject, share in shares.items():
             if share.live_streams is not None and generations > share.live_streams:
                 return Refused("more_than_live_streams", share.live_streams)
-            live = self._live_streams[subject] + generations
-            if started and share.live_streams is not None and live > share.live_streams:
+            if share.live_streams is not None and self._live_streams[subject] + generations > share.live_streams:
                 return Refused("live_streams", share.live_streams)
         return None
 
@@ -195,10 +182,6 @@ class OpenRequests:
                     return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
                 case Exhausted():
                     return Refused("share_exhausted")
-                case _ if request.background:
-                    # A background request already has a place in the queue. The request that holds the share may wait
-                    # for that place, so waiting here could deadlock.
-                    return Refused("overloaded", retry_after_s=1.0)
                 case _ if self._waiting[key] >= limit:
                     return Refused("overloaded", retry_after_s=1.0)
                 case _:
@@ -223,9 +206,7 @@ class OpenRequests:
     async def _start(request: _Request, generations: int, *, unlimited: bool = False) -> None:
         """Waits until the queue lets generations of the request start."""
         assert request.queue is not None
-        await request.queue.acquire(
-            request.subjects[0], generations, background=request.background, unlimited=unlimited
-        )
+        await request.queue.acquire(request.subjects[0], generations, unlimited=unlimited)
         request.places += generations
 
     @staticmethod
@@ -233,15 +214,10 @@ class OpenRequests:
         ended = min(generations, request.places)
         request.places -= ended
         if ended and request.queue is not None:
-            request.queue.free(request.subjects[0], ended, background=request.background)
+            request.queue.free(request.subjects[0], ended)
 
     def _add(self, id_: str, request: _Request) -> None:
         self._requests[id_] = request
-        if not request.background:
-            self._count(request)
-
-    def _count(self, request: _Request) -> None:
-        request.counted = True
         for subject in request.subjects:
             self._live_streams[subject] += request.generations
 
@@ -252,7 +228,7 @@ class OpenRequests:
         """
         request = self._requests.pop(id_, None)
         if request is not None:
-            for subject in request.subjects if request.counted else ():
+            for subject in request.subjects:
                 self._live_streams[subject] -= request.generations
             self._leave(request, request.places)
         settling = asyncio.get_running_loop().create_task(self._settle(id_, used))

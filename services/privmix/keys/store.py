@@ -108,15 +108,6 @@ class KeyStore:
         with self._database.transaction() as connection:
             return _account(connection, _named(connection, id_or_name))
 
-    def key(self, id_: str) -> Key:
-        """Returns the key with this id.
-
-        Raises:
-            UnknownKey: no key has this id.
-        """
-        with self._database.transaction() as connection:
-            return _key(connection, keys_table.c.id, id_)
-
     def usages(self) -> dict[str, ShareUsage]:
         """Returns the usage by subject: of keys, of groups and of the keys of the configuration."""
         with self._database.transaction() as connection:

@@ -175,18 +175,13 @@ RETRY_S = 1.0
 
 
 class Admission:
-    """Admits one request to an ensemble and submits its generations.
+    """Admits one request to an ensemble and submits its generations."""
 
-    Args:
-        background: let all other requests go first.
-    """
-
-    def __init__(self, served: ServedModel, keys: KeyService, identity: Identity, *, background: bool = False) -> None:
+    def __init__(self, served: ServedModel, keys: KeyService, identity: Identity) -> None:
         self._served = served
         self._client = served.client
         self._keys = keys
         self._identity = identity
-        self._background = background
         self._arrived = time.monotonic()
 
     @asynccontextmanager
@@ -211,7 +206,7 @@ class Admission:
         id_ = uuid4().hex
         wanted = sum(generation.max_tokens for generation in generations)
         admitted = await self._keys.admit(
-            id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations), self._background
+            id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations)
         )
         limited = divide_tokens(generations, admitted.tokens)
         truncated = {generation.id for generation in limited if generation.max_charged is not None}

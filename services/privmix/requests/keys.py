@@ -5,7 +5,6 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -32,9 +31,6 @@ from privmix.requests.web_pages import check_sender
 
 ANONYMOUS = Identity("anonymous", "anonymous", SCOPES, ())
 """The identity of every client while no keys exist: it has no shares."""
-
-CONFIGURED = "configured:"
-"""The prefix of an owner that is a key of the configuration. The key's hash follows, because their order may change."""
 
 ANSWER_S = 15.0
 """The time for an answer of the keys actor, which itself gives its database less."""
@@ -120,38 +116,6 @@ class KeyService:
         with nullcontext() if key is None or key == ANONYMOUS.id else self._open.taken(key):
             yield
 
-    async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
-        """Returns the name under which data of the client's key is stored. `identity_of` accepts it.
-
-        Raises:
-            ApiError: as in `identify`.
-        """
-        identity = await self.identify(connection, scope)
-        if not self._is_configured(identity):
-            return identity.id
-        return CONFIGURED + _digest(_sent_key(connection) or "").hex()[:32]
-
-    async def identity_of(self, owner: str) -> Identity:
-        """Returns the current identity of an owner. Tokens of `ANONYMOUS` are counted too.
-
-        Raises:
-            ApiError: 401, the key is no longer valid; 503, the keys actor does not answer.
-        """
-        if owner.startswith(CONFIGURED):
-            prefixes = [CONFIGURED + digest.hex()[:32] for digest in self._configured]
-            if owner not in prefixes:
-                raise unauthorised(InvalidKey("revoked"))
-            return self._of_configuration(prefixes.index(owner))
-        if owner == ANONYMOUS.id:
-            refused = await self.ask(Keys.identify, None)
-            if isinstance(refused, InvalidKey) and (refused.required or self._configured):
-                raise unauthorised(refused)
-            return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
-        identity = await self.ask(Keys.identity, owner)
-        if isinstance(identity, InvalidKey):
-            raise unauthorised(identity)
-        return identity
-
     def cache_salt(self, identity: Identity) -> str:
         """Returns the salt of a key's cached prefixes (`privmix.engine.engine.Request`).
 
@@ -166,7 +130,6 @@ class KeyService:
         limits: AdmissionLimits,
         wanted: int,
         generations: int,
-        background: bool = False,
     ) -> Admitted:
         """Returns when the request may start. It is charged then, so `settle` must follow.
 
@@ -177,7 +140,7 @@ class KeyService:
                 later, the request is ended in the background.
         """
         call = asyncio.ensure_future(
-            self._call(Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway, background)
+            self._call(Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway)
         )
         try:
             while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
@@ -269,9 +232,6 @@ class KeyService:
     def _of_configuration(self, number: int) -> Identity:
         name = f"api-key-{number + 1}"
         return Identity(name, f"http.api_keys[{number}]", SCOPES, (f"key:{name}",) if self._actor is not None else ())
-
-    def _is_configured(self, identity: Identity) -> bool:
-        return any(identity == self._of_configuration(number) for number in range(len(self._configured)))
 
     async def ask(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the keys actor that does not wait for other requests.

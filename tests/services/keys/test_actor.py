@@ -44,9 +44,9 @@ class KeysOfOneEnsemble(Keys):
         self._room = AdmissionLimits(capacity, max_waiting=1000)
 
     async def request(
-        self, id_: str, subjects: tuple[str, ...], wanted: int, generations: int, gateway: str, background: bool = False
+        self, id_: str, subjects: tuple[str, ...], wanted: int, generations: int, gateway: str
     ) -> Admitted | Refused:
-        return await self.admit(id_, subjects, self._room, wanted, generations, gateway, background)
+        return await self.admit(id_, subjects, self._room, wanted, generations, gateway)
 
 
 def start(place: str, capacity: int = 1000) -> KeysOfOneEnsemble:
@@ -74,9 +74,8 @@ async def until(state: Callable[[], bool]) -> None:
 
 
 def in_queue(keys: Keys, limits: AdmissionLimits) -> int:
-    """Returns how many generations wait for capacity, of background requests too."""
-    queue = keys._open._queue_for(limits)
-    return queue._foreground.waiting + queue._background.waiting
+    """Returns how many generations wait for capacity."""
+    return keys._open._queue_for(limits).waiting
 
 
 def for_tokens(keys: Keys) -> int:
@@ -298,27 +297,6 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     assert (usage.spent, usage.held) == (0, 4)
     await keys.settle("first", 4)
     assert await admitted(keys, "fourth", identity.subjects, 100) == 6
-
-
-async def test_a_background_request_holds_no_tokens_while_it_waits(place: str) -> None:
-    keys = start(place, capacity=2)
-    identity = await new_key(keys, "k", Share(tokens=10, live_streams=2))
-    await admitted(keys, "person", identity.subjects, 6)
-    await keys.request("line", identity.subjects, 2, 1, GATEWAY, background=True)
-    waiting = asyncio.create_task(keys.request("behind", identity.subjects, 2, 1, GATEWAY, background=True))
-    await until(lambda: in_queue(keys, keys._room) == 1)
-    assert not waiting.done()
-    assert keys.store.account("k").usage.held == 8
-    await keys.settle("line", 2)
-    assert isinstance(await waiting, Admitted)
-    await keys.settle("behind", 2)
-    refused = await keys.request("large", identity.subjects, 5, 1, GATEWAY, background=True)
-    assert isinstance(refused, Refused)
-    assert (refused.reason, refused.retry_after_s) == ("overloaded", 1.0), (
-        "waiting with a place in the queue could deadlock"
-    )
-    await keys.settle("person", 4)
-    assert await admitted(keys, "last", identity.subjects, 9) == 2
 
 
 async def test_a_restarted_actor_continues_from_the_database(place: str) -> None:

@@ -118,47 +118,6 @@ async def test_a_request_larger_than_the_capacity_runs_alone() -> None:
     await small
 
 
-async def test_background_requests_start_last_and_leave_half_of_the_capacity() -> None:
-    queue = FairQueue(capacity=4, max_waiting=100)
-    background = [asyncio.create_task(queue.acquire("batch", 1, background=True)) for _ in range(6)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert [task.done() for task in background] == [True, True, False, False, False, False]
-    assert queue.waiting == 0, "waiting background requests do not count towards the waiting limit"
-    for _ in range(2):
-        await queue.acquire("person", 1)
-    foreground = asyncio.create_task(queue.acquire("person", 1))
-    await asyncio.sleep(0)
-    queue.free("batch", 1, background=True)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert foreground.done(), "free capacity goes to a waiting foreground request first"
-    assert not background[2].done()
-    queue.free("person", 1)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert background[2].done()
-    for task in background[3:]:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-    for _ in range(2):
-        queue.free("person", 1)
-        queue.free("batch", 1, background=True)
-    assert (queue.live, queue.waiting) == (0, 0)
-
-
-async def test_a_large_background_request_runs_alone() -> None:
-    queue = FairQueue(capacity=4, max_waiting=100)
-    await queue.acquire("person", 1)
-    large = asyncio.create_task(queue.acquire("batch", 9, background=True))
-    await asyncio.sleep(0)
-    assert not large.done()
-    queue.free("person", 1)
-    await large
-    assert queue.live == 9
-
-
 async def test_a_key_cannot_fill_the_waiting_places() -> None:
     queue = FairQueue(capacity=2, max_waiting=8, max_waiting_of_key=2)
     await queue.acquire("busy", 2)

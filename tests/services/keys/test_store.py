@@ -70,13 +70,6 @@ def test_an_id_is_never_taken_for_the_name_of_another_key(
     assert revoked.revoked is not None
 
 
-def test_data_belongs_to_an_id_and_not_to_a_name(store: RequestStore) -> None:
-    key, _ = store.create("team")
-    assert store.key(key.id) == key
-    with pytest.raises(UnknownKey):
-        store.key("team")
-
-
 def test_a_rotated_secret_stays_valid_for_its_grace_period(store: RequestStore) -> None:
     key, first = store.create("team")
     _, second = store.rotate("team", timedelta(hours=1))
