@@ -4,7 +4,9 @@ A variable such as `PRIVMIX_PRIVACY__EPSILON` overrides the key `privacy.epsilon
 of their own (`privmix_cluster.secret_files`). Relative paths in the file are relative to the file.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
@@ -28,18 +30,24 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
+from yaml.constructor import ConstructorError
 
 from privmix.budget.signing import SigningKey
 from privmix.coordinator.settings import LEASE_TOKENS, StepSettings
+from privmix.database.database import url_of
 from privmix.engine import known_engine
 from privmix.engine.engine import EngineSettings
 from privmix.fleet.plan import START_TIMEOUT_S
-from privmix.foundation.errors import ConfigurationError
+from privmix.foundation.errors import ConfigurationError, DatabaseError
 from privmix.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from privmix.privacy.settings import Settings, WhenExhausted
 from privmix.requests.settings import ClientSettings
 from privmix_cluster.options import NAMESPACE
 from privmix_cluster.secret_files import is_secret, read_files
+
+_PREFIX = "PRIVMIX_"
+OTHER_VARIABLES = ("PRIVMIX_CACHE", "PRIVMIX_API_KEY")
+"""The variables with this prefix that are no settings of the configuration."""
 
 
 class Section(BaseModel):
@@ -210,7 +218,7 @@ class Configuration(BaseSettings):
     """Holds the configuration of a deployment, which serves one ensemble. `load` reads it from a file."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PRIVMIX_", env_nested_delimiter="__", extra="forbid", frozen=True, protected_namespaces=()
+        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, protected_namespaces=()
     )
 
     ensemble: Path
@@ -252,6 +260,7 @@ class Configuration(BaseSettings):
             ConfigurationError: a key is unknown or has an invalid value.
         """
         folder = folder or Path()
+        _check_variables()
         try:
             variables = EnvSettingsSource(cls)()
         except SettingsError as error:  # its cause shows the value
@@ -273,13 +282,14 @@ class Configuration(BaseSettings):
 
     def _from_folder(self, folder: Path) -> Self:
         keys, budget = self.keys.database, self.budget
-        anchor = budget.anchor and _database(budget.anchor, folder)
+        ledger = _database("budget.ledger", budget.ledger, folder)
+        anchor = budget.anchor and str((folder / budget.anchor).absolute())
         return self.model_copy(
             update={
                 "ensemble": (folder / self.ensemble).absolute(),
                 "model": _model_path(self.model, folder),
-                "budget": budget.model_copy(update={"ledger": _database(budget.ledger, folder), "anchor": anchor}),
-                "keys": self.keys.model_copy(update={"database": keys and _database(keys, folder)}),
+                "budget": budget.model_copy(update={"ledger": ledger, "anchor": anchor}),
+                "keys": self.keys.model_copy(update={"database": keys and _database("keys.database", keys, folder)}),
             }
         )
 
@@ -294,13 +304,61 @@ def _overridden(values: Mapping[str, Any], variables: Mapping[str, Any]) -> dict
     return {**values, **variables, **both}
 
 
-def _database(name: str, folder: Path) -> str:
-    """Returns a URL unchanged, or the absolute path of a SQLite file or a directory."""
-    return name if "://" in name else str((folder / name).absolute())
+def _check_variables() -> None:
+    """Checks that each variable with our prefix sets something: a misspelt one would leave a default in force.
+
+    Raises:
+        ConfigurationError: a variable sets nothing.
+    """
+    settings = {name.upper() for name in Configuration.model_fields}
+    ours = {name.upper(): name for name in os.environ if name.upper().startswith(_PREFIX)}
+    for name, given in ours.items():
+        if name not in OTHER_VARIABLES and name.removeprefix(_PREFIX).partition("__")[0] not in settings:
+            known = {variable.replace("__", "_"): variable for variable in _variables()}
+            near = [known[key] for key in get_close_matches(name.replace("__", "_"), known, 1, 0.8)]
+            raise ConfigurationError(
+                f"the environment: {given} sets nothing; "
+                + (f"write {near[0]}, or remove it" if near else "remove it, or correct its name")
+            )
+
+
+def _variables() -> Iterator[str]:
+    """Yields the variable of each setting."""
+    for name, field in Configuration.model_fields.items():
+        models = PROTOCOLS.values() if name == "privacy" else (field.annotation,)
+        keys = {key for model in models for key in getattr(model, "model_fields", {"": None})}
+        yield from (f"{_PREFIX}{name}{'__' if key else ''}{key}".upper() for key in keys)
+
+
+def _database(setting: str, place: str, folder: Path) -> str:
+    """Returns a URL unchanged, or the absolute path of a SQLite file.
+
+    Raises:
+        ConfigurationError: the place is neither. The message does not show it, because it may have a password.
+    """
+    try:
+        url_of(place)
+    except DatabaseError as error:
+        raise ConfigurationError(f"{setting}: {error}") from error
+    return place if "://" in place else str((folder / place).absolute())
 
 
 def _model_path(model: str | None, folder: Path) -> str | None:
     return str((folder / model).absolute()) if model and (folder / model).is_dir() else model
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, and one that YAML does not read as text, such as `on` or `2024`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                raise ConstructorError(problem=f"{key.value!r} is no key", problem_mark=key.start_mark)
+            if key.value in names:
+                raise ConstructorError(problem=f"the key {key.value} is there twice", problem_mark=key.start_mark)
+            names.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _PROTOCOL_TAGS = {("privacy", name) for name in PROTOCOLS}
@@ -313,11 +371,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigurationError: the file cannot be read, is not YAML, or holds something else.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a `SafeLoader`
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:  # its text quotes the line, which may hold a secret
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigurationError(f"{path}, line {line}: {error.problem}; correct the line") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path}: is not YAML: {error}") from error
+        raise ConfigurationError(f"{path}: is not YAML: write it as UTF-8 text") from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path}: must hold keys and values, such as `name: value`")
     return values

@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 16
 _LISTS = ("http.api_keys",)
 
 
-def read_files(values: Mapping[str, Any], folder: Path, section: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_files(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Returns settings with the values of files in the places of their names. Relative paths start at `folder`.
 
     A list is one value a line, or JSON. Space around a value does not count.
@@ -33,20 +33,15 @@ def read_files(values: Mapping[str, Any], folder: Path, section: tuple[str, ...]
     Raises:
         ConfigurationError: a file cannot be used, or a setting has a value besides its file.
     """
-    read: dict[str, Any] = {}
-    for name, value in values.items():
-        setting = name.removesuffix(SUFFIX)
-        key = ".".join((*section[-1:], setting))
-        if isinstance(value, Mapping):
-            read[name] = read_files(value, folder, (*section, str(name)))
-        elif name == setting or key not in SECRETS:
-            read[name] = value
-        elif value is not None:
-            place = ".".join((*section, setting))
-            if values.get(setting):
+    read = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+    for place in SECRETS:
+        section, setting = place.split(".")
+        given = read.get(section)
+        if isinstance(given, dict) and (file := given.pop(setting + SUFFIX, None)) is not None:
+            if given.get(setting):
                 raise ConfigurationError(f"{place}: give it or {place}{SUFFIX}, not both")
-            text = text_of(folder / str(value), place + SUFFIX)
-            read[setting] = _listed(text, place + SUFFIX) if key in _LISTS else text
+            text = text_of(folder / str(file), place + SUFFIX)
+            given[setting] = _listed(text, place + SUFFIX) if place in _LISTS else text
     return read
 
 

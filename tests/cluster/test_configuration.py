@@ -66,13 +66,57 @@ def test_invalid_values_are_refused_by_name(values: dict[str, Any], named: str) 
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(b"[1, 2]", "keys and values"), (b"a: [", "not YAML"), (b"\xff\xfe\x00", "not YAML")],
+    [
+        (b"[1, 2]", "keys and values"),
+        (b"a: [", "line 1: expected the node content"),
+        (b"\xff\xfe\x00", "not YAML"),
+        (b"http: {port: 1}\nhunter2: 1\nhttp: {}", "line 3: the key http is there twice"),
+        (b"http:\n  port: 1\n  port: 2", "line 3: the key port is there twice"),
+        (b"on: hunter2", "line 1: 'on' is no key"),
+        (b"http: {port: 8,123}", "line 1: '123' is no key"),
+        (b"ensemble: e\nhttp:\n  port: 8,123", "http.port: .*integer"),
+        (b"ensemble: {2024: hunter2}", "line 1: '2024' is no key"),
+    ],
 )
 def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "privmix.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=named):
+    with pytest.raises(ConfigurationError, match=named) as refused:
         Configuration.load(path)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("PRIVMIX_PRIVACY_EPSILON", "write PRIVMIX_PRIVACY__EPSILON"),
+        ("PRIVMIX_BUDGET_LEDGER", "write PRIVMIX_BUDGET__LEDGER"),
+        ("PRIVMIX_ENSEMBEL", "write PRIVMIX_ENSEMBLE"),
+        ("privmix_COLOUR", "remove it"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, advice: str) -> None:
+    """Else the ledger would be created with the default."""
+    monkeypatch.setenv(variable, "hunter2")
+    with pytest.raises(ConfigurationError, match=f"{variable} sets nothing; {advice}") as refused:
+        Configuration.of({"ensemble": "e"})
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        ("host=db dbname=first password=hunter2", "write a URL: postgresql://"),
+        ("postgresql://user:a@hunter2@host/base", "write %40 for an @"),
+        ("postgresql://user:hunter2@host:port/base", "neither a path nor a database URL"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["budget.ledger", "keys.database"])
+def test_a_database_that_is_neither_a_path_nor_a_url_is_refused(setting: str, place: str, fix: str) -> None:
+    section, name = setting.split(".")
+    with pytest.raises(ConfigurationError, match=f"{setting}: .*{fix}") as refused:
+        Configuration.of({"ensemble": "e", section: {name: place}})
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

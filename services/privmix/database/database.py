@@ -15,12 +15,13 @@ from privmix.database.postgresql import PostgreSQL
 from privmix.database.sqlite import SQLite
 from privmix.foundation.errors import DatabaseConflict, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
 
-_SQLITE = SQLite()
-BACKENDS: tuple[Backend, ...] = (
-    _SQLITE,
-    PostgreSQL(),
-)
+BACKENDS: tuple[Backend, ...] = (SQLite(), PostgreSQL())
 """Every kind of database. A new backend needs one file and one line here."""
+
+_CONNECTION_STRING = re.compile(
+    r"(?:^|/)(?:host|hostaddr|dbname|service)=[^/]*$|\s(?:host|hostaddr|port|dbname|user|password|sslmode|service)="
+)
+"""Finds libpq's other form, `host=... dbname=...`, which would be the name of a new SQLite file."""
 
 
 class Database:
@@ -34,7 +35,9 @@ class Database:
     """
 
     def __init__(self, place: str | Path, access: Access, usage: DatabaseUsage) -> None:
-        self._backend, url = _resolve(place, usage)
+        url = url_of(place)
+        self._backend = _backend(url, usage)
+        url = self._backend.location(url)
         self.name = self._backend.label(url)
         self._engine = self._backend.engine(url, access, usage)
 
@@ -61,18 +64,38 @@ def _text(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def _resolve(place: str | Path, usage: DatabaseUsage) -> tuple[Backend, URL]:
-    if "://" not in str(place):
-        return _SQLITE, _SQLITE.location(URL.create("sqlite", database=str(place)))
+def shown(place: str | Path) -> str:
+    """Returns a path or a URL without what may be a password."""
+    return "***" if _CONNECTION_STRING.search(str(place)) else re.sub(r"//.*@", "//***@", str(place))
+
+
+def url_of(place: str | Path) -> URL:
+    """Returns the URL of a path, which is that of a SQLite file, or of a URL. Connects to nothing.
+
+    Raises:
+        DatabaseError: the place is neither. The message shows no password.
+    """
+    text = str(place)
+    if _CONNECTION_STRING.search(text):
+        raise DatabaseForeign(
+            "a connection string is no place of a database; write a URL: postgresql://USER:PASSWORD@HOST/DATABASE"
+        )
+    if "://" not in text:
+        return URL.create("sqlite", database=text)
     try:
-        url = make_url(str(place))
+        url = make_url(text)
     except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
-        shown = re.sub(r"//.*@", "//***@", str(place))
-        raise DatabaseMissing(f"{shown} is neither a path nor a database URL") from error
+        raise DatabaseMissing(f"{shown(text)} is neither a path nor a database URL") from error
+    # What follows the first @ of a password would be taken for the host, which messages show.
+    if url.get_backend_name() != "sqlite" and text.count("@") > 1:
+        raise DatabaseForeign("the URL has more than one @: write %40 for an @ in its user or password")
+    return url
+
+
+def _backend(url: URL, usage: DatabaseUsage) -> Backend:
     schemes: Mapping[str, Backend] = {scheme: backend for backend in BACKENDS for scheme in backend.schemes}
-    scheme = url.drivername.partition("+")[0]
+    scheme = url.get_backend_name()
     if scheme not in schemes:
         names = " or ".join(backend.name for backend in BACKENDS)
         raise DatabaseForeign(f"{usage.name} must be in {names}, not in {scheme}")
-    backend = schemes[scheme]
-    return backend, backend.location(url)
+    return schemes[scheme]

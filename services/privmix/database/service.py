@@ -6,7 +6,6 @@ It is separate from the ledger: keys change and outlive ensembles, while a ledge
 writer and is append-only. One PostgreSQL database can hold both, because the names of their tables differ.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +19,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    make_url,
 )
 
 from privmix.database.backend import DatabaseUsage
-from privmix.database.database import Database
+from privmix.database.database import Database, shown, url_of
 from privmix.database.schema import Schema
 from privmix.foundation.errors import DatabaseConflict, DatabaseError, DatabaseMissing, KeysUnavailable
 
@@ -91,9 +89,7 @@ _schema = Schema(metadata, NUMBER_TABLE, 1)
 
 def default_database(ledger: str) -> str:
     """Returns the default database for a ledger: its PostgreSQL database, or `keys.db` in its directory."""
-    if "://" not in ledger:
-        return str(Path(ledger).with_name("keys.db"))
-    url = make_url(ledger)
+    url = url_of(ledger)
     return ledger if url.get_backend_name() != "sqlite" else str(Path(url.database or "").with_name("keys.db"))
 
 
@@ -111,7 +107,7 @@ class ServiceDatabase:
     """
 
     def __init__(self, place: str | Path, *, create: bool = True) -> None:
-        self.name = re.sub(r"//.*@", "//***@", str(place))
+        self.name = shown(place)
         with self._errors():
             self._database = Database(place, "write", _KEYS)
             self.name = self._database.name

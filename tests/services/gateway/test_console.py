@@ -74,9 +74,7 @@ def watch(service: RunningService, page: Any, folder: Path, secret: str) -> None
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(1500)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), width
-        page.screenshot(
-            path=Path(os.environ.get("PRIVMIX_SCREENSHOTS", folder)) / f"console-{width}.png", full_page=True
-        )
+        page.screenshot(path=Path(os.environ.get("SCREENSHOTS", folder)) / f"console-{width}.png", full_page=True)
 
 
 def ask(service: RunningService, secret: str) -> int:
