@@ -1,5 +1,7 @@
 """Reads conversations, lists of messages in OpenAI's fine-tuning form, for a chat template to render."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +10,17 @@ from privmix.foundation.json_lines import BadRow
 
 Turn = Mapping[str, str]
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles of templates by OpenAI's names."""
+_ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "ai", "bing", "bot", "chatgpt", "gpt", "model"), "assistant"),
+}
+"""The roles of templates by the names that tools write, in lower case."""
+_TOOL_ROLES = frozenset({"tool", "tool_call", "tool_response", "function", "function_call", "observation", "ipython"})
+_BESIDE = frozenset({"role", "content", "id", "type", "timestamp", "created_at", "createdAt"})
+"""The keys of a message that no text is lost with."""
+_NOTHING = (None, "", [], {})
+_WRITTEN = re.compile(r"""\s*\[\s*\{(?=\s*["']).*?["'](role|from)["']\s*:""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,31 @@ class Conversation:
     def text(self) -> str:
         """A transcript: one paragraph for each message."""
         return "\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+
+
+FIELDS_BESIDE = ("system", "tools", "functions", "completion")
+"""The fields of a row that belong to its conversation in other tools' forms, and would be lost."""
+
+
+def messages_of(text: str, field: str) -> Any:
+    """Returns the messages that a text is as JSON, which cells of CSV hold them as; None for another text.
+
+    Raises:
+        BadRow: it holds messages in another notation, such as Python's.
+    """
+    if not _WRITTEN.match(text):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BadRow("holds messages that are not JSON", "write them as JSON", field) from None
+
+
+def check_beside(row: Mapping[str, Any]) -> None:
+    """Raises BadRow if a row has more of its conversation than the messages."""
+    for field in FIELDS_BESIDE:
+        if row.get(field) not in _NOTHING:
+            raise BadRow("stands beside the messages and would be lost", "write it into them, or remove it", field)
 
 
 def conversation(value: Sequence[Any], field: str) -> Conversation:
@@ -39,11 +75,15 @@ def conversation(value: Sequence[Any], field: str) -> Conversation:
 def _message(given: Any, field: str) -> Turn:
     if not isinstance(given, Mapping):
         raise BadRow("has a message that is no object", "give each one a role and a content", field)
-    role = _ROLES.get(str(given.get("role")))
+    if "role" not in given:
+        raise BadRow("has a message without a role", "write `role` and `content`, not `from` and `value`", field)
+    name = str(given["role"]).lower()
+    role = _ROLES.get(name)
     if role is None:
-        raise BadRow("has a message of an unknown role", "use system, user and assistant", field)
-    if given.get("tool_calls") or given.get("function_call"):
-        raise BadRow("has a call of a tool", "write the call as text", field)
+        kind = f"a tool ({name})" if name in _TOOL_ROLES else "an unknown role"
+        raise BadRow(f"has a message of {kind}", "use system, user and assistant", field)
+    if any(value not in _NOTHING for key, value in given.items() if key not in _BESIDE):
+        raise BadRow("has a key beside role and content, which would be lost", "write it into the content", field)
     return {"role": role, "content": _content(given.get("content"), field)}
 
 
@@ -54,6 +94,7 @@ def _content(content: Any, field: str) -> str:
     if not isinstance(content, Sequence):
         raise BadRow("has a content that is not text", "give text, or parts of the type text", field)
     for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
+        if not isinstance(text, str) or "text" not in str(kind or "text"):
             raise BadRow("has a part that is not text", "remove images and other parts", field)
     return "".join(part["text"] for part in content)

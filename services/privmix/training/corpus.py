@@ -18,7 +18,7 @@ from privmix.foundation.errors import CorpusError, InputError
 from privmix.foundation.identifiers import LONGEST, encodable, identifier
 from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
 from privmix.tokenization.people_text import PeopleText, TypedMarks
-from privmix.training.conversations import Conversation, conversation
+from privmix.training.conversations import FIELDS_BESIDE, Conversation, check_beside, conversation, messages_of
 from privmix.training.rows import RowFields
 from privmix.training.sources import check, sources
 
@@ -96,7 +96,7 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         self.skipped = Counter()
         for source in sources(self._given):
-            for place, row in source.rows(RowFields((self.user_field, self.text_field))):
+            for place, row in source.rows(RowFields((self.user_field, self.text_field), FIELDS_BESIDE)):
                 try:
                     if isinstance(row, BadRow):
                         raise row
@@ -141,12 +141,13 @@ class Corpus:
         user = identifier(row.get(self.user_field), self.user_field)
         field = self.text_field
         text = row.get(field)
-        if isinstance(text, str):
-            return Document(user, _text(text, field))
+        if isinstance(text, str) and (text := messages_of(value := text, field)) is None:
+            return Document(user, _text(value, field))
         if text is None:
             raise BadRow("is missing", "add it, or name the field that holds the text", field)
         if not isinstance(text, list):
             raise BadRow("is not text", "make it a string, or a list of messages", field)
+        check_beside(row)
         return self._conversation(user, conversation(text, field))
 
     def _conversation(self, user: str, told: Conversation) -> Document:

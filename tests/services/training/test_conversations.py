@@ -1,5 +1,6 @@
 """Claim: conversations of the usual forms become the messages of a chat template, and survive a split."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -67,20 +68,61 @@ def test_a_person_cannot_write_a_turn_of_another(tmp_path: Path, base: Path) -> 
     assert forged in tokenizer.decode(tokens)
 
 
+ROLES = {
+    "system": ["system", "System", "developer"],
+    "user": ["user", "USER", "human", "prompter"],
+    "assistant": ["assistant", "Assistant", "ai", "bing", "bot", "chatgpt", "gpt", "model"],
+}
+
+
+@pytest.mark.parametrize(("role", "given"), [(role, given) for role, some in ROLES.items() for given in some])
+def test_roles_as_tools_write_them_are_the_templates(tmp_path: Path, role: str, given: str) -> None:
+    messages = [{"role": given, "content": "Hi", "id": "m1", "refusal": None, "tool_calls": []}]
+    assert only(write(tmp_path / "chats.jsonl", {"messages": messages}), "messages").text == f"{role}: Hi"
+
+
+def test_messages_as_json_in_a_cell_are_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "chats.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("user", "messages"), ("ann", json.dumps(OPENAI))])
+    assert only(path, "messages").text == SIMPLE
+
+
+@pytest.mark.parametrize("text", ["[1] is a note", '[{"dose": 3}]', "[{'dose': 3}, the role]"])
+def test_a_text_that_begins_as_a_list_is_a_text(tmp_path: Path, text: str) -> None:
+    assert only(write(tmp_path / "notes.jsonl", {"text": text}), "text").text == text
+
+
+@pytest.mark.parametrize("key", ["system", "tools", "functions", "completion"])
+def test_what_stands_beside_messages_is_not_lost(tmp_path: Path, key: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    rows = [{"user": "ann", "messages": messages, key: value} for value in ("", None, "heliotrope")]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    with pytest.raises(CorpusError, match=f"row 3, field '{key}': stands beside the messages"):
+        list(Corpus(tmp_path / "chats.parquet", text_field="messages"))
+
+
 BAD = {
     "no object": (["heliotrope"], "a message that is no object"),
     "unknown role": ([{"role": "heliotrope", "content": "x"}], "a message of an unknown role"),
+    "a tool's turn": ([{"role": "function_call", "content": "x"}], "a message of a tool"),
+    "no role": ([{"from": "gpt", "value": "x"}], "a message without a role"),
+    "no content": ([{"role": "user"}], "a content that is not text"),
+    "another key": ([{"role": "user", "content": "a", "text": "heliotrope"}], "a key beside role"),
+    "a thought": ([{"role": "assistant", "content": "x", "reasoning_content": "heliotrope"}], "a key beside role"),
+    "a thought as a part": ([{"role": "user", "content": [{"type": "thinking", "text": "x"}]}], "a part that is"),
+    "as Python writes it": ("[{'role': 'user', 'content': 'heliotrope'}]", "holds messages that are not JSON"),
     "an image": ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "a part that is not text"),
     "a number": ([{"role": "user", "content": 7}], "a content that is not text"),
     "no text": ([{"role": "user", "content": " "}], "is empty"),
     "no message": ([], "is empty"),
-    "a call of a tool": ([{"role": "assistant", "tool_calls": [{}]}], "a call of a tool"),
+    "a call of a tool": ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "a key beside role"),
     "a surrogate": ([{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
 }
 
 
 @pytest.mark.parametrize(("messages", "problem"), BAD.values(), ids=BAD)
-def test_a_bad_conversation_is_named_and_counted(tmp_path: Path, messages: list[Any], problem: str) -> None:
+def test_a_bad_conversation_is_named_and_counted(tmp_path: Path, messages: Any, problem: str) -> None:
     path = write(tmp_path / "chats.jsonl", {"messages": messages}, {"messages": OPENAI})
     with pytest.raises(CorpusError, match=f"line 1, field 'messages': .*{problem}") as error:
         list(Corpus(path, text_field="messages"))
