@@ -107,7 +107,7 @@ def parse(line: bytes | None) -> dict[str, Any]:
         raise too_long()
     try:
         # Files that were put together have byte order marks inside.
-        row = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_each_once)
     except UnicodeDecodeError:
         raise BadRow("is not UTF-8", "convert the file to UTF-8") from None
     except (ValueError, RecursionError):
@@ -115,6 +115,13 @@ def parse(line: bytes | None) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise BadRow("is not a JSON object", "write one object on each line")
     return row
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        raise BadRow("has a key twice", "keep one of them")
+    return keys
 
 
 def too_long(field: str | None = None) -> BadRow:

@@ -70,23 +70,25 @@ def _text(stream: io.BufferedReader, name: str, fields: RowFields) -> Iterator[t
 
 def _text_rows(text: io.BufferedReader, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     head = text.peek(512).removeprefix(b"\xef\xbb\xbf")
-    start = head.lstrip()
+    start, first = head.lstrip(), head.partition(b"\n")[0]
     if re.match(rb"\[\s*[{\]]", start):
         raise CorpusError(f"{name}: is one JSON array; write one object on each line, as `jq -c '.[]'` does")
-    if b"\0" in start.partition(b"\n")[0]:
+    if b"\0" in first:
         raise CorpusError(
             f"{name}: is neither JSON Lines, CSV nor Parquet; it is compressed, of another format, or UTF-16 without a "
             "byte order mark. Decompress or convert it, as `datasets` does"
         )
+    if b"\r" in first.removesuffix(b"\r"):
+        raise CorpusError(f"{name}: ends its lines with carriage returns alone; convert it, as `tr '\\r' '\\n'` does")
     delimiter = None if start.startswith(b"{") else _delimiter(head, fields)
     if not start or start.startswith(b"{") or (delimiter is None and PurePath(name).suffix in _SUFFIXES):
         yield from _json_rows(text)
     elif delimiter is not None:
-        yield from _csv_rows(text, delimiter, fields.needed[0], name)
-    elif any(mark in head.partition(b"\n")[0] for mark in (b",", b";", b"\t")):
+        yield from _csv_rows(text, delimiter, fields, name)
+    elif any(mark in first for mark in (b",", b";", b"\t")):
         raise CorpusError(
-            f"{name}: its first line names no columns {_listed(fields.needed)}; name those that hold the user and the "
-            "text (--user-field, --text-field), or write their names into the first line"
+            f"{name}: its first line names no columns {_listed(fields.needed)}{_alike(first, fields.needed)}; name "
+            "those that hold the user and the text (--user-field, --text-field), or write the names into the first line"
         )
     else:
         raise CorpusError(f"{name}: is text, but neither JSON Lines nor CSV; write one JSON object on each line")
@@ -103,26 +105,33 @@ def _json_rows(text: io.BufferedReader) -> Iterator[tuple[str, CorpusRow]]:
 def _delimiter(head: bytes, fields: RowFields) -> str | None:
     """Returns the delimiter with which the first line names the wanted columns; None if there is none."""
     first = head.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
+    csv.field_size_limit(_FIELD_LIMIT)
     for delimiter in (",", ";", "\t", "|"):
         if set(fields.needed) <= {*next(csv.reader([first], delimiter=delimiter), [])}:
             return delimiter
     return None
 
 
-def _csv_rows(text: io.BufferedReader, delimiter: str, user: str, name: str) -> Iterator[tuple[str, CorpusRow]]:
+def _alike(first: bytes, needed: Sequence[str]) -> str:
+    """Names the columns that differ in case or spaces. Other cells are not quoted: they can be a row's."""
+    cells = re.split(r"[,;\t|]", first.decode(errors="replace").rstrip("\r"))
+    alike = [cell for cell in cells if cell.strip().lower() in {field.strip().lower() for field in needed}]
+    return f", but {', '.join(map(repr, alike))}" if alike else ""
+
+
+def _csv_rows(text: io.BufferedReader, delimiter: str, fields: RowFields, name: str) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of CSV.
 
     A quote that is not closed takes the rows of other users. So it is never skipped: whether one user's row is there
     would change the text of others.
     """
-    csv.field_size_limit(_FIELD_LIMIT)
     reader = csv.reader(_decoded(text, name), delimiter=delimiter, strict=True)
     try:
         header = next(reader)
-        if len(set(header)) < len(header):
-            raise CorpusError(f"{name}: two columns have the same name; rename one")
+        if twice := [field for field in wanted(header, fields, name) if header.count(field) > 1]:
+            raise CorpusError(f"{name}: two columns have the name {twice[0]!r}; rename one")
         for row in _numbered(reader):
-            _check_quotes(row, header, delimiter, user, name)
+            _check_quotes(row, header, delimiter, fields.needed[0], name)
             yield _csv_row(row, header)
     except csv.Error:
         raise CorpusError(

@@ -42,6 +42,7 @@ BAD_LINES = {
     "blank user": (b'{"user": " ", "text": "heliotrope"}', "field 'user': is blank"),
     "user is a list": (b'{"user": ["heliotrope"], "text": "x"}', "field 'user': is neither text nor a whole number"),
     "user is a truth value": (b'{"user": true, "text": "x"}', "field 'user': is neither text nor a whole number"),
+    "a key twice": (b'{"user": "ann", "user": "bob", "text": "heliotrope"}', "has a key twice"),
     "no text": (b'{"user": "heliotrope"}', "field 'text': is missing"),
     "empty text": (b'{"user": "heliotrope", "text": " \\n"}', "field 'text': is empty"),
     "text is a number": (b'{"user": "heliotrope", "text": 7}', "field 'text': is not text"),
@@ -214,6 +215,11 @@ OTHER_KINDS = {
     "UTF-16 without a mark": (JSONL.encode("utf-16-le"), "UTF-16 without a byte order mark"),
     "text": (b"Doctor heliotrope said hello.\n", "neither JSON Lines nor CSV"),
     "CSV without names": (b"7,heliotrope\n8,heliotrope\n", "names no columns ID, dialogue"),
+    "names in another case": (b"Id, Dialogue,heliotrope\n", "no columns ID, dialogue, but 'Id', ' Dialogue'"),
+    "carriage returns alone": (b"ID,dialogue\r7,heliotrope\r8,heliotrope\r", "ends its lines with carriage returns"),
+    "JSON Lines with carriage returns alone": (JSONL.replace("\n", "\r").encode(), "ends its lines with carriage"),
+    "a long first line": (b"heliotrope " * 20_000 + b"\n", "neither JSON Lines nor CSV"),
+    "a wanted column twice": (b"ID,dialogue,ID\n7,heliotrope,8\n", "two columns have the name 'ID'"),
     "damaged Parquet": (b"PAR1 heliotrope", "damaged or incomplete Parquet"),
     "quote that is not closed": (b'ID,dialogue\n7,"heliotrope\n8,x\n', "has a quote that is not closed"),
     "quote that takes another row": (b'ID,dialogue\n7,"helio\n8,"trope\n9,x\n', "has a quote that is not closed"),
@@ -259,6 +265,11 @@ def test_a_bad_row_of_csv_is_one_row(tmp_path: Path) -> None:
         "field 'text': is not UTF-8": 1,
         "field 'text': is empty": 1,
     }
+
+
+def test_columns_that_nobody_wants_may_have_one_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "notes.csv", b"user,text,,\nann,hello,,\n")
+    assert list(Corpus(path)) == [Document("ann", "hello")]
 
 
 def test_files_globs_and_directories_are_one_corpus(tmp_path: Path) -> None:
