@@ -19,7 +19,7 @@ _ROLES = {
 _TOOL_ROLES = frozenset({"tool", "tool_call", "tool_response", "function", "function_call", "observation", "ipython"})
 _BESIDE = frozenset({"role", "content", "id", "type", "timestamp", "created_at", "createdAt"})
 """The keys of a message that no text is lost with."""
-_NOTHING = (None, "", [], {})
+_NOTHING: tuple[object, ...] = (None, "", [], {})
 _WRITTEN = re.compile(r"""\s*\[\s*\{(?=\s*["']).*?["'](role|from)["']\s*:""", re.DOTALL)
 
 

@@ -77,7 +77,7 @@ ROLES = {
 
 @pytest.mark.parametrize(("role", "given"), [(role, given) for role, some in ROLES.items() for given in some])
 def test_roles_as_tools_write_them_are_the_templates(tmp_path: Path, role: str, given: str) -> None:
-    messages = [{"role": given, "content": "Hi", "id": "m1", "refusal": None, "tool_calls": []}]
+    messages: list[Any] = [{"role": given, "content": "Hi", "id": "m1", "refusal": None, "tool_calls": []}]
     assert only(write(tmp_path / "chats.jsonl", {"messages": messages}), "messages").text == f"{role}: Hi"
 
 
