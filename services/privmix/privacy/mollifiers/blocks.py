@@ -21,7 +21,7 @@ Column = NDArray[np.float64]
 # calls; on a GPU, a block fills the device.
 _MIN_BLOCK, _MAX_BLOCK, _GPU = 3 * 2**18, 2**21, 2**28
 _BLOCKS = 8
-_LEAST_POWER = -120.0
+_LEAST_POWER = -90.0  # as in `rows.cpp`
 
 
 class _Kept(threading.local):
@@ -65,7 +65,7 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
 def powers_of_two(exponents: Tensor, out: Tensor | None = None) -> Tensor:
     """Returns 2^x; on a CPU by `exp`, because torch's `exp2` (2.13.0, AVX2) rounds a number at a block's end otherwise.
 
-    There the least result is 2^-120, because a power that underflows takes ten to a hundred times as long.
+    There the least result is 2^-90, which times p0 is a normal number: subnormal ones take many times as long.
     """
     if exponents.device.type == "cpu":
         return torch.clamp(exponents, min=_LEAST_POWER, out=out).mul_(math.log(2)).exp_()
