@@ -1,33 +1,38 @@
-"""Applies one operation of a request at a time. The keys actor applies those of many requests together."""
+"""Does the work of one request at a time on the keys' database. The keys actor does that of many requests together."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-from privmix.keys.records import Key
+from sqlalchemy import Connection
+
+from privmix.keys import reservations, store
+from privmix.keys.records import Key, KeyAccount, ShareUsage
+from privmix.keys.reservations import Exhausted, Reservation
 from privmix.keys.store import KeyStore
-from privmix.keys.transactions import (
-    Exhausted,
-    Find,
-    OpenReservation,
-    Operation,
-    Reserve,
-    Reserved,
-    Settle,
-    Wait,
-)
+
+T = TypeVar("T")
 
 
 class RequestStore(KeyStore):
+    def account(self, id_or_name: str) -> KeyAccount:
+        key = self._do(lambda connection: store._named(connection, id_or_name))
+        return KeyAccount(key=key, usage=self.usages().get(key.id, ShareUsage()))
+
+    def usages(self) -> dict[str, ShareUsage]:
+        return self._do(store.usages)
+
     def find(self, hash_: str) -> Key | None:
-        return self._only(Find(hash_))
+        return self._do(lambda connection: reservations.find(connection, hash_))
 
-    def reserve(
-        self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str
-    ) -> Reserved | Wait | Exhausted:
-        return self._only(Reserve(id_, tuple(subjects), wanted, generations, gateway))
+    def reserve(self, id_: str, key: str, wanted: int, generations: int, gateway: str) -> int | Exhausted:
+        return self._do(lambda connection: reservations.reserve(connection, id_, key, wanted, generations, gateway))
 
-    def settle(self, id_: str, used: int | None) -> OpenReservation | None:
-        return self._only(Settle(id_, used))
+    def settle(self, id_: str, used: int | None) -> str | None:
+        return self._do(lambda connection: reservations.settle(connection, id_, used))
 
-    def _only(self, operation: Operation) -> Any:
-        return self.transact([operation])[0]
+    def opened(self) -> list[Reservation]:
+        return self._do(reservations.opened)
+
+    def _do(self, work: Callable[[Connection], T]) -> T:
+        with self._database.transaction() as connection:
+            return work(connection)

@@ -7,8 +7,7 @@ from pathlib import Path
 from privmix.budget.reader import read
 from privmix.budget.statement import statement
 from privmix.keys.records import Key
-from privmix.keys.store import KeyStore
-from privmix.keys.subjects import group_subject, key_subject
+from tests.key_store import RequestStore
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,6 @@ class Charges:
         parts: the numbers of parts that tokens were drawn from.
         epsilon, promised: the epsilon of all charged tokens, and that of the budget.
         by_key: the tokens charged to each key's share, by the key's name, running requests included.
-        group: the tokens charged to the share of all keys together; None without a group.
     """
 
     tokens: int
@@ -28,22 +26,19 @@ class Charges:
     epsilon: float | None = 0.0
     promised: float | None = 1.0
     by_key: Mapping[str, int] = field(default_factory=dict)
-    group: int | None = None
 
     @classmethod
     def of(
         cls,
         ledger: str | Path,
-        store: KeyStore | None = None,
+        store: RequestStore | None = None,
         keys: Mapping[str, Key] | None = None,
-        group: str | None = None,
     ) -> "Charges":
         """Reads the charges.
 
         Args:
             store: the keys' store, for a service with keys.
             keys: the keys, by name.
-            group: the group of all keys.
 
         Raises:
             LedgerError: the chain is damaged, a replaced writer wrote to it (`LedgerState.apply`), or the ledger's
@@ -51,12 +46,11 @@ class Charges:
             KeysUnavailable: the keys' database does not answer.
         """
         balance, usages = read(ledger), {} if store is None else store.usages()
-        charged = {subject: usage.charged for subject, usage in usages.items()}
+        charged = {key: usage.charged for key, usage in usages.items()}
         return cls(
             tokens=sum(balance.charged.values()),
             parts=frozenset(event.parts for event in balance.charged),  # type: ignore[attr-defined]
             epsilon=statement(balance).epsilon_bound,
             promised=balance.terms.epsilon,
-            by_key={name: charged.get(key_subject(key), 0) for name, key in (keys or {}).items()},
-            group=None if group is None else charged.get(group_subject(group), 0),
+            by_key={name: charged.get(key.id, 0) for name, key in (keys or {}).items()},
         )

@@ -88,8 +88,6 @@ def charge_violations(
         spent = after.by_key[key] - before.by_key.get(key, 0)
         missing = sum(transcript.missing for transcript in own)
         violations += _bounded(f"the key {key}", spent, sum(transcript.tokens for transcript in own), missing)
-    if after.group is not None and after.group != sum(after.by_key.values()):
-        violations.append(f"the group has {after.group} tokens, and its keys {sum(after.by_key.values())}")
     return violations
 
 

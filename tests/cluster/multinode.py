@@ -16,10 +16,10 @@ from privmix.budget.client import STEPS_AHEAD
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysUnavailable, LedgerError
 from privmix.keys.records import Key, Share
-from privmix.keys.store import KeyStore
 from tests.cluster.charges import Charges
 from tests.cluster.clients import STREAMS, Transcript
 from tests.disks import Clock, Disk, mounted
+from tests.key_store import RequestStore
 from tests.nodes import Node, Nodes, cluster
 from tests.postgresql import Server
 from tests.running import START_S, configure, is_healthy, own_ensemble
@@ -35,7 +35,6 @@ MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + 2))
 """A lease covers steps of all streams and probes (`privmix.budget.client.BudgetClient`)."""
 
 KEYS = ("ada", "bob", "carl")
-GROUP = "lab"
 SHARE = Share(tokens=1_000_000, tokens_per_day=1_000_000, live_streams=64)
 
 REST_S = 4.0
@@ -77,8 +76,8 @@ class ClusterService:
         self.base_url = f"http://{nodes.head.address}:{PORT}"
         self.elsewhere: list[Transcript] = []
         self.violations: list[str] = []
-        self._store = KeyStore(ServiceDatabase(keys))
-        created = {name: self._store.create(name, group=GROUP, share=SHARE) for name in KEYS}
+        self._store = RequestStore(ServiceDatabase(keys))
+        created = {name: self._store.create(name, share=SHARE) for name in KEYS}
         self._keys: Mapping[str, Key] = {name: key for name, (key, _) in created.items()}
         self.secrets: Mapping[str, str] = {name: secret.text for name, (_, secret) in created.items()}
         self._supervising = threading.Lock()
@@ -111,7 +110,7 @@ class ClusterService:
         Raises:
             LedgerError, KeysUnavailable: a database does not answer.
         """
-        return Charges.of(self.ledger, self._store, self._keys, GROUP)
+        return Charges.of(self.ledger, self._store, self._keys)
 
     def charges_at_rest(self) -> Charges:
         """Returns the charges once the service is idle and has returned what it does not use.
@@ -133,7 +132,7 @@ class ClusterService:
 
     def held_by_requests(self) -> int:
         """Returns the tokens that running requests hold in the shares of their keys."""
-        return sum(usage.held for subject, usage in self._store.usages().items() if subject.startswith("key:"))
+        return sum(usage.held for usage in self._store.usages().values())
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

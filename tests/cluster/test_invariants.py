@@ -32,7 +32,7 @@ def with_words(transcript: Transcript, words: list[int]) -> Transcript:
 def test_correct_answers_have_no_violation() -> None:
     streams = [heard(start, 24) for start in (0, 97, 990)]
     assert text_violations([*streams, heard(5, 7), heard(5, 0)]) == []
-    charges = Charges(72, frozenset({2}), by_key={"ada": 72}, group=72)
+    charges = Charges(72, frozenset({2}), by_key={"ada": 72})
     assert charge_violations(NOTHING, charges, streams, parts=[2]) == []
 
 
@@ -85,13 +85,8 @@ def test_the_margin_is_what_the_faults_explain_and_no_token_more() -> None:
 def test_a_key_that_pays_too_little_or_too_much_is_found(spent: int, found: str) -> None:
     streams = [heard(0, 24), heard(97, 4), heard(3, 24, key="bob")]
     by_key = {"ada": spent, "bob": 24}
-    violations = charge_violations(NOTHING, Charges(52, by_key=by_key, group=spent + 24), streams)
+    violations = charge_violations(NOTHING, Charges(52, by_key=by_key), streams)
     assert violations == [found]
-
-
-def test_a_group_that_differs_from_its_keys_is_found() -> None:
-    charges = Charges(24, by_key={"ada": 24, "bob": 0}, group=25)
-    assert charge_violations(NOTHING, charges, [heard(0, 24)]) == ["the group has 25 tokens, and its keys 24"]
 
 
 def test_tokens_beyond_the_budget_or_from_unknown_parts_are_found() -> None:

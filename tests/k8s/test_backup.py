@@ -70,7 +70,7 @@ def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behin
 
     script("backup-sqlite", "restore.sh", str(copies["keys"]), str(tmp_path / "restored.db"))
     restored = RequestStore(ServiceDatabase(tmp_path / "restored.db"))
-    assert restored.account("team").share == Share(tokens=9)
+    assert restored.account("team").key.share == Share(tokens=9)
     assert restored.required()
     assert restored.find(secret.hash) is None, "it may have been revoked since"
     _, rotated = restored.rotate("team")

@@ -53,7 +53,6 @@ def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A unique name for the key.")],
     owner: Annotated[str, typer.Option(help="The person responsible for the key.")] = "",
-    group: Annotated[str | None, typer.Option(help="A group of keys, which can also have a common share.")] = None,
     scope: Annotated[
         list[ScopeChoice] | None, typer.Option(help="What the key may do; repeat for more.", show_default=False)
     ] = None,
@@ -73,7 +72,6 @@ def create(
     key, secret = KeyStore(ServiceDatabase(_place(database))).create(
         name,
         owner=owner,
-        group=group,
         scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else SCOPES,
         expires=now() + timedelta(days=days) if days else None,
         share=_share_of(context),
@@ -91,7 +89,7 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
-    table = Table("name", "id", "owner", "group", "scopes", "state")
+    table = Table("name", "id", "owner", "scopes", "state")
     for column in ("tokens used", "of", "today", "of"):
         table.add_column(column, justify="right")
     for account in accounts:
@@ -102,11 +100,10 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
 @keys.command()
 def limit(
     context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The key's id or name; with --group, the group's name.")],
+    key: KeyArgument,
     tokens: TokensOption = None,
     tokens_per_day: DayOption = None,
     live_streams: StreamsOption = None,
-    group: Annotated[bool, typer.Option("--group", help="Set the common share of a group.")] = False,
     database: DatabaseOption = None,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
@@ -114,11 +111,7 @@ def limit(
     from privmix.keys.store import KeyStore
 
     share = _share_of(context)
-    store = KeyStore(ServiceDatabase(_place(database), create=False))
-    if group:
-        store.limit_group(key, share)
-    else:
-        store.limit(key, share)
+    KeyStore(ServiceDatabase(_place(database), create=False)).limit(key, share)
     limits = ", ".join(f"{name} {value}" for name, value in share.model_dump(exclude_none=True).items())
     Console().print(f"{escape(key)}: {limits or 'no limits'}")
 
@@ -166,9 +159,9 @@ def _share_of(context: typer.Context) -> "Share":
 def _cells(account: "KeyAccount") -> tuple[str, ...]:
     from privmix.database.clock import now
 
-    key, share, usage = account.key, account.share, account.usage
+    key, share, usage = account.key, account.key.share, account.usage
     state = "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid"
-    identity = (key.name, key.id, key.owner, key.group or "", ", ".join(key.scopes), state)
+    identity = (key.name, key.id, key.owner, ", ".join(key.scopes), state)
     today = usage.spent_today + usage.held_today
     amounts = (str(usage.charged), _limit(share.tokens), str(today), _limit(share.tokens_per_day))
     return (*map(escape, identity), *amounts)

@@ -36,38 +36,31 @@ keys_table = Table(
     Column("id", String(16), primary_key=True),
     Column("name", String(64), nullable=False, unique=True),
     Column("owner", String(128), nullable=False),
-    Column("group", String(64)),
     Column("scopes", Text, nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
-    Column("hint", String(16), nullable=False),
     Column("previous_hash", String(64), index=True),
     Column("previous_until", String(40)),
     Column("created", String(40), nullable=False),
     Column("expires", String(40)),
     Column("revoked", String(40)),
-)
-
-shares_table = Table(
-    "privmix_shares",
-    metadata,
-    Column("subject", String(255), primary_key=True),
-    Column("share", Text, nullable=False),
+    Column("tokens", BigInteger),
+    Column("tokens_per_day", BigInteger),
+    Column("live_streams", BigInteger),
 )
 
 usage_table = Table(
     "privmix_usage",
     metadata,
-    Column("subject", String(255), primary_key=True),
+    Column("key", String(64), primary_key=True),
     Column("day", String(10), primary_key=True),
-    Column("spent", BigInteger, nullable=False, default=0),
-    Column("held", BigInteger, nullable=False, default=0),
+    Column("spent", BigInteger, nullable=False),
 )
 
 reservations_table = Table(
     "privmix_reservations",
     metadata,
     Column("id", String(64), primary_key=True),
-    Column("subjects", Text, nullable=False),
+    Column("key", String(64), nullable=False, index=True),
     Column("day", String(10), nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("generations", BigInteger, nullable=False),

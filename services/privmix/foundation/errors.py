@@ -161,10 +161,6 @@ class KeysError(WorkError):
     """An operation on keys is refused. The message names the reason and the fix."""
 
 
-class UnknownKey(KeysError):
-    """No key has this id or name."""
-
-
 class KeysUnavailable(KeysError):
     """The database of the keys cannot be used. The message says why."""
 

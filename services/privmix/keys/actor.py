@@ -18,10 +18,9 @@ from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKe
 from privmix.keys.metrics import ShareMetrics
 from privmix.keys.open_requests import OpenRequests
 from privmix.keys.records import Key
-from privmix.keys.store import KeyStore
-from privmix.keys.subjects import subjects_of
+from privmix.keys.reservations import are_required, find, opened
+from privmix.keys.store import accounts
 from privmix.keys.traffic import Traffic, TrafficReport
-from privmix.keys.transactions import AreRequired, Find, ReadShares
 
 NAME = "keys"
 WATCH_S = 5.0
@@ -41,13 +40,14 @@ class Keys:
     """
 
     def __init__(self, database: str) -> None:
-        self._store = KeyStore(ServiceDatabase(database))
-        self._transactions = GroupedTransactions(self._store)
+        service = ServiceDatabase(database)
+        self._transactions = GroupedTransactions(service)
         self._identities: dict[str, tuple[float, Key]] = {}
         self._required = False
         self._traffic = Traffic()
         self._metrics = ShareMetrics()
-        self._open = OpenRequests(self._transactions, self._store.open_reservations())
+        with service.transaction() as connection:
+            self._open = OpenRequests(self._transactions, opened(connection))
         self._heartbeats: dict[str, float] = {}
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -67,12 +67,12 @@ class Keys:
         Raises:
             KeysUnavailable: it cannot.
         """
-        await self._transactions.run(ReadShares(()))
+        await self._transactions.run(are_required)
 
     async def admit(
         self,
         id_: str,
-        subjects: tuple[str, ...],
+        identity: Identity,
         limits: AdmissionLimits,
         wanted: int,
         generations: int,
@@ -80,7 +80,7 @@ class Keys:
     ) -> Admitted | Refused:
         """See `OpenRequests.admit`."""
         self._heartbeats.setdefault(gateway, time.monotonic())
-        return await self._open.admit(id_, subjects, limits, wanted, generations, gateway)
+        return await self._open.admit(id_, identity, limits, wanted, generations, gateway)
 
     async def enter(self, id_: str, generations: int) -> None:
         """See `OpenRequests.enter`."""
@@ -106,7 +106,7 @@ class Keys:
     async def _are_required(self) -> bool:
         """Returns whether clients need a key. Once they do, they always do, so that answer is never read again."""
         if not self._required:
-            self._required = await self._transactions.run(AreRequired())
+            self._required = await self._transactions.run(are_required)
         return self._required
 
     async def _find(self, hash_: str) -> Key | None:
@@ -114,7 +114,7 @@ class Keys:
         read_at, known = self._identities.get(hash_, (0.0, None))
         if known is not None and time.monotonic() - read_at < IDENTITY_AGE_S:
             return known
-        key: Key | None = await self._transactions.run(Find(hash_))
+        key = await self._transactions.run(lambda connection: find(connection, hash_))
         if key is not None:
             if len(self._identities) >= MAX_IDENTITIES:
                 self._identities.clear()
@@ -128,7 +128,7 @@ class Keys:
 
     async def _tend(self) -> None:
         with suppress(KeysUnavailable):
-            self._metrics.update(await self._transactions.alone(self._store.accounts))
+            self._metrics.update(await self._transactions.run(accounts))
         now_s = time.monotonic()
         # Requests of a gateway that is not known, such as those that a previous actor admitted.
         self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats
@@ -141,7 +141,7 @@ class Keys:
 def _identity(key: Key) -> Identity | InvalidKey:
     if not key.valid(now()):
         return InvalidKey("revoked" if key.revoked else "expired")
-    return Identity(key.id, key.name, key.scopes, subjects_of(key))
+    return Identity(key.id, key.name, key.scopes, key.share.live_streams)
 
 
 KeysActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)
@@ -164,7 +164,7 @@ def start(
         KeysUnavailable: the database cannot be used. No actor was started.
     """
     # Opened here first, because an actor whose constructor fails does not report why.
-    KeyStore(ServiceDatabase(database)).required()
+    ServiceDatabase(database)
     options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
     actor = KeysActor.options(**options).remote(database)
     ray.get(actor.ready.remote())

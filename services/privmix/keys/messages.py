@@ -17,12 +17,18 @@ Refusal = Literal[
 
 @dataclass(frozen=True)
 class Identity:
-    """Identifies the key of a request. `subjects` names the shares that pay for its tokens, the key's own first."""
+    """Identifies the key of a request.
+
+    Attributes:
+        live_streams: the limit of the key's share; None without one.
+        charged: whether the keys actor admits its requests and charges its share.
+    """
 
     id: str
     name: str
     scopes: tuple[Scope, ...]
-    subjects: tuple[str, ...]
+    live_streams: int | None = None
+    charged: bool = True
 
 
 @dataclass(frozen=True)

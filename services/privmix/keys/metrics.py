@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from privmix.keys.records import KeyAccount, Share, ShareUsage
+from privmix.keys.records import KeyAccount
 
 
 class ShareMetrics:
@@ -21,14 +21,15 @@ class ShareMetrics:
         ratios: dict[tuple[str, str], float] = dict.fromkeys(self._shown, 0.0)
         for account in accounts:
             if account.key.revoked is None:
-                ratios |= _ratios(f"key {account.key.name}", account.share, account.usage)
-            if account.group_share is not None and account.group_usage is not None:
-                ratios |= _ratios(f"group {account.key.group}", account.group_share, account.group_usage)
+                ratios |= _ratios(account)
         self._shown |= ratios.keys()
         for (share, limit), ratio in ratios.items():
             self._spent.set(ratio, {"share": share, "limit": limit})
 
 
-def _ratios(name: str, share: Share, usage: ShareUsage) -> dict[tuple[str, str], float]:
+def _ratios(account: KeyAccount) -> dict[tuple[str, str], float]:
+    share, usage = account.key.share, account.usage
     limits = {"tokens": (usage.spent, share.tokens), "tokens_per_day": (usage.spent_today, share.tokens_per_day)}
-    return {(name, limit): spent / allowed for limit, (spent, allowed) in limits.items() if allowed}
+    return {
+        (f"key {account.key.name}", limit): spent / allowed for limit, (spent, allowed) in limits.items() if allowed
+    }

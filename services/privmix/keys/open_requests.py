@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -13,11 +13,11 @@ from privmix.foundation.errors import KeysUnavailable
 from privmix.foundation.retrying import repeated
 from privmix.keys.fair_queue import FairQueue, QueueFull
 from privmix.keys.grouping import GroupedTransactions
-from privmix.keys.messages import AdmissionLimits, Admitted, Refused
-from privmix.keys.records import Share
-from privmix.keys.transactions import Exhausted, OpenReservation, ReadShares, Reserve, Reserved, Settle
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity, Refused
+from privmix.keys.reservations import Reservation, reserve, settle
 
 RETRY_S = 1.0
+OVERLOADED = Refused("overloaded", retry_after_s=1.0)
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class _Request:
         places: the number of its generations that have places in the queue.
     """
 
-    subjects: tuple[str, ...]
+    key: str
     generations: int
     gateway: str
     queue: FairQueue | None = None
@@ -48,47 +48,36 @@ class OpenRequests:
     Reservations are in the database, so a restarted actor continues from there.
     """
 
-    def __init__(self, transactions: GroupedTransactions, admitted: Iterable[OpenReservation]) -> None:
+    def __init__(self, transactions: GroupedTransactions, admitted: Iterable[Reservation]) -> None:
         """`admitted`: the requests that a previous actor admitted."""
         self._transactions = transactions
-        self._settling: set[asyncio.Task[OpenReservation | None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
         self._waiting: Counter[str] = Counter()
         self._queues: dict[AdmissionLimits, FairQueue] = {}
-        self._requests: dict[str, _Request] = {}
-        self._live_streams: Counter[str] = Counter()
-        self._share_changed: dict[str, asyncio.Event] = {}
-        for open_ in admitted:
-            self._add(open_.id, _Request(open_.subjects, open_.generations, open_.gateway))
+        self._settled: dict[str, asyncio.Event] = {}
+        self._requests = {open_.id: _Request(open_.key, open_.generations, open_.gateway) for open_ in admitted}
 
     async def admit(
-        self,
-        id_: str,
-        subjects: tuple[str, ...],
-        limits: AdmissionLimits,
-        wanted: int,
-        generations: int,
-        gateway: str,
+        self, id_: str, identity: Identity, limits: AdmissionLimits, wanted: int, generations: int, gateway: str
     ) -> Admitted | Refused:
-        """Charges a request to its shares and returns when it may start.
+        """Charges a request to its key's share and returns when it may start.
 
         A request waits while other requests hold the rest of its share, and while the service is full. It gets fewer
         tokens than `wanted` only if its share has no more and no other request holds any of it.
 
         Args:
             id_: identifies the request in `settle`.
-            subjects: the subjects of the key's shares.
             limits: the limits of the service.
         """
         first = min(generations, limits.piece)
-        shares: dict[str, Share] = await self._transactions.run(ReadShares(subjects))
         queue = self._queue_for(limits)
         if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
             before = await self._reserve(id_, wanted)
-            return before if isinstance(before, Refused) else Admitted(before.tokens, first)
-        if refused := self._exceeds_share(shares, generations):
+            return before if isinstance(before, Refused) else Admitted(before, first)
+        if refused := self._exceeds_streams(identity, generations):
             return refused
-        request = _Request(subjects, generations, gateway, queue, asyncio.current_task())
-        self._add(id_, request)
+        request = _Request(identity.id, generations, gateway, queue, asyncio.current_task())
+        self._requests[id_] = request
         try:
             reserved = await self._reserve(id_, wanted)
             if isinstance(reserved, Refused):
@@ -97,12 +86,12 @@ class OpenRequests:
             await self._start(request, first)
         except QueueFull:
             await self._end(id_, 0)
-            return Refused("overloaded", retry_after_s=1.0)
+            return OVERLOADED
         except BaseException:
             await asyncio.shield(self._end(id_, 0))
             raise
         request.task = None
-        return Admitted(reserved.tokens, first)
+        return Admitted(reserved, first)
 
     async def enter(self, id_: str, generations: int) -> None:
         """Returns when further generations of an admitted request may start, or when the request has ended."""
@@ -148,48 +137,40 @@ class OpenRequests:
         """How many generations wait in the queue."""
         return sum(queue.waiting for queue in self._queues.values())
 
-    def wake(self, subjects: Sequence[str]) -> None:
-        """Wakes the requests that wait for tokens of these shares."""
-        for subject in subjects:
-            if event := self._share_changed.pop(subject, None):
-                event.set()
+    def _exceeds_streams(self, identity: Identity, generations: int) -> Refused | None:
+        """Refuses a request whose share allows fewer live streams: ever, or now."""
+        limit = identity.live_streams
+        if limit is None:
+            return None
+        if generations > limit:
+            return Refused("more_than_live_streams", limit)
+        live = sum(request.generations for request in self._requests.values() if request.key == identity.id)
+        return Refused("live_streams", limit) if live + generations > limit else None
 
-    def _exceeds_share(self, shares: dict[str, Share], generations: int) -> Refused | None:
-        """Refuses a request whose shares allow fewer live streams: ever, or now."""
-        for subject, share in shares.items():
-            if share.live_streams is not None and generations > share.live_streams:
-                return Refused("more_than_live_streams", share.live_streams)
-            if share.live_streams is not None and self._live_streams[subject] + generations > share.live_streams:
-                return Refused("live_streams", share.live_streams)
-        return None
-
-    async def _reserve(self, id_: str, wanted: int) -> Reserved | Refused:
+    async def _reserve(self, id_: str, wanted: int) -> int | Refused:
         request = self._requests[id_]
+        key = request.key
         # A request that waits for its share occupies this actor, as one in the queue does.
-        key, limit = request.subjects[0], max(1, request.queue.max_waiting_of_key) if request.queue else 1
+        limit = max(1, request.queue.max_waiting_of_key) if request.queue else 1
         while True:
-            # The events must exist before the share is read, so that no change in between is missed.
-            changed = {
-                subject: self._share_changed.setdefault(subject, asyncio.Event()) for subject in request.subjects
-            }
+            # The event must exist before the share is read, so that no change in between is missed.
+            settled = self._settled.setdefault(key, asyncio.Event())
             outcome = await self._transactions.run(
-                Reserve(id_, request.subjects, wanted, request.generations, request.gateway)
+                lambda connection: reserve(connection, id_, key, wanted, request.generations, request.gateway)
             )
-            match outcome:
-                case Reserved():
-                    return outcome
-                case Exhausted(limit="tokens_per_day"):
+            if isinstance(outcome, int):
+                return outcome
+            if not outcome.held:
+                if outcome.limit == "tokens_per_day":
                     return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
-                case Exhausted():
-                    return Refused("share_exhausted")
-                case _ if self._waiting[key] >= limit:
-                    return Refused("overloaded", retry_after_s=1.0)
-                case _:
-                    self._waiting[key] += 1
-                    try:
-                        await changed[outcome.subject].wait()
-                    finally:
-                        self._waiting[key] -= 1
+                return Refused("share_exhausted")
+            if self._waiting[key] >= limit:
+                return OVERLOADED
+            self._waiting[key] += 1
+            try:
+                await settled.wait()
+            finally:
+                self._waiting[key] -= 1
 
     def _queue_for(self, limits: AdmissionLimits) -> FairQueue:
         """Returns the queue of a deployment. A new one has the requests that a previous actor admitted."""
@@ -199,14 +180,14 @@ class OpenRequests:
             for request in self._requests.values():
                 if request.queue is None:
                     request.queue, request.places = queue, min(request.generations, limits.piece)
-                    queue.restore(request.subjects[0], request.places)
+                    queue.restore(request.key, request.places)
         return self._queues[limits]
 
     @staticmethod
     async def _start(request: _Request, generations: int, *, unlimited: bool = False) -> None:
         """Waits until the queue lets generations of the request start."""
         assert request.queue is not None
-        await request.queue.acquire(request.subjects[0], generations, unlimited=unlimited)
+        await request.queue.acquire(request.key, generations, unlimited=unlimited)
         request.places += generations
 
     @staticmethod
@@ -214,12 +195,7 @@ class OpenRequests:
         ended = min(generations, request.places)
         request.places -= ended
         if ended and request.queue is not None:
-            request.queue.free(request.subjects[0], ended)
-
-    def _add(self, id_: str, request: _Request) -> None:
-        self._requests[id_] = request
-        for subject in request.subjects:
-            self._live_streams[subject] += request.generations
+            request.queue.free(request.key, ended)
 
     async def _end(self, id_: str, used: int | None) -> None:
         """Releases everything that a request holds, and settles its reservation. Idempotent.
@@ -228,25 +204,22 @@ class OpenRequests:
         """
         request = self._requests.pop(id_, None)
         if request is not None:
-            for subject in request.subjects:
-                self._live_streams[subject] -= request.generations
             self._leave(request, request.places)
         settling = asyncio.get_running_loop().create_task(self._settle(id_, used))
         self._settling.add(settling)
         settling.add_done_callback(self._settling.discard)
         await asyncio.wait((settling,), timeout=DATABASE_TIMEOUT_S)
 
-    async def _settle(self, id_: str, used: int | None) -> OpenReservation | None:
-        """Settles a reservation, and tries until the database answers."""
-        settled: OpenReservation | None = await repeated(
-            lambda: self._transactions.run(Settle(id_, used)),
+    async def _settle(self, id_: str, used: int | None) -> None:
+        """Settles a reservation, and tries until the database answers. Wakes the requests that wait for its tokens."""
+        key = await repeated(
+            lambda: self._transactions.run(lambda connection: settle(connection, id_, used)),
             KeysUnavailable,
             RETRY_S,
             log=lambda error: logger.warning("a request is settled later: %s", error),
         )
-        if settled is not None:
-            self.wake(settled.subjects)
-        return settled
+        if key is not None and (event := self._settled.pop(key, None)):
+            event.set()
 
 
 def _seconds_until_midnight() -> float:

@@ -1,14 +1,16 @@
 """Defines keys, shares and usage as plain data."""
 
+import json
 import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from sqlalchemy import RowMapping
 
 Scope = Literal["generate", "privacy"]
 """`generate`: the routes that generate text, and tokenization; `privacy`: `/v1/privacy` and the console."""
@@ -33,7 +35,7 @@ def is_id(text: str) -> bool:
 
 
 class Share(BaseModel):
-    """Limits what a key or a group of keys may use; None is no limit.
+    """Limits what a key may use; None is no limit.
 
     The sum of the shares may exceed the privacy budget: the ledger's filter enforces the guarantee independently.
 
@@ -51,22 +53,30 @@ class Share(BaseModel):
 
 
 class Key(BaseModel):
-    """Describes a key without its secret. `hint` is the beginning of the secret, by which a person recognises it.
-
-    The keys of a `group` have a share together, in addition to the share of each key.
-    """
+    """Describes a key without its secret."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     name: str = Field(min_length=1, max_length=64)
     owner: str = Field("", max_length=128)
-    group: str | None = Field(None, min_length=1, max_length=64)
     scopes: tuple[Scope, ...] = SCOPES
-    hint: str
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
+    share: Share = Share()
+
+    @classmethod
+    def of(cls, row: RowMapping) -> Self:
+        """Returns the key of a row of the table of keys."""
+        values = {name: row[name] for name in cls.model_fields if name != "share"}
+        share = {name: row[name] for name in Share.model_fields}
+        return cls.model_validate({**values, "scopes": json.loads(row["scopes"]), "share": share})
+
+    def row(self) -> dict[str, Any]:
+        """Returns the key's columns in the table of keys."""
+        values = self.model_dump(mode="json", exclude={"share"})
+        return {**values, "scopes": json.dumps(self.scopes), **self.share.model_dump()}
 
     def valid(self, now: datetime) -> bool:
         """Returns whether the key is neither revoked nor expired."""
@@ -88,20 +98,14 @@ class ShareUsage(BaseModel):
         """All charged tokens."""
         return self.spent + self.held
 
-    def __sub__(self, other: "ShareUsage") -> "ShareUsage":
-        return ShareUsage(**{name: getattr(self, name) - getattr(other, name) for name in ShareUsage.model_fields})
-
 
 class KeyAccount(BaseModel):
-    """Holds a key with its share and usage, and those of its group."""
+    """Holds a key and what it used."""
 
     model_config = ConfigDict(frozen=True)
 
     key: Key
-    share: Share
     usage: ShareUsage
-    group_share: Share | None = None
-    group_usage: ShareUsage | None = None
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,6 @@ class Secret:
     def hash(self) -> str:
         """The SHA-256 of the text. A secret of 32 random bytes needs no slow hash."""
         return sha256(self.text.encode()).hexdigest()
-
-    @property
-    def hint(self) -> str:
-        """The beginning of the text."""
-        return self.text[: len(PREFIX) + 4]
 
     def __repr__(self) -> str:
         return "Secret(***)"

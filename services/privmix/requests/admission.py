@@ -193,7 +193,7 @@ class Admission:
         Raises:
             ApiError: nothing was started or charged.
         """
-        submit = self._charged if self._identity.subjects else self._uncharged
+        submit = self._charged if self._identity.charged else self._uncharged
         salt = self._keys.cache_salt(self._identity)
         async with submit([replace(generation, cache_salt=salt) for generation in generations]) as queue:
             yield queue

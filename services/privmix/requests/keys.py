@@ -29,8 +29,8 @@ from privmix.requests.refusals import forbidden, refusal, translated, unauthoris
 from privmix.requests.settings import ClientSettings
 from privmix.requests.web_pages import check_sender
 
-ANONYMOUS = Identity("anonymous", "anonymous", SCOPES, ())
-"""The identity of every client while no keys exist: it has no shares."""
+ANONYMOUS = Identity("anonymous", "anonymous", SCOPES, charged=False)
+"""The identity of every client while no keys exist: it has no share."""
 
 ANSWER_S = 15.0
 """The time for an answer of the keys actor, which itself gives its database less."""
@@ -139,9 +139,7 @@ class KeyService:
             ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer. If it admits the request
                 later, the request is ended in the background.
         """
-        call = asyncio.ensure_future(
-            self._call(Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway)
-        )
+        call = asyncio.ensure_future(self._call(Keys.admit, id_, identity, limits, wanted, generations, self._gateway))
         try:
             while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
                 await self.ask(Keys.ready)
@@ -230,8 +228,8 @@ class KeyService:
         return ANONYMOUS
 
     def _of_configuration(self, number: int) -> Identity:
-        name = f"api-key-{number + 1}"
-        return Identity(name, f"http.api_keys[{number}]", SCOPES, (f"key:{name}",) if self._actor is not None else ())
+        name, charged = f"api-key-{number + 1}", self._actor is not None
+        return Identity(name, f"http.api_keys[{number}]", SCOPES, charged=charged)
 
     async def ask(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the keys actor that does not wait for other requests.

@@ -21,7 +21,6 @@ from privmix.database.service import ServiceDatabase
 from privmix.keys.actor import IDENTITY_AGE_S
 from privmix.keys.messages import Identity, Refused
 from privmix.keys.records import Share, ShareUsage
-from privmix.keys.store import KeyStore
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.requests.admission import divide_tokens
 from privmix.requests.coordinator_client import CoordinatorClient
@@ -29,6 +28,7 @@ from privmix.requests.errors import unavailable
 from privmix.requests.keys import KeyService
 from privmix.requests.refusals import refusal
 from tests.ensembles import write_ensemble
+from tests.key_store import RequestStore
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.support.app import MakeClient
 from tests.support.bodies import FIELDS, VALUES
@@ -71,7 +71,7 @@ def test_a_key_without_the_scope_of_a_route_is_refused(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reader(*_: object) -> Identity:
-        return Identity("key_0", "reader", ("privacy",), ())
+        return Identity("key_0", "reader", ("privacy",), charged=False)
 
     monkeypatch.setattr(KeyService, "_identity", reader)
     client = make_client()
@@ -106,7 +106,7 @@ def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypat
 class Guarded:
     """Holds a running service, the database of its keys, and a client with a key."""
 
-    def __init__(self, service: RunningService, store: KeyStore, secret: str) -> None:
+    def __init__(self, service: RunningService, store: RequestStore, secret: str) -> None:
         self.service = service
         self.store = store
         self.url = service.base_url
@@ -137,7 +137,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "engine": {"kind": "transformers", "context_length": 256},
         "coordinator": {"max_live": 16},
     }
-    store = KeyStore(ServiceDatabase(folder / "keys.db"))
+    store = RequestStore(ServiceDatabase(folder / "keys.db"))
     _, secret = store.create("reader", scopes=("privacy",))
     with running(configure(folder, ensemble, **sections)) as service:
         yield Guarded(service, store, secret.text)

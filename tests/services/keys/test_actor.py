@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import event
 
 from privmix.database import deadline
+from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysUnavailable
 from privmix.keys import actor as keys_actor
 from privmix.keys import open_requests
@@ -27,6 +28,7 @@ from privmix.keys.messages import (
 )
 from privmix.keys.records import Share
 from privmix.keys.store import KeyStore
+from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.wire import Wire
 
@@ -40,28 +42,28 @@ class KeysOfOneEnsemble(Keys):
 
     def __init__(self, place: str, capacity: int) -> None:
         super().__init__(place)
-        self.store = self._store
+        self.store = RequestStore(ServiceDatabase(place))
         self._room = AdmissionLimits(capacity, max_waiting=1000)
 
     async def request(
-        self, id_: str, subjects: tuple[str, ...], wanted: int, generations: int, gateway: str
+        self, id_: str, identity: Identity, wanted: int, generations: int, gateway: str
     ) -> Admitted | Refused:
-        return await self.admit(id_, subjects, self._room, wanted, generations, gateway)
+        return await self.admit(id_, identity, self._room, wanted, generations, gateway)
 
 
 def start(place: str, capacity: int = 1000) -> KeysOfOneEnsemble:
     return KeysOfOneEnsemble(place, capacity)
 
 
-async def new_key(keys: KeysOfOneEnsemble, name: str, share: Share, group: str | None = None) -> Identity:
-    _, secret = keys.store.create(name, group=group, share=share)
+async def new_key(keys: KeysOfOneEnsemble, name: str, share: Share) -> Identity:
+    _, secret = keys.store.create(name, share=share)
     identity = await keys.identify(secret.hash)
     assert isinstance(identity, Identity)
     return identity
 
 
-async def admitted(keys: KeysOfOneEnsemble, id_: str, subjects: tuple[str, ...], wanted: int) -> int:
-    outcome = await keys.request(id_, subjects, wanted, 1, GATEWAY)
+async def admitted(keys: KeysOfOneEnsemble, id_: str, identity: Identity, wanted: int) -> int:
+    outcome = await keys.request(id_, identity, wanted, 1, GATEWAY)
     assert isinstance(outcome, Admitted)
     return outcome.tokens
 
@@ -96,7 +98,7 @@ async def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(pla
         identity, name = identities[number % 10], names[number % 10]
         for attempt in range(100):
             id_ = f"{number}-{attempt}"
-            outcome = await keys.request(id_, identity.subjects, generator.randint(1, 12), 1, GATEWAY)
+            outcome = await keys.request(id_, identity, generator.randint(1, 12), 1, GATEWAY)
             if isinstance(outcome, Refused):
                 refusals.append((outcome.reason, released[name]))
                 return
@@ -110,24 +112,15 @@ async def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(pla
     assert {account.key.name: account.usage.spent for account in accounts} == released
     assert sum(released.values()) == budget
     for account in accounts:
-        assert account.share.tokens == share
+        assert account.key.share.tokens == share
         assert account.usage.spent + account.usage.held == share
     assert refusals == [("share_exhausted", share)] * 50, "no request is refused while its share has tokens left"
-
-
-async def test_keys_of_a_group_share_its_tokens(place: str) -> None:
-    keys = start(place)
-    members = [await new_key(keys, name, Share(tokens=30), group="lab") for name in ("a", "b")]
-    keys.store.limit_group("lab", Share(tokens=40))
-    assert await admitted(keys, "a", members[0].subjects, 100) == 30
-    await keys.settle("a", 30)
-    assert await admitted(keys, "b", members[1].subjects, 100) == 10
 
 
 async def test_a_request_that_its_share_can_never_admit_is_refused_at_once(place: str) -> None:
     keys = start(place)
     identity = await new_key(keys, "k", Share(live_streams=2))
-    refused = await keys.request("a", identity.subjects, 1, 3, GATEWAY)
+    refused = await keys.request("a", identity, 1, 3, GATEWAY)
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.retry_after_s) == ("more_than_live_streams", None)
     assert keys.store.account("k").usage.charged == 0
@@ -136,26 +129,26 @@ async def test_a_request_that_its_share_can_never_admit_is_refused_at_once(place
 async def test_live_streams_are_counted_and_released(place: str) -> None:
     keys = start(place)
     identity = await new_key(keys, "k", Share(live_streams=2))
-    await keys.request("a", identity.subjects, 1, 2, GATEWAY)
-    refused = await keys.request("b", identity.subjects, 1, 1, GATEWAY)
+    await keys.request("a", identity, 1, 2, GATEWAY)
+    refused = await keys.request("b", identity, 1, 1, GATEWAY)
     assert isinstance(refused, Refused)
     assert refused.reason == "live_streams"
     await keys.settle("a", 1)
-    await admitted(keys, "b", identity.subjects, 1)
+    await admitted(keys, "b", identity, 1)
 
 
 async def test_a_large_request_shares_the_capacity_with_another_key(place: str) -> None:
     """16 generations, twice the capacity, start one by one; the other key's request starts after one has ended."""
     keys = start(place, capacity=8)
     large, small = [await new_key(keys, name, Share(tokens=100)) for name in ("large", "small")]
-    outcome = await keys.request("large", large.subjects, 16, 16, GATEWAY)
+    outcome = await keys.request("large", large, 16, 16, GATEWAY)
     assert isinstance(outcome, Admitted)
     assert (outcome.tokens, outcome.generations) == (16, 1)
     entering = [asyncio.create_task(keys.enter("large", 1)) for _ in range(15)]
     async with asyncio.timeout(30):
         while sum(task.done() for task in entering) < 7:
             await asyncio.sleep(0.01)
-    other = asyncio.create_task(keys.request("small", small.subjects, 1, 1, GATEWAY))
+    other = asyncio.create_task(keys.request("small", small, 1, 1, GATEWAY))
     await until(lambda: in_queue(keys, keys._room) == 9)
     assert not other.done()
     await keys.leave("large", 1)
@@ -164,7 +157,7 @@ async def test_a_large_request_shares_the_capacity_with_another_key(place: str) 
     await keys.settle("large", 8)
     await asyncio.wait(entering)
     await keys.settle("small", 1)
-    assert await admitted(keys, "next", small.subjects, 1) == 1
+    assert await admitted(keys, "next", small, 1) == 1
     limits = AdmissionLimits(8, max_waiting=1000)
     assert (keys._open._queue_for(limits).live, keys._open._queue_for(limits).waiting) == (1, 0)
     assert keys.store.account("large").usage.spent == 8
@@ -174,9 +167,9 @@ async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(plac
     keys = start(place)
     limits = AdmissionLimits(1000, max_waiting=8)
     identity = await new_key(keys, "k", Share(tokens=5))
-    held = await keys.admit("held", identity.subjects, limits, 5, 1, GATEWAY)
+    held = await keys.admit("held", identity, limits, 5, 1, GATEWAY)
     assert isinstance(held, Admitted)
-    waiting = [asyncio.create_task(keys.admit(f"{n}", identity.subjects, limits, 5, 1, GATEWAY)) for n in range(6)]
+    waiting = [asyncio.create_task(keys.admit(f"{n}", identity, limits, 5, 1, GATEWAY)) for n in range(6)]
     async with asyncio.timeout(30):
         while len(refused := [task.result() for task in waiting if task.done()]) < 4:
             await asyncio.sleep(0.05)
@@ -188,7 +181,7 @@ async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(plac
 async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
-    await admitted(keys, "before", identity.subjects, 4)
+    await admitted(keys, "before", identity, 4)
     monkeypatch.setattr(open_requests, "RETRY_S", 0.05)
     with monkeypatch.context() as impatient, closing(sqlite3.connect(place, isolation_level=None)) as hanging:
         for module in (deadline, open_requests):  # a busy machine may need as long while the database works
@@ -199,14 +192,14 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
         with pytest.raises(KeysUnavailable):
             await keys.identify("0" * 64)
         with pytest.raises(KeysUnavailable):
-            await keys.request("meanwhile", identity.subjects, 2, 1, GATEWAY)
+            await keys.request("meanwhile", identity, 2, 1, GATEWAY)
         await keys.settle("before", 3)
         hanging.execute("ROLLBACK")
     while (usage := keys.store.account("k").usage).held:
         await asyncio.sleep(0.05)
     assert (usage.spent, usage.held) == (3, 0)
     await keys.health()
-    assert await admitted(keys, "after", identity.subjects, 20) == 7, "capacity and share are free again"
+    assert await admitted(keys, "after", identity, 20) == 7, "capacity and share are free again"
 
 
 async def test_an_established_connection_that_falls_silent_is_given_up(
@@ -219,13 +212,13 @@ async def test_an_established_connection_that_falls_silent_is_given_up(
         identity = await new_key(keys, "k", Share(tokens=10))
         monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 0.5)
         wire.silent = True
-        for call in (keys.health, lambda: keys.request("silent", identity.subjects, 2, 1, GATEWAY)):
+        for call in (keys.health, lambda: keys.request("silent", identity, 2, 1, GATEWAY)):
             async with asyncio.timeout(60):
                 with pytest.raises(KeysUnavailable, match="does not answer"):
                     await call()
         wire.silent = False
         monkeypatch.undo()
-        assert await admitted(keys, "after", identity.subjects, 20) == 10
+        assert await admitted(keys, "after", identity, 20) == 10
         wire.close()
 
 
@@ -233,7 +226,7 @@ async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_r
     """A client with an unknown key, or with none, used to cost a transaction of its own under the lock of all."""
     keys = start(place)
     statements: list[str] = []
-    event.listen(keys._store._database._database._engine, "commit", lambda _: statements.append("commit"))
+    event.listen(keys._transactions._database._database._engine, "commit", lambda _: statements.append("commit"))
     assert (
         await asyncio.gather(*(keys.identify(None) for _ in range(100)))
         == [InvalidKey("unknown", required=False)] * 100
@@ -250,25 +243,21 @@ async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_r
     assert len(statements) <= 3
 
 
-async def test_a_request_needs_few_statements_and_a_thousand_accounts_no_more_than_one(place: str) -> None:
+async def test_concurrent_requests_share_transactions(place: str) -> None:
     keys = start(place)
-    limits = AdmissionLimits(1000, max_waiting=1000)
-    secrets = [keys.store.create(f"k{n}", group="g", share=Share(tokens=99))[1] for n in range(40)]
-    statements: list[str] = []
-    engine = keys._store._database._database._engine
-    event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
+    secrets = [keys.store.create(f"k{n}", share=Share(tokens=99))[1] for n in range(40)]
+    commits: list[str] = []
+    event.listen(keys._transactions._database._database._engine, "commit", lambda _: commits.append("commit"))
 
     async def ask(number: int) -> None:
         identity = await keys.identify(secrets[number].hash)
         assert isinstance(identity, Identity)
-        await keys.admit(f"{number}", identity.subjects, limits, 2, 1, GATEWAY)
+        await keys.request(f"{number}", identity, 2, 1, GATEWAY)
         await keys.settle(f"{number}", 2)
 
     await asyncio.gather(*map(ask, range(40)))
-    assert len(statements) < 4 * 40, "statements of concurrent requests are shared"
-    statements.clear()
-    assert len(keys.store.accounts()) == 40
-    assert len(statements) <= 4
+    assert {account.usage.spent for account in keys.store.accounts()} == {2}
+    assert len(commits) <= 12
 
 
 async def test_a_key_that_another_process_revokes_is_refused_within_a_second(
@@ -285,9 +274,9 @@ async def test_a_key_that_another_process_revokes_is_refused_within_a_second(
 async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> None:
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
-    await admitted(keys, "first", identity.subjects, 4)
-    waits_for_capacity = asyncio.create_task(keys.request("second", identity.subjects, 2, 1, GATEWAY))
-    waits_for_tokens = asyncio.create_task(keys.request("third", identity.subjects, 9, 1, GATEWAY))
+    await admitted(keys, "first", identity, 4)
+    waits_for_capacity = asyncio.create_task(keys.request("second", identity, 2, 1, GATEWAY))
+    waits_for_tokens = asyncio.create_task(keys.request("third", identity, 9, 1, GATEWAY))
     await until(lambda: in_queue(keys, keys._room) == for_tokens(keys) == 1)
     assert not waits_for_capacity.done()
     assert not waits_for_tokens.done()
@@ -296,16 +285,16 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     usage = keys.store.account("k").usage
     assert (usage.spent, usage.held) == (0, 4)
     await keys.settle("first", 4)
-    assert await admitted(keys, "fourth", identity.subjects, 100) == 6
+    assert await admitted(keys, "fourth", identity, 100) == 6
 
 
 async def test_a_restarted_actor_continues_from_the_database(place: str) -> None:
     before = start(place, capacity=1)
     identity = await new_key(before, "k", Share(tokens=10))
-    await admitted(before, "a", identity.subjects, 6)
+    await admitted(before, "a", identity, 6)
     after = start(place, capacity=1)
-    assert await admitted(after, "a", identity.subjects, 6) == 6, "Ray repeats calls after a restart"
-    waiting = asyncio.create_task(after.request("b", identity.subjects, 4, 1, GATEWAY))
+    assert await admitted(after, "a", identity, 6) == 6, "Ray repeats calls after a restart"
+    waiting = asyncio.create_task(after.request("b", identity, 4, 1, GATEWAY))
     await until(lambda: in_queue(after, after._room) == 1)
     assert not waiting.done(), "the first request still runs"
     await after.settle("a", 5)
@@ -320,8 +309,8 @@ async def test_tokens_that_a_lost_gateway_held_stay_charged(place: str, monkeypa
     monkeypatch.setattr(keys_actor, "time", SimpleNamespace(monotonic=lambda: clock))
     keys = start(place)
     identity = await new_key(keys, "k", Share(tokens=10))
-    await keys.request("lost", identity.subjects, 6, 1, "gone")
-    await keys.request("kept", identity.subjects, 4, 1, "here")
+    await keys.request("lost", identity, 6, 1, "gone")
+    await keys.request("kept", identity, 4, 1, "here")
     clock = keys_actor.HEARTBEAT_TIMEOUT_S
     await keys.heartbeat("here", TrafficUpdate())
     clock += 1

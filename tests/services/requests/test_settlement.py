@@ -14,11 +14,10 @@ from privmix.database.service import ServiceDatabase
 from privmix.keys import actor
 from privmix.keys.messages import AdmissionLimits, Identity
 from privmix.keys.records import Share, ShareUsage
-from privmix.keys.store import KeyStore
-from privmix.keys.subjects import subjects_of
 from privmix.requests import keys as requests_keys
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
+from tests.key_store import RequestStore
 from tests.support.ray_cluster import ray_cluster
 
 NAMESPACE = "settlement"
@@ -33,11 +32,11 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def with_key(place: str, share: Share) -> tuple[KeyStore, Identity]:
+def with_key(place: str, share: Share) -> tuple[RequestStore, Identity]:
     """Returns the keys at a new place with that of "ada", and her identity."""
-    store = KeyStore(ServiceDatabase(place))
+    store = RequestStore(ServiceDatabase(place))
     key, _ = store.create("ada", share=share)
-    return store, Identity(key.id, key.name, key.scopes, subjects_of(key))
+    return store, Identity(key.id, key.name, key.scopes, share.live_streams)
 
 
 async def test_an_absent_actor_settles_a_request_when_it_is_back(
