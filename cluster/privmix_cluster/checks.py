@@ -10,13 +10,14 @@ from privmix.budget.anchor import is_writable
 from privmix.budget.reader import read
 from privmix.budget.receipt import begin, claim_at, is_fresh, verified_ledger_id
 from privmix.database.service import ServiceDatabase, default_database
+from privmix.engine import VLLM_FAMILIES
 from privmix.fleet import fleet
 from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from privmix.foundation.files import write_atomically
 from privmix.keys.store import KeyStore
 from privmix.requests.settings import ServedEnsemble
 from privmix.training.manifest import Manifest
-from privmix.training.public_model import resolve
+from privmix.training.public_model import read_config, resolve
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import Promise, promise
 
@@ -132,6 +133,12 @@ def check_ensemble(
     report("Checking the ensemble against its manifest")
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)
+    kind = read_config(model).get("model_type")
+    if configuration.engine.kind == "vllm" and kind not in VLLM_FAMILIES:
+        raise ConfigurationError(
+            f"model {model}: vLLM does not run models of the type {kind} (config.json) with parts; set engine.kind to "
+            f"transformers, or train on one of {', '.join(VLLM_FAMILIES)}"
+        )
     manifest.verify(configuration.ensemble, model)
     promised = promise(configuration, manifest)
     report(promised.sentence)

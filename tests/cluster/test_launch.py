@@ -1,5 +1,8 @@
 """Claim: a deployment refuses a wrong ensemble, model, ledger or port with a clear message before it serves."""
 
+import json
+import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +67,15 @@ def test_a_base_model_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_
 def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         launch(load(tmp_path, tmp_path))
+
+
+def test_a_model_that_the_engine_does_not_run_is_refused(spoilable: Path, public_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(public_model, tmp_path / "model", copy_function=os.link)
+    config = json.loads((model / "config.json").read_bytes())
+    (model / "config.json").unlink()  # it is a link
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    with pytest.raises(ConfigurationError, match=r"type gpt2 .* set engine\.kind to transformers"):
+        check_ensemble(load(tmp_path, spoilable).model_copy(update={"model": str(model)}))
 
 
 @pytest.mark.usefixtures("cluster")

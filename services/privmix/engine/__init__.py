@@ -14,6 +14,17 @@ ENGINES: Mapping[str, str] = {
 because its library is large and may be absent."""
 
 
+VLLM_FAMILIES: Mapping[str, str] = {
+    "llama": "LlamaModel",
+    "mistral": "MistralModel",
+    "qwen2": "Qwen2Model",
+    "qwen3": "Qwen3Model",
+    "qwen3_moe": "Qwen3MoeModel",
+}
+"""The types of models that vLLM runs with parts, as `config.json` names them, and vLLM's classes in files of these
+names: their `forward` is a loop over layers like the readers' pass, with the same norm after it."""
+
+
 PartKind = Literal["reader", "lora", "text"]
 """What a part is: an adapter that attends to the public model's keys and values (`reader_attention`), a plain LoRA
 adapter with keys and values of its own, or a text that the public model reads first and that changes no weights

@@ -61,6 +61,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
+from privmix.engine import VLLM_FAMILIES
 from privmix.engine.adapter_slots import AdapterSlots, ReaderRow
 from privmix.engine.step_graph import Graph, StepGraphs, StepShape, shapes
 
@@ -75,16 +76,6 @@ READERS = "readers"
 """The key in vLLM's `additional_config` of the number of readers that a sequence has in captured steps."""
 PART_KIND = "part_kind"
 """The key in vLLM's `additional_config` of `EngineSettings.part_kind`."""
-
-FAMILIES = {
-    "llama.LlamaModel": "Llama and what vLLM runs as Llama, such as SmolLM2",
-    "mistral.MistralModel": "Mistral",
-    "qwen2.Qwen2Model": "Qwen2 and Qwen2.5",
-    "qwen3.Qwen3Model": "Qwen3",
-    "qwen3_moe.Qwen3MoeModel": "Qwen3-MoE",
-}
-"""vLLM's models whose `forward` is a loop over layers like the readers' pass, with the same norm after it."""
-
 
 _NO_ROWS = np.empty(0, np.int64)
 logger = logging.getLogger(__name__)
@@ -637,8 +628,8 @@ def _indices(values: Sequence[int]) -> np.ndarray:
 def refuse_unknown_family(model: Any) -> None:
     """Raises ValueError if the loop over layers of vLLM's model has not been compared with the readers' pass."""
     decoder = type(getattr(model, "model", None))
-    if f"{decoder.__module__.rpartition('.')[2]}.{decoder.__qualname__}" not in FAMILIES:
-        raise ValueError(f"model: {type(model).__name__} does not run with readers; use {', '.join(FAMILIES.values())}")
+    if VLLM_FAMILIES.get(decoder.__module__.rpartition(".")[2]) != decoder.__qualname__:
+        raise ValueError(f"model: vLLM does not run {type(model).__name__} with parts; use {', '.join(VLLM_FAMILIES)}")
 
 
 def refuse_unsupported_features(runner: Any) -> None:

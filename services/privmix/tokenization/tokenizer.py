@@ -63,7 +63,7 @@ def _loaded(model: Path) -> Any:
         return TokenizersBackend.from_pretrained(model, local_files_only=True)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model, local_files_only=True)
+    return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
 
 
 def _is_complete(model: Path) -> bool:

@@ -102,15 +102,9 @@ def with_lora(
     short = device.type == "cpu" and options.block <= SHORT_BLOCK
     model = determinism.load(base, torch.bfloat16 if narrow else torch.float32, "eager" if short else None)
     model.name_or_path = base_name
-    if options.part_kind == "reader" and not hasattr(model.get_decoder(), "layers"):
-        raise InputError(
-            f"model {base_name}: readers change the layers of models that are built like Llama, Qwen, Gemma, Mistral "
-            f"or Phi, and {model.config.model_type} is not; choose one of them, or --part-kind lora"
-        )
-    try:
-        (check_reader if options.part_kind == "reader" else check_modules)(model, options.targets)
-    except ReaderError as error:
-        raise InputError(f"targets: {error}") from error
+    check_changeable(model, base_name, options)
+    if options.part_kind == "reader":
+        check_reader(model, options.targets)
     layers = _changed_layers(model, options)
     lora = LoraConfig(
         r=options.rank,
@@ -122,6 +116,19 @@ def with_lora(
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=float32_adapter).to(device).eval()
     determinism.check(adapted)
     return adapted
+
+
+def check_changeable(model: Any, base_name: str, options: TrainingOptions) -> None:
+    """Raises InputError if the model, with weights or without, lacks modules that an adapter changes."""
+    if options.part_kind == "reader" and not hasattr(model.get_decoder(), "layers"):
+        raise InputError(
+            f"model {base_name}: readers change the layers of models that are built like Llama, Qwen, Gemma, Mistral "
+            f"or Phi, and {model.config.model_type} is not; choose one of them, or --part-kind lora"
+        )
+    try:
+        check_modules(model, options.targets)
+    except ReaderError as error:
+        raise InputError(f"targets: {error}") from error
 
 
 def _changed_layers(model: Any, options: TrainingOptions) -> range:

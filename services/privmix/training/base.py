@@ -8,6 +8,7 @@ from privmix.foundation.errors import InputError
 from privmix.tokenization.tokenizer import load_tokenizer
 from privmix.training import public_model
 from privmix.training.manifest import PrivateBase, private_base
+from privmix.training.options import TrainingOptions
 from privmix.training.private_base import is_trained, merged
 
 
@@ -33,17 +34,14 @@ class Base:
         return load_tokenizer(self.path)
 
 
-def find_base(model: str | None, block: int) -> Base:
-    """Finds the model with a name (see `public_model.resolve`) and checks that it supports the block size.
+def find_base(model: str | None, options: TrainingOptions) -> Base:
+    """Finds the model with a name (see `public_model.resolve`) and checks that it can be trained with these options.
 
     The name of a directory that `privmix train-base` wrote is that of its private base.
 
-    Args:
-        block: the number of tokens in a block.
-
     Raises:
-        InputError: a block is longer than the model's context, the model does not exist (`PublicModelError`), or it
-            was trained on private text without a guarantee.
+        InputError: a block is longer than the model's context, the model lacks modules to adapt or does not exist
+            (`PublicModelError`), or it was trained on private text without a guarantee.
     """
     if model and is_trained(directory := Path(model).expanduser()):
         model = str(merged(directory))
@@ -52,8 +50,21 @@ def find_base(model: str | None, block: int) -> Base:
     path = public_model.resolve(model)
     config = AutoConfig.from_pretrained(path).get_text_config()
     context = getattr(config, "max_position_embeddings", None)
-    if context is not None and block > context:
-        raise InputError(f"block: {block} tokens are more than the model's context of {context}")
+    if context is not None and options.block > context:
+        raise InputError(f"block: {options.block} tokens are more than the model's context of {context}")
     name = str(path) if model and Path(model).expanduser().is_dir() else model or public_model.DEFAULT
+    if name != public_model.DEFAULT and options.part_kind != "text":
+        _check_modules(name, config, options)
     digests = public_model.revision(path), public_model.tokenizer_hash(path)
     return Base(name, path, *digests, config.num_hidden_layers, private_base(path))
+
+
+def _check_modules(name: str, config: Any, options: TrainingOptions) -> None:
+    """Raises InputError if a model without its weights, which takes no time to make, lacks what adapters change."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from privmix.training.adapter import check_changeable
+
+    with torch.device("meta"):
+        check_changeable(AutoModelForCausalLM.from_config(config), name, options)

@@ -66,7 +66,7 @@ def plan(
         raise InputError("part_kind: DP-SGD trains plain LoRA, with keys and values of its own; choose lora")
     with only_writer(output):
         ensemble = ensemble_id(output)  # an unreadable manifest is refused before the training
-        base = find_base(model, options.block)
+        base = find_base(model, options)
         if base.private is not None:
             raise InputError(
                 f"model {base.name}: was trained on private text itself; train with DP-SGD on a public model, with all "

@@ -8,8 +8,12 @@ revision(path), tokenizer_hash(path) # what a manifest records
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from zipfile import is_zipfile
+
+from safetensors import SafetensorError, safe_open
 
 from privmix.foundation.errors import InputError, PublicModelError
 from privmix.foundation.files import digest_files
@@ -19,6 +23,7 @@ from privmix.training import embedded_model
 DEFAULT = embedded_model.NAME
 
 _WEIGHTS = ("*.safetensors", "*.bin")
+_POINTER = b"version https://git-lfs"
 _DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.jinja")
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -95,8 +100,8 @@ def _download(model: str) -> Path:
 
 
 def _check(path: Path) -> None:
-    read_config(path)
-    _weight_files(path)
+    config = read_config(path)
+    _check_weights(path, config)
     _check_loadable(path)
 
 
@@ -108,8 +113,13 @@ def _check_loadable(path: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
+        if "auto_map" in read_config(path):
+            raise PublicModelError(
+                f"model {path}: brings its own code (config.json, auto_map), which privmix never runs; use a model "
+                "that transformers knows"
+            ) from error
         raise PublicModelError(f"model {path}: transformers does not know this config.json: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise PublicModelError(f"model {path}: {config.model_type} is not a causal language model")
@@ -148,8 +158,50 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def _weight_files(path: Path) -> list[str]:
-    for pattern in _WEIGHTS:
-        names = [file.name for file in path.glob(pattern)]
-        if names:
-            return names
-    raise PublicModelError(f"model {path}: has no weights (*.safetensors or *.bin)")
+    """Returns the names of the weights that transformers loads.
+
+    Raises:
+        PublicModelError: there are none, or the index is damaged.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / name).is_file():
+            return [name]
+        index = path / f"{name}.index.json"
+        if index.is_file():
+            try:
+                return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise PublicModelError(f"model {index}: is not an index of weights; copy it again") from None
+    raise PublicModelError(f"model {path}: has no weights (model.safetensors or pytorch_model.bin, or their index)")
+
+
+def _check_weights(path: Path, config: Mapping[str, object]) -> None:
+    """Raises PublicModelError if weights are missing, cut, quantised, or an adapter's. It reads their headers alone."""
+    for name in _weight_files(path):
+        if problem := _damage(path / name):
+            raise PublicModelError(f"model {path / name}: {problem}")
+    if (path / "adapter_config.json").exists():  # transformers would load its base in the place of these weights
+        raise PublicModelError(f"model {path}: holds an adapter beside the weights; move adapter_config.json elsewhere")
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
+        raise PublicModelError(
+            f"model {path}: its weights are quantised (config.json, quantization_config: {method}), and adapters need "
+            "full ones; use the model that it was made of"
+        )
+
+
+def _damage(file: Path) -> str | None:
+    """Returns what is wrong with a file of weights and the fix; None if nothing is."""
+    try:
+        with file.open("rb") as content:
+            head = content.read(len(_POINTER))
+        if head == _POINTER:
+            return "is a pointer of Git LFS and not the weights; run `git lfs pull` in its directory"
+        if file.suffix == ".safetensors":
+            with safe_open(file, "np"):
+                return None
+        return "is damaged or cut; download it again" if head[:2] == b"PK" and not is_zipfile(file) else None
+    except OSError:
+        return "is missing; download it again"
+    except SafetensorError:
+        return "is damaged or cut; download it again"

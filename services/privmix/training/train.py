@@ -61,7 +61,7 @@ def plan(
     if parts < 1:
         raise InputError(f"parts: must be at least 1, not {parts}")
     with only_writer(output):
-        base = find_base(model, options.block)
+        base = find_base(model, options)
         options = options.for_depth(base.layers)
         salt = read_salt(salt_file or output / SALT)
         tokenizer = base.load_tokenizer()

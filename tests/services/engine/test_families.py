@@ -155,7 +155,7 @@ def test_vllm_runs_readers_only_on_families_that_were_compared(file: str, name: 
     if runs:
         refuse_unknown_family(instance)
         return
-    with pytest.raises(ValueError, match=r"model: .* does not run with readers; use Llama"):
+    with pytest.raises(ValueError, match=r"model: vLLM does not run .* with parts; use llama"):
         refuse_unknown_family(instance)
 
 

@@ -76,7 +76,7 @@ def test_parts_on_a_private_base_carry_its_event(trained_base: Path, corpus: Pat
     AutoTokenizer.from_pretrained(model).save_pretrained(copied)
     shutil.copytree(model, tmp_path / "moved")
     for name in (trained_base, model, copied, tmp_path / "moved"):
-        assert find_base(str(name), 16).private == described
+        assert find_base(str(name), PLAIN).private == described
     ensemble = run_training(
         plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
     ).manifest
@@ -149,7 +149,7 @@ def test_what_is_configured_must_fit_the_base(trained_base: Path, corpus: Path, 
 
 def test_only_dp_sgd_by_user_makes_a_base(ensemble: Ensemble, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was trained on private text without a guarantee"):
-        find_base(str(ensemble.directory), 16)
+        find_base(str(ensemble.directory), PLAIN)
     arguments = ["train", str(corpus), "--output", str(tmp_path / "new"), "--base", str(ensemble.directory)]
     refused = privmix(*arguments, "--parts", "2")
     assert refused.exit_code == 2

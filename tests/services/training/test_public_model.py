@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,72 @@ def test_directory_without_a_model(tmp_path: Path) -> None:
 def test_model_without_weights(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     with pytest.raises(PublicModelError, match="no weights"):
+        public_model.resolve(str(copy))
+
+
+def cut(directory: Path) -> None:
+    content = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").unlink()  # it is a link
+    (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def pointer(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+    )
+
+
+def shards(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def no_index(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text("[]")
+
+
+def arguments_alone(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "training_args.bin").write_bytes(b"\x80\x04x")
+
+
+def cut_bin(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "pytorch_model.bin").write_bytes(b"PK\x03\x04 archive/data.pkl")
+
+
+def adapter(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x", "peft_type": "LORA"}))
+
+
+def quantised(directory: Path) -> None:
+    set_config(directory, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def own_code(directory: Path) -> None:
+    set_config(directory, model_type="x_custom", auto_map={"AutoConfig": "configuration_x.XC"})
+
+
+DAMAGES: dict[Callable[[Path], None], str] = {
+    cut: r"model\.safetensors: is damaged or cut; download it again",
+    pointer: r"model\.safetensors: is a pointer of Git LFS .*run `git lfs pull`",
+    shards: r"model-2\.safetensors: is missing",
+    no_index: r"model\.safetensors\.index\.json: is not an index",
+    arguments_alone: "has no weights",
+    cut_bin: r"pytorch_model\.bin: is damaged or cut",
+    adapter: r"holds an adapter .*move adapter_config\.json",
+    quantised: r"are quantised \(config\.json, quantization_config: gptq\)",
+    own_code: r"brings its own code \(config\.json, auto_map\)",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_weights_that_cannot_be_loaded_are_named_with_the_fix(copy: Path, damage: Callable[[Path], None]) -> None:
+    damage(copy)
+    with pytest.raises(PublicModelError, match=DAMAGES[damage]):
         public_model.resolve(str(copy))
 
 
