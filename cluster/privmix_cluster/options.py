@@ -54,17 +54,6 @@ class CorpusOptions:
         return Corpus(paths, self.user_field, self.text_field, self.skip_bad)
 
 
-DeltaOption = Annotated[float, typer.Option(help="The delta of all budgets.")]
-DrawnOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Score only this many parts at each position, drawn at random: cheap with many parts, but protocols that "
-        "need all parts are left out. Default: all.",
-    ),
-]
-
-
 MODEL = "Model"
 """The panel of the help with the options of the public model."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from privmix.laboratory.audit import adjacent, black_box
-from privmix.laboratory.audit.adjacent import Adjacent
+from privmix.laboratory.audit.adjacent import DistinguishingPrompt
 from privmix.laboratory.audit.black_box import ServiceAnswers
 from privmix.laboratory.audit.sizes import AdjacentSize
 from privmix.privacy.accounting import planning
@@ -30,12 +30,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def planted(directory: Path) -> Adjacent:
-    return adjacent.plant(directory, AdjacentSize(PARTS))
+def planted(directory: Path) -> DistinguishingPrompt:
+    return adjacent.plant(directory, AdjacentSize(parts=PARTS))
 
 
 @pytest.fixture(scope="module")
-def answers(directory: Path, planted: Adjacent) -> Iterator[tuple[ServiceAnswers, ServiceAnswers]]:
+def answers(directory: Path, planted: DistinguishingPrompt) -> Iterator[tuple[ServiceAnswers, ServiceAnswers]]:
     """The answers of the two services, which run one after the other."""
     epsilon = planning.cost(SERVED, COUNT, 1e-5).epsilon_rdp
     privacy = {"q": 1.0, "radius": RADIUS, "epsilon": epsilon * (1 + 1e-9), "tokens": COUNT}
@@ -46,16 +46,10 @@ def answers(directory: Path, planted: Adjacent) -> Iterator[tuple[ServiceAnswers
         engine = {"dtype": "float32", "context_length": 512, "cache_gib": 1}
         config = configure(folder, own_ensemble(directory / world, folder), privacy=privacy, engine=engine)
         with running(config) as service:
-            question = black_box.RepeatedRequest(planted.question.prompt)
+            question = black_box.RepeatedRequest(planted.prompt)
             collected.append(black_box.collect_answers(service.base_url, question, COUNT, None))
             assert service.privacy()["tokens_charged"] >= COUNT
     yield (collected[0], collected[1])
-
-
-def test_only_the_part_of_the_attacked_user_learns_the_planted_word(planted: Adjacent) -> None:
-    present, absent = planted.shares[adjacent.WITH], planted.shares[adjacent.WITHOUT]
-    assert present[-1] > 0.8 > 0.2 > absent[-1]
-    assert max(*present[:-1], *absent[:-1]) < 0.1
 
 
 def test_the_claim_of_a_service_with_several_parts_holds(answers: tuple[ServiceAnswers, ServiceAnswers]) -> None:

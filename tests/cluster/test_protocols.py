@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from privmix.foundation.errors import ConfigurationError
-from privmix.laboratory.audit.variants import audited
 from privmix.privacy.protocols import PROTOCOLS
 from privmix_cluster.configuration import Configuration
 from tests.support.cli import privmix
+from tests.support.mechanisms import audited
 
 README = Path(__file__).parents[2] / "README.md"
 CERTIFIED = list(dict.fromkeys(name for name, _ in audited(16)))

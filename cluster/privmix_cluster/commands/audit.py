@@ -1,4 +1,4 @@
-"""Implements `privmix audit`, which attacks the output and exits with 1 if a claim is broken."""
+"""Implements `privmix audit`, which attacks what an operator has, and exits with 1 if a claim is broken."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from privmix.laboratory.audit.sizes import AdjacentSize, PlantedSize, SecretKind
+from privmix.laboratory.audit.sizes import AdjacentSize, PlantedSize
+from privmix.laboratory.evaluation.options import ComparisonOptions
 from privmix_cluster.console import Steps, console, display
+from privmix_cluster.methods import BUDGET, MethodOptions
+from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import JsonOption, TextFieldOption
-from privmix_cluster.parameters import ACCEPTED, bad, options, settings_from
+from privmix_cluster.parameters import bad
+from privmix_cluster.tables import show_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from privmix.laboratory.audit.black_box import RepeatedRequest
-    from privmix.laboratory.audit.canaries import Canary
-    from privmix.laboratory.audit.page import AttackSection, AuditReport
-    from privmix.laboratory.audit.sections import Subject
+    from privmix.laboratory.audit.finding import Finding
+    from privmix.privacy.settings import Settings
 
 _API_KEY = "PRIVMIX_API_KEY"
 
@@ -30,102 +30,80 @@ audit = typer.Typer(
     name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
 )
 
-_LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, _RELEASES = (2.0,), (1, 16), 200_000
-_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS = (8.0,), (64, 1024)
-_EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.0), 32, 10, 16
-_ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
-_PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
-_GROUND, _ADJACENT = PlantedSize(), AdjacentSize()
-
-Name = Annotated[str | None, typer.Option("--protocol", help="The protocol. Default: every certified one.")]
-Parts = Annotated[int, typer.Option(min=1, help="N, the number of parts.")]
-Epsilons = Annotated[list[float] | None, typer.Option("--epsilon", help="A budget to plan for; may be repeated.")]
-Counts = Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Tokens of a claim; may be repeated.")]
-Tokens = Annotated[int, typer.Option(min=1, help="The number of tokens that the budgets must last for.")]
-Delta = Annotated[float, typer.Option(help="The delta of the claims.")]
 Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="The confidence of the lower bounds.")]
-Releases = Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")]
 Directory = Annotated[Path, typer.Option("--directory", help="The directory for planted text and trained models.")]
-Users = Annotated[int, typer.Option(min=1, help="Ordinary people of the demo corpus.")]
-Planted = Annotated[int, typer.Option(min=2, help="People with a secret, each included by a fair coin.")]
-Repetitions = Annotated[int, typer.Option(min=1, help="How often the secret of an included person is in the corpus.")]
-Secrets = Annotated[
-    SecretKind, typer.Option(help="Random digits, or texts that the public model samples at a high temperature.")
-]
-Candidates = Annotated[int, typer.Option(min=2, help="The number of candidate secrets in the ranking.")]
-Attempts = Annotated[int, typer.Option(min=1, help="The number of completions for each secret.")]
-TopK = Annotated[int, typer.Option(min=1, help="The number of most likely tokens from which the attacker samples.")]
-Draws = Annotated[int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")]
-Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
 Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The fraction of the coins to guess.")]
+Budget = Annotated[Given, FieldsOf(ComparisonOptions(), BUDGET)]
 
 DIRECTORY = Path("run/audit")
 
 
-@audit.command(context_settings=ACCEPTED)
-def likelihood(
-    context: typer.Context,
-    protocol: Name = None,
-    parts: Parts = _PARTS,
-    tokens: Counts = None,
-    epsilon: Epsilons = None,
-    delta: Delta = _DELTA,
-    releases: Releases = _RELEASES,
-    confidence: Confidence = _CONFIDENCE,
-    url_with: Annotated[str | None, typer.Option(help="A running service.")] = None,
-    url_without: Annotated[str | None, typer.Option(help="The same with one part's model replaced.")] = None,
-    prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
-    temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
+@audit.command()
+@grouped
+def plant(
+    size: Annotated[Given, FieldsOf(AdjacentSize(), {"Size": tuple(AdjacentSize.model_fields)})],
+    directory: Directory = DIRECTORY / "adjacent",
     as_json: JsonOption = False,
 ) -> None:
-    """Run the likelihood-ratio test in the worst known case of each protocol, with its real draws and sampling.
+    """Train two ensembles with and without one user's text, the worst case for `privmix audit services`.
 
-    Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without, the test
-    requests `releases` tokens from each of two running services, with top_k 2; every token is charged.
+    Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers.
     """
-    from privmix.laboratory.audit import black_box, sections
-    from privmix.laboratory.audit.distributions import NoPairError
+    from privmix.laboratory.audit import adjacent
 
-    steps = Steps()
-    if url_with and url_without:
-        steps(f"Asking both services for {releases} tokens each: every one of them is charged")
-        question = black_box.RepeatedRequest(prompt, temperature=temperature)
-        section = _section_over_http((url_with, url_without), question, releases, confidence)
-    elif url_with or url_without:
-        raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")
-    else:
-        subjects = _planned_subjects(
-            protocol, options(context.args), parts, epsilon or _LIKELIHOOD_EPSILONS, tokens or _LIKELIHOOD_TOKENS, delta
-        )
-        try:
-            section = sections.likelihood_section(subjects, delta, releases, confidence, steps)
-        except NoPairError as error:
-            raise bad("protocol", str(error)) from error
-        mechanism = sections.mechanism_section(subjects, releases, steps)
-        return _finish([section, mechanism], as_json)
-    return _finish([section], as_json)
+    Steps()("Training two ensembles (finished adapters are kept)")
+    question = adjacent.plant(directory, AdjacentSize.checked(**size), display())
+    if as_json:
+        print(json.dumps({"directory": str(directory), **asdict(question)}, indent=2))
+        return
+    print(f"Serve {directory / adjacent.WITH} and {adjacent.WITHOUT}, and ask both, at 8,000 tokens:")
+    print(f"  privmix audit services URL_WITH URL_WITHOUT --prompt {shlex.quote(question.prompt)}")
+
+
+@audit.command()
+def services(
+    url_with: Annotated[str, typer.Argument(help="A running service.")],
+    url_without: Annotated[str, typer.Argument(help="The same with one part's model replaced.")],
+    prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
+    temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
+    releases: Annotated[int, typer.Option(min=100, help="Tokens to request of each; all are charged.")] = 4000,
+    confidence: Confidence = 0.95,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the answers of two running services by the likelihood-ratio test, the most powerful one.
+
+    The claim is the one that the first service states for a token. PRIVMIX_API_KEY is sent to both.
+    """
+    from privmix.laboratory.audit import black_box
+
+    Steps()(f"Asking both services for {releases} tokens each: every one of them is charged")
+    question, key = black_box.RepeatedRequest(prompt, temperature=temperature), os.environ.get(_API_KEY)
+    present, absent = (black_box.collect_answers(url, question, releases, key) for url in (url_with, url_without))
+    _finish("Likelihood-ratio test over HTTP", [black_box.audit(present, absent, confidence)], as_json)
 
 
 @audit.command()
 def published(
-    tokens: Counts = None,
-    epsilon: Epsilons = None,
-    delta: Delta = _DELTA,
+    tokens: Annotated[list[int], typer.Option(min=1, help="Tokens of a claim; may be repeated.")] = [64, 1024],  # noqa: B006
+    epsilon: Annotated[list[float], typer.Option(help="A budget; may be repeated.")] = [8.0],  # noqa: B006
+    delta: Annotated[float, typer.Option(help="The delta of the claims.")] = 1e-5,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the cost of PMixED as published in the worst known case, beside the certified mollifier.
 
     The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
+    A pair that costs less than the claim proves nothing.
     """
-    from privmix.laboratory.audit import sections
+    from privmix.laboratory.audit import published as attack
 
-    try:
-        section = sections.published_section(
-            epsilon or _PUBLISHED_EPSILONS, tokens or _PUBLISHED_TOKENS, delta, Steps()
-        )
-    except ValueError as error:
-        raise bad("epsilon", str(error)) from error
-    _finish([section], as_json)
+    show_step, costs = Steps(), []
+    for parts, q in attack.SETTINGS:
+        show_step(f"{parts} parts, q {q:g}")
+        try:
+            costs += [attack.compare(parts, q, each, delta, count) for each in epsilon for count in tokens]
+        except ValueError as error:
+            raise bad("epsilon", str(error)) from error
+    _print("Epsilon of PMixED as published, and certified", [asdict(cost) for cost in costs], as_json)
 
 
 @audit.command()
@@ -152,82 +130,81 @@ def base(
     raise typer.Exit(bool(found))
 
 
-@audit.command(name="extraction", context_settings=ACCEPTED)
+@audit.command(name="extraction")
+@grouped
 def extraction_(
-    context: typer.Context,
+    size: Annotated[Given, FieldsOf(PlantedSize(), {"Testbed": tuple(PlantedSize.model_fields)})],
+    budget: Budget,
+    methods: MethodOptions,
     directory: Directory = DIRECTORY,
-    users: Users = _GROUND.users,
-    planted: Planted = _GROUND.planted,
-    repetitions: Repetitions = _GROUND.repetitions,
-    parts: Parts = _GROUND.parts,
-    secrets: Secrets = _GROUND.secrets,
-    protocol: Annotated[
-        str | None, typer.Option(help="The protocol. Default: every one that `privmix evaluate` compares.")
-    ] = None,
-    epsilon: Epsilons = None,
-    tokens: Tokens = _TOKENS,
-    delta: Delta = _DELTA,
-    candidates: Candidates = _CANDIDATES,
-    attempts: Attempts = _ATTEMPTS,
-    top_k: TopK = _TOP_K,
-    draws: Draws = _EXTRACTION_DRAWS,
+    candidates: Annotated[int, typer.Option(min=2, help="The number of candidate secrets in the ranking.")] = 32,
+    attempts: Annotated[int, typer.Option(min=1, help="The number of completions for each secret.")] = 10,
+    top_k: Annotated[int, typer.Option(min=1, help="The most likely tokens from which the attacker samples.")] = 64,
+    draws: Annotated[
+        int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")
+    ] = 16,
     url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plant secrets in the demo corpus and measure how often each protocol outputs them, and how high they rank.
 
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
-    service of DIRECTORY/ensemble over HTTP; every token is charged.
+    service of DIRECTORY/ensemble over HTTP; every token is charged. The hit rate is the probability that at least one
+    attempt outputs the secret.
     """
-    from privmix.laboratory.audit import extraction, sections, testbed
+    from privmix.laboratory.audit import extraction, testbed
 
-    steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
-    if protocol is None and not context.args:
-        subjects = _compared_subjects(parts, epsilons, tokens, delta)
-    else:
-        subjects = _planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
-    known = _train_planted(directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps)
+    steps, planted = Steps(), PlantedSize.checked(**size)
+    subjects = _subjects(ComparisonOptions.checked(**methods.values, **budget), planted.parts)
+    halves = any(settings.mechanism.halves for _, settings in subjects)
+    steps(f"Planting {planted.planted} secrets and training {planted.parts} parts (finished ones are kept)")
+    known = testbed.train_testbed(directory, planted, halves=halves, display=display())
     steps(f"Asking the models for {len(known)} secrets")
     trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
-    served = None
+    results = []
+    for result in extraction.attack_all(trained, subjects, attempts=attempts, draws=draws):
+        steps(f"{result.mechanism}, epsilon {result.epsilon}")
+        results.append(result)
+    rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
     if url is not None:
-        included = trained.canaries
-        charged = sum(canary.length for canary in included) * attempts
+        charged = sum(canary.length for canary in trained.canaries) * attempts
         steps(f"Asking {url} for {charged} tokens: every one of them is charged")
-        served = extraction.over_http(url, included, attempts, top_k, os.environ.get(_API_KEY))
-    _finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], as_json)
+        rate = extraction.over_http(url, trained.canaries, attempts, top_k, os.environ.get(_API_KEY))
+        rows.append({"mechanism": "the running service, by its answers", "hit_rate": rate})
+    _print(f"Extraction of {len(trained.canaries)} secrets", rows, as_json)
+    if not extraction.is_strong(results):
+        steps("The attack is too weak for a conclusion: even models without privacy do not output their secrets")
 
 
-@audit.command(name="one-run", context_settings=ACCEPTED)
+@audit.command(name="one-run")
+@grouped
 def one_run(
-    context: typer.Context,
-    protocol: Name = None,
-    parts: Parts = _ONE_RUN_PARTS,
-    queries: Queries = _QUERIES,
-    epsilon: Epsilons = None,
-    delta: Delta = _DELTA,
-    confidence: Confidence = _CONFIDENCE,
-    guesses: Guesses = _GUESSES,
-    directory: Annotated[
-        Path | None, typer.Option(help="The directory of `privmix audit extraction`: also guess its planted users.")
-    ] = None,
+    budget: Budget,
+    methods: MethodOptions,
+    directory: Directory = DIRECTORY,
+    queries: Annotated[int, typer.Option(min=1, help="The number of queries about each token of a secret.")] = 4,
+    guesses: Guesses = 0.5,
+    confidence: Confidence = 0.95,
     as_json: JsonOption = False,
 ) -> None:
-    """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
-    from privmix.laboratory.audit import sections, testbed
-    from privmix.laboratory.audit.sections import Subject
+    """Guess which users `privmix audit extraction` planted, from tokens of its ensemble, and bound epsilon from below.
 
-    steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
-    subjects = _planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
-    trained = None
-    on_testbed: Sequence[Subject] = ()
-    if directory is not None:
-        steps("Asking the models for the planted secrets")
-        trained = testbed.load_testbed(directory)
-        count = queries * sum(canary.length for canary in trained.outputs)
-        on_testbed = _planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
-    section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
-    _finish([section], as_json)
+    A fair coin includes each planted user, and one attack guesses all coins. It releases as many tokens as the budget
+    must last for, without --tokens. Protocols without a certified epsilon are left out.
+    """
+    from privmix.laboratory.audit import one_run as attack
+    from privmix.laboratory.audit import testbed
+
+    steps = Steps()
+    steps("Asking the models for the planted secrets")
+    trained = testbed.load_testbed(directory)
+    options = ComparisonOptions.checked(**methods.values, **{"tokens": attack.tokens_of(trained, queries), **budget})
+    count, findings = round(guesses * len(trained.outputs)), []
+    for name, settings in _subjects(options, trained.parts):
+        if settings.plan(trained.parts).guarantee.status == "certified":
+            steps(f"{name}: {len(trained.outputs)} planted users")
+            findings += attack.of_users(name, settings, trained, queries=queries, confidence=confidence, guesses=count)
+    _finish("One run", findings, as_json)
 
 
 @audit.command()
@@ -238,217 +215,57 @@ def released(
         typer.Option("--directory", help="The directory of `privmix audit extraction`, whose ensemble wrote them."),
     ] = DIRECTORY,
     text_field: TextFieldOption = "text",
-    confidence: Confidence = _CONFIDENCE,
-    guesses: Guesses = _GUESSES,
+    confidence: Confidence = 0.95,
+    guesses: Guesses = 0.5,
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below by released text alone: train a model on it, and guess who was planted.
 
-    Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing.
+    Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing. A second row
+    attacks the planted corpus itself: if its area under the curve is not near 1, the attack is too weak.
     """
-    from privmix.laboratory.audit import released_text, sections, testbed
+    from privmix.laboratory.audit import released_text, testbed
 
     steps, read = Steps(), released_text.read_released(texts, text_field)
     canaries, corpus = testbed.planted(directory)
     steps(f"Training on {len(read.texts)} released texts (a finished model is kept)")
     trained = released_text.train_on(read, directory, display())
     steps(f"Asking the models for {len(canaries)} secrets")
-    scores, of_the_corpus = released_text.score((trained, corpus), canaries)
-    section = sections.released_section(read, canaries, scores, of_the_corpus, confidence, guesses)
-    _finish([section], as_json)
-
-
-@audit.command()
-def plant(
-    directory: Directory = DIRECTORY / "adjacent",
-    parts: Parts = _ADJACENT.parts,
-    repetitions: Annotated[int, typer.Option(min=8, help="How often the user says the word.")] = _ADJACENT.repetitions,
-    as_json: JsonOption = False,
-) -> None:
-    """Train two ensembles with and without one user's text, the worst case for an audit over HTTP.
-
-    Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers, and compare them with
-    `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
-    """
-    from privmix.laboratory.audit import adjacent
-
-    steps = Steps()
-    steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
-    found = adjacent.plant(directory, AdjacentSize(parts, repetitions), display())
-    if as_json:
-        print(json.dumps({"directory": str(directory), **asdict(found)}, indent=2))
-        return
-    rows = [{"model": "public", "with the user": found.public, "without": found.public}]
-    for part, (present, absent) in enumerate(zip(*found.shares.values(), strict=True)):
-        rows.append({"model": f"part {part}", "with the user": present, "without": absent})
-    question, shown = found.question, console()
-    title = f"Chance of {question.planted!r} rather than {question.usual!r} after {question.prompt!r}"
-    shown.print(_titled_table(title, rows))
-    shown.print(
-        f"Serve {escape(str(directory / adjacent.WITH))} and {adjacent.WITHOUT}, and ask both, at 8,000 tokens:"
-    )
-    shown.print(
-        f"  privmix audit likelihood --url-with URL --url-without URL --prompt {shlex.quote(question.prompt)} "
-        "--releases 4000",
-        soft_wrap=True,
-        markup=False,
-    )
-
-
-@audit.command(name="all")
-def all_(
-    directory: Directory = DIRECTORY,
-    delta: Delta = _DELTA,
-    confidence: Confidence = _CONFIDENCE,
-    releases: Releases = _RELEASES,
-    as_json: JsonOption = False,
-) -> None:
-    """Run every attack with its defaults."""
-    from privmix.laboratory.audit import sections, testbed
-
-    steps = Steps()
-    certified = _planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
-    every = [
-        sections.likelihood_section(certified, delta, releases, confidence, steps),
-        sections.mechanism_section(certified, releases, steps),
-        sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
+    everything = released_text.ReleasedTexts("the planted corpus itself", ())
+    scores, count = released_text.score((trained, corpus), canaries), round(guesses * len(canaries))
+    findings = [
+        released_text.audit(attacked, canaries, added, confidence, count)
+        for attacked, added in zip((read, everything), scores, strict=True)
     ]
-    compared = _compared_subjects(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
-    known = _train_planted(directory, _GROUND, compared, steps)
-    trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
-    every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
-    coins = _planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
-    tokens = _QUERIES * sum(canary.length for canary in known)
-    planted = _planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
-    every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
-    _finish(every, as_json)
+    _finish("Released text", findings, as_json)
 
 
-def _finish(every: "Sequence[AttackSection]", as_json: bool) -> None:
-    """Shows the report; exits with 1 if a claim is broken."""
-    from privmix.laboratory.audit.page import AuditReport
+def _subjects(options: ComparisonOptions, parts: int) -> "list[tuple[str, Settings]]":
+    """Returns every protocol that `privmix evaluate` compares with these options, at each value of the sweep."""
+    from privmix.laboratory.evaluation import methods
 
-    report = AuditReport(every)
+    return [
+        (label if value is None else f"{label}, {options.sweep} {value}", settings)
+        for value in options.points
+        for label, settings in methods.chosen(options, value, parts, halves=True)
+    ]
+
+
+def _finish(title: str, findings: "Sequence[Finding]", as_json: bool) -> None:
+    """Prints findings; exits with 1 if a claim is broken."""
+    broken = [finding for finding in findings if finding.verdict == "broken"]
     if as_json:
-        print(json.dumps(report.record(), indent=2))
+        print(json.dumps({"findings": [finding.record() for finding in findings]}, indent=2))
     else:
-        _show(report)
-    if report.broken:
+        show_table(title, [finding.row() for finding in findings])
+        for finding in broken:
+            console().print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
+    if broken:
         raise typer.Exit(1)
 
 
-def _train_planted(
-    directory: Path, size: PlantedSize, subjects: "Sequence[Subject]", steps: Steps
-) -> "Sequence[Canary]":
-    from privmix.laboratory.audit import testbed
-
-    halves = any(subject.protocol.halves for subject in subjects)
-    what = "parts and their halves" if halves else "parts"
-    steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
-    return testbed.train_testbed(directory, size, halves=halves, display=display())
-
-
-def _section_over_http(
-    urls: tuple[str, str], question: "RepeatedRequest", count: int, confidence: float
-) -> "AttackSection":
-    import httpx
-
-    from privmix.laboratory.audit import black_box
-    from privmix.laboratory.audit.page import AttackSection
-
-    api_key = os.environ.get(_API_KEY)
-    try:
-        present, absent = (black_box.collect_answers(url, question, count, api_key) for url in urls)
-    except httpx.HTTPError as error:
-        raise bad("url_with", str(error)) from error
-    return AttackSection(
-        title="Likelihood-ratio test over HTTP",
-        text="Two running services were asked the same; the claim is that of one token of the first.",
-        findings=[black_box.audit(present, absent, confidence)],
-    )
-
-
-def _planned_subjects(
-    protocol: str | None,
-    given: Mapping[str, object],
-    parts: int,
-    epsilons: Sequence[float],
-    tokens: Sequence[int],
-    delta: float,
-) -> "list[Subject]":
-    """Returns the protocols to attack, each planned for every budget."""
-    from privmix.laboratory.audit.variants import audited
-
-    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else list(audited(parts))
-    if given and protocol is None:
-        raise bad("protocol", "name the protocol of the given parameters")
-    return [
-        _subject(name, {**given, **parameters}, parts, epsilon, count, delta)
-        for count in tokens
-        for epsilon in epsilons
-        for name, parameters in chosen
-    ]
-
-
-def _compared_subjects(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> "list[Subject]":
-    """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
-    from privmix.laboratory.audit.sections import Subject
-    from privmix.laboratory.evaluation import methods
-    from privmix.laboratory.evaluation.comparisons import label
-    from privmix.training.options import TokenBudget
-
-    budgets = [TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
-    return [
-        Subject(label(settings), settings.plan(parts), tokens, budget.epsilon, settings)
-        for budget in budgets
-        for settings in methods.private(budget, parts, halves=True)
-    ]
-
-
-def _subject(
-    name: str, given: Mapping[str, object], parts: int, epsilon: float, tokens: int, delta: float
-) -> "Subject":
-    from privmix.laboratory.audit.sections import Subject
-    from privmix.privacy.protocols import PROTOCOLS
-
-    without_budget = name in PROTOCOLS and PROTOCOLS[name].model_fields["epsilon"].default is None
-    budget = {} if without_budget else {"epsilon": epsilon}
-    settings = settings_from(name, {**given, **budget, "tokens": tokens, "delta": delta})
-    try:
-        protocol = settings.plan(parts)
-    except ValueError as error:
-        raise bad("epsilon", str(error)) from error
-    chosen = ", ".join(f"{key} {value}" for key, value in given.items())
-    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
-
-
-def _show(report: "AuditReport") -> None:
-    from privmix.laboratory.audit.page import finding_rows
-
-    shown = console()
-    for section in report.sections:
-        # A section's own table repeats its findings.
-        shown.print(_titled_table(section.title, section.rows or finding_rows(section.findings)))
-        shown.print(escape(section.text), style="dim")
-    for finding in report.broken:
-        shown.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
-
-
-def _titled_table(title: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    for name in names:
-        table.add_column(name, justify="left" if name == names[0] else "right")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in names))
-    return table
-
-
-def _cell(value: object) -> str:
-    from privmix.laboratory.audit.finding import finite
-
-    if isinstance(value, float):
-        return f"{value:.4g}" if finite(value) is not None else "unbounded"
-    return "-" if value is None else escape(str(value))
+def _print(title: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"rows": rows}, indent=2))
+    else:
+        show_table(title, rows)

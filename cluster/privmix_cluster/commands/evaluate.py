@@ -9,9 +9,9 @@ import typer
 
 from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix_cluster.console import console, display
-from privmix_cluster.option_groups import grouped
-from privmix_cluster.options import CorpusOptions, DeltaOption, DrawnOption, JsonOption
-from privmix_cluster.parameters import bad
+from privmix_cluster.methods import BUDGET, MethodOptions
+from privmix_cluster.option_groups import FieldsOf, Given, grouped
+from privmix_cluster.options import CorpusOptions, JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from privmix.laboratory.evaluation.estimate import Estimate
     from privmix.laboratory.evaluation.results import Result, ResultTable
 
-_DEFAULTS = EvaluationOptions()
+_MEASURED = {"Measurement": ("run_tokens", "drawn", "runs", "context", "precision")}
 
 
 @grouped
@@ -32,41 +32,14 @@ def evaluate(
     output: Annotated[
         Path, typer.Option(help="The directory for the results. An interrupted evaluation continues there.")
     ],
+    methods: MethodOptions,
+    measured: Annotated[Given, FieldsOf(EvaluationOptions(), {**BUDGET, **_MEASURED})],
     finetuned: Annotated[
         Path | None, typer.Option(help="An ensemble of one part, from `privmix train --parts 1`, as a reference.")
     ] = None,
     dp_sgd: Annotated[
         list[Path] | None, typer.Option(help="A model from `privmix train-base`; repeat for other budgets.")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = _DEFAULTS.epsilon,
-    delta: DeltaOption = _DEFAULTS.delta,
-    tokens: Annotated[int, typer.Option(help="The number of tokens that the budget must last for.")] = _DEFAULTS.tokens,
-    protocol: Annotated[
-        list[str] | None,
-        typer.Option(help="A protocol to evaluate beside the references; repeat for more. Default: all."),
-    ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="A value of a protocol's field; repeat for more."),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD=VALUE,VALUE...",
-            help="A table for each value of a field of the budget or of a protocol, such as epsilon=2,8 or q=0.1,0.5.",
-        ),
-    ] = None,
-    run_tokens: Annotated[
-        int | None, typer.Option(help="The number of tokens in a run. Default: those of the smallest budget.")
-    ] = _DEFAULTS.run_tokens,
-    drawn: DrawnOption = _DEFAULTS.drawn,
-    runs: Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")] = (
-        _DEFAULTS.runs
-    ),
-    context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = _DEFAULTS.context,
-    precision: Annotated[
-        str, typer.Option(help="The precision of the models: auto, bfloat16 or float32.")
-    ] = _DEFAULTS.precision,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the perplexity of all methods on held-out text at the same budget, with their actual guarantees.
@@ -80,21 +53,7 @@ def evaluate(
     from privmix.laboratory.evaluation.report import record, write_report
 
     started = time.monotonic()
-    field, values = (None, "") if sweep is None else _assigned("sweep", sweep)
-    options = EvaluationOptions.checked(
-        epsilon=epsilon,
-        delta=delta,
-        tokens=tokens,
-        protocols=protocol or None,
-        fields=dict(_assigned("set", each) for each in given or ()),
-        sweep=field,
-        values=tuple(value.strip() for value in values.split(",") if value.strip()),
-        run_tokens=run_tokens,
-        drawn=drawn,
-        runs=runs,
-        context=context,
-        precision=precision,
-    )
+    options = EvaluationOptions.checked(**methods.values, **measured)
     loaded = ComparedEnsembles.load(ensemble, finetuned, dp_sgd or [])
     evaluation = evaluate_methods(reading.corpus(held_out), output, loaded, options, display())
     written = write_report(evaluation, output)
@@ -104,13 +63,6 @@ def evaluate(
     for table in evaluation.tables:
         _show(table, evaluation.sweep)
     print(f"{written[0]}: all results, in {time.monotonic() - started:.0f} s; the plot is {written[1].name}")
-
-
-def _assigned(option: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name.strip() and equals and value.strip()):
-        raise bad(option, f"must be FIELD=VALUE, such as q=0.1, got {text!r}")
-    return name.strip().replace("-", "_"), value.strip()
 
 
 def _show(table: "ResultTable", sweep: str | None) -> None:

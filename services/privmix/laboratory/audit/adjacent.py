@@ -6,22 +6,20 @@ attacked user, the user's part has the text of one other user.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from privmix.engine.engine import PUBLIC, EngineSettings, Request, create
 from privmix.foundation.files import write_atomically
 from privmix.foundation.json_lines import write_lines
 from privmix.foundation.progress import Display
 from privmix.laboratory.audit.sizes import AdjacentSize
 from privmix.laboratory.audit.testbed import SALT, claim_directory
-from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.training.corpus import Corpus
 from privmix.training.options import Resources, TrainingOptions
 from privmix.training.partition import part_of, read_salt
@@ -54,22 +52,7 @@ class DistinguishingPrompt:
     usual: str
 
 
-@dataclass(frozen=True)
-class Adjacent:
-    """The planted request, and the models' answers to it.
-
-    Attributes:
-        question: the request to both services.
-        public: the planted word's share of the two words' probability under the public model.
-        shares: the same share under each part's model, for either world.
-    """
-
-    question: DistinguishingPrompt
-    public: float
-    shares: Mapping[str, tuple[float, ...]]
-
-
-def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -> Adjacent:
+def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -> DistinguishingPrompt:
     """Writes both corpora into ``directory`` and trains an ensemble on each. Keeps existing files.
 
     Raises:
@@ -98,25 +81,25 @@ def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -
         for world in (WITH, WITHOUT)
     ]
     run_trainings(plans, Resources(), display or Display())
-    return _measured(directory, model, tokenizer, question)
+    return question
 
 
-def _question(model: Path, tokenizer: PreTrainedTokenizerBase) -> DistinguishingPrompt:
+@torch.inference_mode()
+def _question(path: Path, tokenizer: PreTrainedTokenizerBase) -> DistinguishingPrompt:
     """Chooses the prompt whose second most likely token has the share closest to `_WANTED_SHARE` of the first two."""
-    best: tuple[float, DistinguishingPrompt] | None = None
-    for prompt, row in zip(_PROMPTS, _rows(model, {}, tokenizer, _PROMPTS), strict=True):
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    found: list[tuple[float, DistinguishingPrompt]] = []
+    for prompt in _PROMPTS:
+        prefix = tokenizer(prompt)["input_ids"]
+        row = model(torch.tensor([prefix])).logits[0, -1]
         usual, planted = row.topk(2).indices.tolist()
         words = [tokenizer.decode([token]) for token in (planted, usual)]
-        prefix = tokenizer(prompt)["input_ids"]
-        sequences = [tokenizer(prompt + word)["input_ids"] for word in words]
-        if sequences != [[*prefix, planted], [*prefix, usual]]:
-            continue  # the tokenizer merges the prompt and the word
-        distance = abs(float(torch.sigmoid(row[planted] - row[usual])) - _WANTED_SHARE)
-        if best is None or distance < best[0]:
-            best = distance, DistinguishingPrompt(prompt, *words)
-    if best is None:
+        if [tokenizer(prompt + word)["input_ids"] for word in words] == [[*prefix, planted], [*prefix, usual]]:
+            distance = abs(float(torch.sigmoid(row[planted] - row[usual])) - _WANTED_SHARE)
+            found.append((distance, DistinguishingPrompt(prompt, *words)))
+    if not found:
         raise RuntimeError("the tokenizer merges every prompt of the audit with the words that follow it")
-    return best[1]
+    return min(found, key=lambda each: each[0])[1]
 
 
 def _write_corpora(directory: Path, size: AdjacentSize, question: DistinguishingPrompt) -> None:
@@ -134,33 +117,6 @@ def _write_corpora(directory: Path, size: AdjacentSize, question: Distinguishing
     write_lines(_corpus(directory, WITHOUT), others, private=True)
     own = [{"user": member("in-question", last), **planted}] * size.repetitions
     write_lines(_corpus(directory, WITH), [*others, *own], private=True)
-
-
-def _measured(
-    directory: Path, model: Path, tokenizer: PreTrainedTokenizerBase, question: DistinguishingPrompt
-) -> Adjacent:
-    adapters: dict[str, Path] = {}
-    for world in (WITH, WITHOUT):
-        ensemble = TrainedEnsemble.load(directory / world)
-        adapters |= {f"{world}/{part.name}": ensemble.files(part).path for part in ensemble.manifest.parts}
-    rows = _rows(model, adapters, tokenizer, [question.prompt])
-    planted, usual = (tokenizer(question.prompt + word)["input_ids"][-1] for word in (question.planted, question.usual))
-    public, *shares = torch.sigmoid(rows[:, planted] - rows[:, usual]).tolist()
-    named = dict(zip(adapters, shares, strict=True))
-    by_world = {
-        world: tuple(share for name, share in named.items() if name.startswith(f"{world}/"))
-        for world in (WITH, WITHOUT)
-    }
-    return Adjacent(question, public, by_world)
-
-
-def _rows(
-    model: Path, adapters: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
-) -> torch.Tensor:
-    """Returns log-probabilities of the public model and of every adapter, float32 [prompts * (1 + adapters), V]."""
-    engine = create(EngineSettings(model, "transformers", "float32", 64, adapters=adapters))
-    names = (PUBLIC, *adapters)
-    return engine.next_token([Request(text, tuple(tokenizer(text)["input_ids"]), names) for text in prompts])
 
 
 def _corpus(directory: Path, world: str) -> Path:

@@ -4,20 +4,25 @@ The first half of the answers estimates the likelihoods; the second half bounds 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import numpy as np
 
+from privmix.foundation.errors import WorkError
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.audit.likelihood import claims_of, held_out_epsilons
-from privmix.laboratory.audit.service_client import client
+from privmix.laboratory.audit.roc import held_out_epsilons
+from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event, from_json
 
 MODEL = "privmix"
-_BATCH = {"prompts": 16, "n": 8}
+_PROMPTS, _CHOICES = 16, 8
+# The time for an answer, because an attack asks for many completions at once.
+_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,46 @@ class ServiceAnswers:
     delta: float
 
 
+@contextmanager
+def client(url: str, api_key: str | None) -> Iterator[httpx.Client]:
+    """Yields a client of a running service, which sends the key, if any, with every request.
+
+    Raises:
+        WorkError: the service does not answer, or refuses.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) as service:
+            yield service
+    except httpx.HTTPError as error:
+        raise WorkError(f"service {url}: {error}") from error
+
+
+def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: str | None) -> ServiceAnswers:
+    """Requests at least ``count`` answers of one token. The service charges each.
+
+    Raises:
+        WorkError: the service does not answer, or refuses.
+    """
+    answers: list[str] = []
+    with client(url, api_key) as service:
+        statement: Mapping[str, Any] = service.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
+        body = {
+            "model": MODEL,
+            "prompt": [question.prompt] * _PROMPTS,
+            "n": _CHOICES,
+            "max_tokens": 1,
+            "top_k": question.top_k,
+            "temperature": question.temperature,
+        }
+        while len(answers) < count:
+            answer = service.post("/v1/completions", json=body).raise_for_status().json()
+            answers += [choice["text"] for choice in answer["choices"]]
+    return ServiceAnswers(tuple(answers), from_json(json.dumps(statement["event"])), float(statement["delta"]))
+
+
 def audit(present: ServiceAnswers, absent: ServiceAnswers, confidence: float) -> Finding:
-    """Compares the answers with the claim of the service that has the part."""
+    """Compares the answers with what the service that has the part claims for one token."""
     values = sorted({*present.answers, *absent.answers})
     halves = [
         np.array_split(np.array([values.index(answer) for answer in service.answers]), 2)
@@ -50,48 +93,18 @@ def audit(present: ServiceAnswers, absent: ServiceAnswers, confidence: float) ->
     ratio = np.log(counts[0] / counts[0].sum()) - np.log(counts[1] / counts[1].sum())
     scores: list[Reals] = [ratio[second] for _, second in halves]
     lower, certain = held_out_epsilons(scores[0], scores[1], present.delta, (confidence, CERTAIN))
+    event = present.event
+    claim = planning.cost(event, 1, present.delta).epsilon
     return Finding(
         attack="likelihood-ratio test over HTTP",
-        subject=str(present.event.kind),
-        status=present.event.guarantee.status,
-        claims=_claims(present.event, present.delta),
+        subject=str(event.kind),
+        status=event.guarantee.status,
+        adjacency=event.adjacency,
+        # Accounts bound all tokens together, and each token besides.
+        claim=min(claim, event.token_epsilon) if event.accounts else claim,
         delta=present.delta,
         lower=lower,
         confidence=confidence,
         certain=certain,
-        details={
-            "adjacency": present.event.adjacency,
-            "tokens": 1,
-            "trials": min(len(present.answers), len(absent.answers)),
-            "event": present.event.to_json(),
-        },
+        details={"trials": min(len(present.answers), len(absent.answers))},
     )
-
-
-def _claims(event: Event, delta: float) -> Mapping[str, float]:
-    """Returns what the event claims for one token. Accounts bound all tokens together, and each token besides."""
-    claims = claims_of(event, 1, delta)
-    return {**claims, "one token": event.token_epsilon} if event.accounts else claims
-
-
-def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: str | None) -> ServiceAnswers:
-    """Requests at least ``count`` answers of one token. The service charges each.
-
-    Raises:
-        httpx.HTTPError: the service does not answer, or refuses.
-    """
-    answers: list[str] = []
-    with client(url, api_key) as service:
-        statement: Mapping[str, Any] = service.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
-        body = {
-            "model": MODEL,
-            "prompt": [question.prompt] * _BATCH["prompts"],
-            "n": _BATCH["n"],
-            "max_tokens": 1,
-            "top_k": question.top_k,
-            "temperature": question.temperature,
-        }
-        while len(answers) < count:
-            answer = service.post("/v1/completions", json=body).raise_for_status().json()
-            answers += [choice["text"] for choice in answer["choices"]]
-    return ServiceAnswers(tuple(answers), from_json(json.dumps(statement["event"])), float(statement["delta"]))

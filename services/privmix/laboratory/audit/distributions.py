@@ -1,4 +1,4 @@
-"""Samples tokens of a world with the serving code, and computes their exact distribution."""
+"""Computes the exact distribution of a token in the worst known case of a protocol, and the epsilon of many."""
 
 import math
 from collections.abc import Sequence
@@ -6,22 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution
-from numpy.typing import NDArray
 from scipy.optimize import bisect
 from scipy.special import gammaln, xlogy
-from torch import Tensor
 
+from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
-from privmix.privacy.sampling.categorical import sample
 from privmix.privacy.worlds import Pair, World
 
 DrawnParts = tuple[int, ...]
 """The kinds of the parts that answer a query."""
-
-_BATCH = 4096
 
 # The largest number of tokens for which all counts are enumerated.
 _MAX_COUNTED = 2048
@@ -29,6 +25,8 @@ _MAX_COUNTED = 2048
 _LEAST_CHANCE = 1e-16
 # A larger epsilon counts as infinite.
 _MAX_EPSILON = 500.0
+# The largest Rényi order for the comparison of pairs, since larger ones prefer tokens too rare for any attack.
+_MAX_ORDER = 8.0
 
 
 def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
@@ -37,28 +35,6 @@ def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
     public = torch.from_numpy(world.public).float().expand(len(keys), -1)
     rows = torch.from_numpy(world.rows[kinds].reshape(len(kinds), len(world.public))).float()
     return shape(public, rows, [tuple(range(len(key))) for key in keys])
-
-
-def tokens(protocol: Protocol, world: World, count: int) -> NDArray[np.int64]:
-    """Returns ``count`` tokens from the serving code's draws, releases and sampling.
-
-    Without noise, a release depends only on the kinds of the drawn parts, and is computed once per combination.
-    """
-    keys = [_kinds(world, protocol.draw()) for _ in range(count)]
-    if protocol.noisy:
-        blocks = [keys[start : start + _BATCH] for start in range(0, count, _BATCH)]
-        return np.array([token for block in blocks for token in sample(_weights(protocol, world, block))])
-    distinct = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    released = _weights(protocol, world, list(distinct))
-    return np.array(sample(released[[distinct[key] for key in keys]]))
-
-
-def _kinds(world: World, draw: Sequence[int]) -> DrawnParts:
-    return tuple(kind for part in draw if (kind := world.parts[part]) is not None)
-
-
-def _weights(protocol: Protocol, world: World, keys: Sequence[DrawnParts]) -> Tensor:
-    return protocol.distribution(answers(world, keys)).weights
 
 
 def token_law(protocol: Protocol, world: World) -> Reals:
@@ -70,20 +46,6 @@ def token_law(protocol: Protocol, world: World) -> Reals:
     keys, chances = draws(protocol, world)
     laws = protocol.release_law(answers(world, keys)).numpy()
     return np.asarray(chances @ laws / chances.sum(), dtype=np.float64)
-
-
-def described_law(protocol: Protocol, world: World) -> Reals:
-    """Returns the probability of each token by the protocol's published formula, without its code, float64 [V].
-
-    Releases in integers differ from it by rounding (about 1e-4), less than the tokens of an audit can detect.
-    """
-    public, rows = np.exp(world.public), np.exp(world.rows)
-    keys, chances = draws(protocol, world)
-    laws = [protocol.formula(public, rows[list(key)]) for key in keys]
-    described = [law for law in laws if law is not None]
-    if len(described) < len(keys):
-        return token_law(protocol, world)
-    return np.asarray(chances @ np.array(described) / chances.sum())
 
 
 def draws(protocol: Protocol, world: World) -> tuple[list[DrawnParts], Reals]:
@@ -174,13 +136,12 @@ class NoPairError(ValueError):
     """Raised when no worst case is known for a protocol."""
 
 
-def worst_pair(protocol: Protocol, claimed: Event, order: float) -> Pair:
-    """Returns the worst known replacement of the last part.
+def worst_pair(protocol: Protocol, claimed: Event, tokens: int, delta: float) -> Pair:
+    """Returns the worst known replacement of the last part for a claim about a number of tokens.
 
     Args:
         protocol: the protocol that releases the tokens.
         claimed: the attacked claim, which gives the pairs.
-        order: the Rényi order for the comparison of several pairs.
 
     Raises:
         NoPairError: no worst case is known.
@@ -190,4 +151,10 @@ def worst_pair(protocol: Protocol, claimed: Event, order: float) -> Pair:
         raise NoPairError(f"no worst case is known for {claimed.kind}")
     if len(pairs) == 1:
         return pairs[0]
+    order = min(_MAX_ORDER, planning.cost(claimed, tokens, delta).best_order)
     return max(pairs, key=lambda pair: renyi_divergence(*pair_laws(protocol, pair), order))
+
+
+def worst_epsilon(protocol: Protocol, tokens: int, delta: float) -> float:
+    """Returns the epsilon of a number of tokens in the worst known case, from its exact distributions."""
+    return tokens_epsilon(*pair_laws(protocol, worst_pair(protocol, protocol.event, tokens, delta)), tokens, delta)

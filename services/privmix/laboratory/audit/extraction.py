@@ -5,18 +5,23 @@ secret is exact: the product of its tokens' probabilities under the released dis
 epsilon; it shows the success of an attack.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from privmix.foundation.errors import InputError
+from privmix.laboratory.audit.black_box import client
 from privmix.laboratory.audit.canaries import Canary
-from privmix.laboratory.audit.chances import end_of_budget, next_token_chances
 from privmix.laboratory.audit.local_models import ModelOutput
-from privmix.laboratory.audit.service_client import client
+from privmix.laboratory.audit.testbed import Testbed
+from privmix.laboratory.evaluation.trial import Targets, Trial
 from privmix.privacy.arrays import Reals
+from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.privacy.protocols.finetuned import FinetunedSettings
+from privmix.privacy.protocols.public import PublicSettings
 from privmix.privacy.settings import Settings
 
 LEAKS = 0.9
@@ -24,13 +29,13 @@ LEAKS = 0.9
 
 
 @dataclass(frozen=True)
-class ExtractionResult:
+class Extraction:
     """The result of the attack on one mechanism, over the canaries in the corpus.
 
     Attributes:
         mechanism: the mechanism's name.
         guarantee: the status of its guarantee.
-        epsilon: the claim; None without a claim.
+        epsilon: the budget; None without one.
         hit_rate: the probability that at least one of the attempts outputs the whole secret.
         exposure: log2(candidates) - log2(rank of the secret) (Carlini et al. 2019, section 4.2).
         largest_exposure: the exposure of a secret that is the most likely candidate.
@@ -45,65 +50,74 @@ class ExtractionResult:
     largest_exposure: float
     rank: float
 
-    def row(self) -> Mapping[str, Any]:
-        """Returns the row for the report's table."""
-        return {
-            "mechanism": self.mechanism,
-            "guarantee": self.guarantee,
-            "epsilon": self.epsilon,
-            "hit rate": self.hit_rate,
-            "exposure, bits": self.exposure,
-            "of at most": self.largest_exposure,
-            "median rank": self.rank,
-        }
 
+def attack_all(
+    testbed: Testbed, subjects: Sequence[tuple[str, Settings]], *, attempts: int, draws: int
+) -> Iterator[Extraction]:
+    """Attacks the models without privacy, and then every protocol, with the canaries in the corpus.
 
-def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, api_key: str | None) -> float:
-    """Returns the fraction of canaries whose secret a running service outputs in at least one attempt.
+    Args:
+        subjects: the name of each protocol, and its settings.
+        attempts: the number of completions per canary.
+        draws: the number of releases to average if releases vary.
 
     Raises:
-        httpx.HTTPError: the service does not answer, or refuses.
+        InputError: the budget leaves a protocol nothing, or the testbed lacks its models.
     """
-    hits = 0
-    with client(url, api_key) as service:
-        for canary in canaries:
-            body = {"model": "privmix", "prompt": canary.prompt, "n": attempts, "top_k": top_k}
-            answer = service.post("/v1/completions", json={**body, "max_tokens": canary.length}).raise_for_status()
-            hits += any(choice["text"].strip().startswith(canary.secret.strip()) for choice in answer.json()["choices"])
-    return hits / len(canaries)
+    secrets = testbed.canaries
+    parts, whole = range(testbed.parts), (testbed.parts,)
+    references: Sequence[tuple[str, Settings, Mapping[Canary, Sequence[int]]]] = (
+        ("public model", PublicSettings(), dict.fromkeys(secrets, parts)),
+        ("one model of the whole corpus", FinetunedSettings(), dict.fromkeys(secrets, whole)),
+        ("the part that has the secret", FinetunedSettings(), {each: (testbed.part[each],) for each in secrets}),
+        ("ensemble, without privacy", EnsembleSettings(), dict.fromkeys(secrets, parts)),
+    )
+    outputs = {canary: testbed.outputs[canary] for canary in secrets}
+    for name, settings, models in references:
+        protocol = settings.plan(1 if settings.one_model else testbed.parts)
+        yield attack(name, settings, protocol, outputs, models, attempts=attempts, draws=draws)
+    for name, settings in subjects:
+        protocol = planned(settings, testbed.parts)
+        models = dict.fromkeys(secrets, testbed.models(protocol))
+        yield attack(name, settings, protocol, outputs, models, attempts=attempts, draws=draws)
+
+
+def planned(settings: Settings, parts: int) -> Protocol:
+    """Plans a protocol for its budget. Raises `InputError` if the budget leaves it nothing."""
+    try:
+        return settings.plan(parts)
+    except ValueError as error:
+        raise InputError(f"epsilon: {settings.protocol} at {settings.epsilon}: {error}") from error
 
 
 def attack(
     mechanism: str,
+    settings: Settings,
     protocol: Protocol,
-    epsilon: float | None,
     outputs: Mapping[Canary, ModelOutput],
     models: Mapping[Canary, Sequence[int]],
     *,
     attempts: int,
     draws: int,
-    settings: Settings | None = None,
-) -> ExtractionResult:
+) -> Extraction:
     """Attacks one mechanism with every canary.
 
     Args:
         outputs: for each canary, the models' outputs on its candidates, the true secret first.
         models: for each canary, the indices of the models that serve as the mechanism's parts.
-        attempts: the number of completions per canary.
-        draws: the number of releases to average if releases vary.
-        settings: the settings of the budget. If the cost depends on the text, every attempt has a full budget.
+        attempts, draws: see `attack_all`.
     """
     scores = [
-        log_chances(protocol, answers, models[canary], canary.length, draws, settings)
+        log_chances(settings, protocol, answers, models[canary], canary.length, draws)
         for canary, answers in outputs.items()
     ]
-    chances = np.array([np.exp(candidate_scores[0]) for candidate_scores in scores])
-    ranks = np.array([rank(candidate_scores) for candidate_scores in scores])
+    chances = np.array([np.exp(of_candidates[0]) for of_candidates in scores])
+    ranks = np.array([rank(of_candidates) for of_candidates in scores])
     candidates = len(scores[0])
-    return ExtractionResult(
+    return Extraction(
         mechanism=mechanism,
         guarantee=protocol.guarantee.status,
-        epsilon=epsilon,
+        epsilon=settings.epsilon,
         hit_rate=float((-np.expm1(attempts * np.log1p(-np.minimum(chances, 1 - 1e-12)))).mean()),
         exposure=float((np.log2(candidates) - np.log2(ranks)).mean()),
         largest_exposure=float(np.log2(candidates)),
@@ -112,18 +126,31 @@ def attack(
 
 
 def log_chances(
-    protocol: Protocol,
-    outputs: ModelOutput,
-    models: Sequence[int],
-    length: int,
-    draws: int,
-    settings: Settings | None = None,
+    settings: Settings, protocol: Protocol, outputs: ModelOutput, models: Sequence[int], length: int, draws: int
 ) -> Reals:
-    """Returns the log-probability of each candidate, the sum over its tokens, float64 [candidates]."""
-    end = end_of_budget(settings, protocol, outputs, models, length)
-    chances = next_token_chances(protocol, outputs, models, draws, end)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(chances).reshape(-1, length).sum(axis=1))
+    """Returns the log-probability of each candidate, the sum over its tokens, float64 [candidates].
+
+    Every attempt has a full budget. The public model answers after its end.
+    """
+    varies = protocol.noisy or protocol.draws((protocol.models,)).keys() != {(protocol.models,)}
+    repeated = draws if varies else 1
+
+    def log_chance(text: slice) -> float:
+        chances = [_chances(settings, protocol, outputs, models, text) for _ in range(repeated)]
+        with np.errstate(divide="ignore"):
+            return float(np.log(np.mean(chances, axis=0)).sum())
+
+    return np.array([log_chance(slice(start, start + length)) for start in range(0, len(outputs.wanted), length)])
+
+
+def _chances(settings: Settings, protocol: Protocol, outputs: ModelOutput, models: Sequence[int], text: slice) -> Reals:
+    """Returns the probability of each token of a text, as a service releases it, float64 [tokens]."""
+    public, wanted = outputs.public[text], outputs.wanted[text]
+    rows = outputs.models[list(models), text].transpose(0, 1).flatten(0, 1)
+    answers = shape(public, rows, [tuple(range(protocol.models))] * len(public))
+    trial = Trial(settings, protocol, len(public), released=len(public), bounds=False)
+    trial.add(answers, Targets(wanted, np.zeros(len(wanted), np.int64), np.ones(len(wanted), np.bool_)))
+    return trial.chances
 
 
 def rank(scores: Reals) -> float:
@@ -132,6 +159,21 @@ def rank(scores: Reals) -> float:
     return float(1 + (others > scores[0]).sum() + (others == scores[0]).sum() / 2)
 
 
-def too_weak(results: Sequence[ExtractionResult]) -> bool:
-    """Tells whether the attack fails even without privacy, so that its failure with privacy proves nothing."""
-    return max((result.hit_rate for result in results if result.epsilon is None), default=0.0) < LEAKS
+def is_strong(results: Sequence[Extraction]) -> bool:
+    """Tells whether the attack succeeds without privacy, so that its failure with privacy shows something."""
+    return max((result.hit_rate for result in results if result.epsilon is None), default=0.0) >= LEAKS
+
+
+def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, api_key: str | None) -> float:
+    """Returns the fraction of canaries whose secret a running service outputs in at least one attempt.
+
+    Raises:
+        WorkError: the service does not answer, or refuses.
+    """
+    hits = 0
+    with client(url, api_key) as service:
+        for canary in canaries:
+            body = {"model": "privmix", "prompt": canary.prompt, "n": attempts, "top_k": top_k}
+            answer = service.post("/v1/completions", json={**body, "max_tokens": canary.length}).raise_for_status()
+            hits += any(choice["text"].strip().startswith(canary.secret.strip()) for choice in answer.json()["choices"])
+    return hits / len(canaries)

@@ -7,74 +7,55 @@ Mahloujifar, Melis, Chaudhuri 2024 use the whole trade-off curve. Here it is the
 the audit reports the largest number of tokens of the event whose curve the guesses rule out.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from privmix.laboratory.audit import distributions, likelihood
 from privmix.laboratory.audit.bounds import TradeOff, f_one_run_p_value, one_run_epsilon
-from privmix.laboratory.audit.chances import release
+from privmix.laboratory.audit.extraction import planned
 from privmix.laboratory.audit.finding import CERTAIN, Finding
 from privmix.laboratory.audit.local_models import ModelOutput
 from privmix.laboratory.audit.testbed import Testbed
+from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event
+from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.sampling.categorical import sample
-from privmix.privacy.worlds import Pair, World
+from privmix.privacy.settings import Settings
 
-ATTACK, F_ATTACK = "one-run audit", "one-run audit by the trade-off curve"
-_ORDER = 2.0
 # The search tries up to this multiple of the claimed number of tokens, so that a bound can exceed the claim.
 _MAX_TIMES = 4
 # The grid of privacy losses. This coarse grid gives slightly weaker bounds and composes ten times faster.
 _INTERVAL = 1e-3
 
 
-def of_parts(
-    protocol: Protocol, *, queries: int, delta: float, confidence: float, guesses: int, subject: str | None = None
-) -> list[Finding]:
-    """Audits planted parts. A part's coin chooses one of two worst-case models, which ``queries`` queries attack.
-
-    Returns:
-        the finding by (epsilon, delta), and the finding by the trade-off curve if the event has one.
-
-    Raises:
-        NoPairError: no worst case is known for this protocol.
-    """
-    guessed = guess_parts(protocol, queries, guesses)
-    return findings(protocol, guessed, queries * protocol.parts, delta, confidence, subject or protocol.name)
-
-
 def of_users(
-    protocol: Protocol,
-    testbed: Testbed,
-    *,
-    queries: int,
-    delta: float,
-    confidence: float,
-    guesses: int,
-    subject: str | None = None,
+    name: str, settings: Settings, testbed: Testbed, *, queries: int, confidence: float, guesses: int
 ) -> list[Finding]:
     """Audits the planted users of a trained testbed. Samples each token of their secrets ``queries`` times.
 
     Raises:
-        InputError: the testbed lacks the protocol's models.
+        InputError: the budget leaves the protocol nothing, or the testbed lacks its models.
     """
+    protocol = planned(settings, testbed.parts)
     models = testbed.models(protocol)
     scores = [
         _surprise(protocol, outputs, models, canary.length, queries) for canary, outputs in testbed.outputs.items()
     ]
-    tokens = queries * sum(canary.length for canary in testbed.outputs)
     coins = [canary.included for canary in testbed.outputs]
     guessed = GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
-    return findings(protocol, guessed, tokens, delta, confidence, subject or protocol.name)
+    return findings(name, protocol, guessed, tokens_of(testbed, queries), settings.delta, confidence)
+
+
+def tokens_of(testbed: Testbed, queries: int) -> int:
+    """Returns the number of tokens that ``queries`` queries for each token of each secret release."""
+    return queries * sum(canary.length for canary in testbed.outputs)
 
 
 @dataclass(frozen=True)
@@ -86,19 +67,12 @@ class GuessCounts:
     correct: int
 
 
-def correct_guesses(coins: Sequence[bool], scores: Reals, guesses: int) -> int:
+def correct_guesses(coins: ArrayLike, scores: Reals, guesses: int) -> int:
     """Guesses that the highest scores belong to included users and the lowest to others; counts correct guesses."""
     order = np.argsort(scores, kind="stable")
-    included = np.asarray(coins)[order]
+    included = np.asarray(coins, np.bool_)[order]
     half = guesses // 2
     return int((~included[:half]).sum() + included[len(included) - (guesses - half) :].sum())
-
-
-def _attacked(pair: Pair, part: int, coin: bool) -> World:
-    """Returns the world of the queries that attack one part: that part is replaced, the others are the worst case."""
-    world = pair.before if coin else pair.after
-    *others, own = world.parts
-    return replace(world, parts=(*others[:part], own, *others[part:]))
 
 
 def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], length: int, queries: int) -> float:
@@ -110,64 +84,45 @@ def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], l
 
 
 def _sampled(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> NDArray[np.int64]:
-    return np.array(sample(release(protocol, outputs, models, block).weights))
-
-
-def guess_parts(protocol: Protocol, queries: int, guesses: int) -> GuessCounts:
-    """Flips a fair coin for every part, and guesses the coins from the tokens of the part's own queries.
-
-    Raises:
-        NoPairError: no worst case is known for this protocol.
-    """
-    pair = distributions.worst_pair(protocol, protocol.event, _ORDER)
-    coins = [secrets.choice((True, False)) for _ in range(protocol.parts)]
-    ratio = distributions.log_ratio(*distributions.pair_laws(protocol, pair))
-    scores = [
-        ratio[distributions.tokens(protocol, _attacked(pair, part, coin), queries)].sum()
-        for part, coin in enumerate(coins)
-    ]
-    return GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
+    """Draws parts for each query of a block, releases once, and samples a token."""
+    public, rows = outputs.public[block], outputs.models[:, block]
+    drawn = [protocol.draw() for _ in range(len(public))]
+    own = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
+    answers = shape(public, torch.stack(own) if own else public[:0], drawn)
+    return np.array(sample(protocol.distribution(answers).weights))
 
 
 def findings(
-    protocol: Protocol, guessed: GuessCounts, tokens: int, delta: float, confidence: float, subject: str
+    name: str, protocol: Protocol, guessed: GuessCounts, tokens: int, delta: float, confidence: float
 ) -> list[Finding]:
-    """Compares the guesses with the protocol's claim for all released tokens."""
-    claims = likelihood.claims_of(protocol.event, tokens, delta)
+    """Compares the guesses with the protocol's claim for all released tokens.
 
-    def finding(attack: str, notion: str, bound: Callable[[float], float]) -> Finding:
-        return Finding(
-            attack=attack,
-            subject=subject,
+    Returns:
+        the finding by (epsilon, delta), and the finding by the trade-off curve if the event has one.
+    """
+    event = protocol.event
+    bounds: dict[str, Callable[[float], float]] = {
+        "(epsilon, delta)": lambda level: one_run_epsilon(
+            guessed.planted, guessed.guesses, guessed.correct, delta, level
+        )
+    }
+    if event.pld() is not None:
+        bounds["trade-off curve"] = lambda level: f_epsilon(event, guessed, tokens, delta, level)
+    return [
+        Finding(
+            attack=f"one-run audit by {notion}",
+            subject=name,
             status=protocol.guarantee.status,
-            claims=claims,
+            adjacency=event.adjacency,
+            claim=planning.cost(event, tokens, delta).epsilon,
             delta=delta,
             lower=bound(confidence),
             confidence=confidence,
             certain=bound(CERTAIN),
-            details={
-                "adjacency": protocol.event.adjacency,
-                "notion": notion,
-                "tokens": tokens,
-                "planted": guessed.planted,
-                "guesses": guessed.guesses,
-                "correct": guessed.correct,
-                "parts": protocol.parts,
-            },
+            details={"tokens": tokens, **asdict(guessed)},
         )
-
-    results = [
-        finding(
-            ATTACK,
-            "(epsilon, delta)",
-            lambda level: one_run_epsilon(guessed.planted, guessed.guesses, guessed.correct, delta, level),
-        )
+        for notion, bound in bounds.items()
     ]
-    if protocol.event.pld() is not None:
-        results.append(
-            finding(F_ATTACK, "trade-off curve", lambda level: f_epsilon(protocol.event, guessed, tokens, delta, level))
-        )
-    return results
 
 
 def f_epsilon(event: Event, guessed: GuessCounts, tokens: int, delta: float, confidence: float) -> float:

@@ -23,6 +23,7 @@ from privmix.laboratory.audit.canaries import Canary
 from privmix.laboratory.audit.finding import CERTAIN, Finding
 from privmix.laboratory.audit.local_models import LocalModels
 from privmix.laboratory.audit.one_run import correct_guesses
+from privmix.laboratory.audit.roc import Roc
 from privmix.laboratory.audit.testbed import TRAINING
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.privacy.arrays import Reals
@@ -33,8 +34,6 @@ from privmix.training.plan import run_training
 from privmix.training.public_model import resolve
 from privmix.training.train import plan
 
-ATTACK = "one-run audit of released text"
-CARD_CLAIM = "card"
 _CORPUS, _MODEL = "released.jsonl", "released"
 
 
@@ -108,30 +107,30 @@ def score(trained: Sequence[TrainedEnsemble], canaries: Sequence[Canary]) -> lis
     return list(np.array(added).T)
 
 
-def find(
+def audit(
     released: ReleasedTexts, canaries: Sequence[Canary], scores: Reals, confidence: float, guesses: int
 ) -> Finding:
     """Guesses the coins from the scores, and compares the bound with the claim of the texts' card."""
-    correct = correct_guesses([canary.included for canary in canaries], scores, guesses)
+    included = np.array([canary.included for canary in canaries])
+    correct = correct_guesses(included, scores, guesses)
 
     def bound(level: float) -> float:
         return one_run_epsilon(len(canaries), guesses, correct, released.delta, level)
 
     return Finding(
-        attack=ATTACK,
+        attack="one-run audit of released text",
         subject=released.name,
         status=released.status,
-        claims={CARD_CLAIM: released.epsilon},
+        adjacency="user",
+        claim=released.epsilon,
         delta=released.delta,
         lower=bound(confidence),
         confidence=confidence,
         certain=bound(CERTAIN),
         details={
-            "adjacency": "user",
-            "notion": "(epsilon, delta)",
-            "texts": len(released.texts),
             "planted": len(canaries),
             "guesses": guesses,
             "correct": correct,
+            "area": Roc.of(scores[included], scores[~included]).area,
         },
     )

@@ -1,5 +1,6 @@
 """Computes receiver operating characteristics, and chooses the test with the best bound on epsilon."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from privmix.privacy.arrays import Reals
 
 # The maximum number of thresholds.
 _MAX_THRESHOLDS = 2000
+# The confidence for the choice of a test, between the two confidences of its evaluation.
+_CHOICE_CONFIDENCE = 0.999
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +74,15 @@ def epsilon_of(test: Test, present: Reals, absent: Reals, delta: float, confiden
     """Bounds epsilon from below by scores that did not take part in the choice of the test."""
     thresholds = np.array([test.threshold])
     return float(_bound(present, absent, thresholds, mirrored=test.mirrored, delta=delta, confidence=confidence)[0])
+
+
+def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: Sequence[float]) -> list[float]:
+    """Bounds epsilon from below. One half of the scores in each world chooses the test; the other gives the bounds."""
+    (choosing, measured), (choosing_without, measured_without) = (
+        np.array_split(scores, 2) for scores in (present, absent)
+    )
+    test = best_test(choosing, choosing_without, delta, _CHOICE_CONFIDENCE)
+    return [epsilon_of(test, measured, measured_without, delta, confidence) for confidence in confidences]
 
 
 def _bound(

@@ -1,38 +1,27 @@
 """Defines the sizes of the worlds that attacks train, without importing what trains them."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-SecretKind = Literal["digits", "sampled"]
+from pydantic import Field
+
+from privmix.foundation.options import Options
 
 
-@dataclass(frozen=True)
-class PlantedSize:
-    """The size of the testbed.
+class PlantedSize(Options):
+    """The size of the testbed."""
 
-    Attributes:
-        users: the number of ordinary users of the demo corpus.
-        planted: the number of users with a secret, each included by a fair coin.
-        repetitions: the number of copies of an included user's text in the corpus.
-        parts: the number of parts of the ensemble.
-        secrets: random digits, or texts that the public model samples at a high temperature.
-    """
-
-    users: int = 48
-    planted: int = 16
-    repetitions: int = 24
-    parts: int = 4
-    secrets: SecretKind = "digits"
+    users: int = Field(48, ge=1, description="Ordinary people of the demo corpus.")
+    planted: int = Field(16, ge=2, description="People with a secret, each included by a fair coin.")
+    repetitions: int = Field(24, ge=1, description="How often the text of an included person is in the corpus.")
+    parts: int = Field(4, ge=1, description="N, the number of parts.")
+    secrets: Literal["digits", "sampled"] = Field(
+        "digits",
+        description="`digits`: random ones. `sampled`: texts that the public model samples at a high temperature.",
+    )
 
 
-@dataclass(frozen=True)
-class AdjacentSize:
-    """The size of the ensembles and of the planted text.
+class AdjacentSize(Options):
+    """The size of two ensembles, and of the planted text. Other users repeat their word less often."""
 
-    Attributes:
-        parts: N, the number of parts of either ensemble.
-        repetitions: the number of times that the attacked user repeats the planted word. Other users repeat less.
-    """
-
-    parts: int = 3
-    repetitions: int = 128
+    parts: int = Field(3, ge=2, description="N, the number of parts of either ensemble.")
+    repetitions: int = Field(128, ge=8, description="How often the attacked user says the planted word.")

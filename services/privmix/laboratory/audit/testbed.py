@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
+from privmix.foundation.options import Options
 from privmix.foundation.progress import Display
 from privmix.laboratory.audit.canaries import CORPUS, Canary, candidates, plant, read
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
-from privmix.laboratory.audit.sampled_secrets import SecretSampler
+from privmix.laboratory.audit.sampled_secrets import sampler_of
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from privmix.privacy.protocol import Protocol
@@ -22,9 +22,6 @@ from privmix.training.partition import part_of, read_salt
 from privmix.training.plan import run_trainings
 from privmix.training.public_model import resolve
 from privmix.training.train import plan
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2e-3)
 """Enough training for a model to memorize a text that it sees a few dozen times."""
@@ -69,25 +66,22 @@ class Testbed:
         return wanted
 
 
-def claim_directory(directory: Path, size: "DataclassInstance") -> None:
+def claim_directory(directory: Path, size: Options) -> None:
     """Records the size in ``directory``, or checks that the recorded size is the same.
 
     Raises:
         InputError: the directory has another size, or belongs to another attack.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path, wanted = directory / SIZE, asdict(size)
+    path = directory / SIZE
     if not path.exists():
-        write_atomically(path, json.dumps(wanted).encode())
-    recorded = json.loads(path.read_text())
-    if recorded.keys() != wanted.keys():
-        raise InputError(f"directory: {directory} belongs to another attack; choose another --directory")
-    for name, value in wanted.items():
-        if recorded[name] != value:
-            raise InputError(
-                f"{name}: {directory} was created with {recorded[name]}, not {value}; use {recorded[name]}, or choose "
-                "another --directory"
-            )
+        write_atomically(path, size.model_dump_json().encode())
+    recorded, wanted = json.loads(path.read_bytes()), size.model_dump(mode="json")
+    if recorded != wanted:
+        raise InputError(
+            f"directory: {directory} was made with {recorded}, not {wanted}; give the same options, or choose another "
+            "--directory"
+        )
 
 
 def train_testbed(
@@ -107,7 +101,7 @@ def train_testbed(
         WorkError: as `train`.
     """
     claim_directory(directory, size)
-    sampler = SecretSampler(resolve()) if size.secrets == "sampled" else None
+    sampler = sampler_of(resolve()) if size.secrets == "sampled" else None
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions, sampler=sampler)
     plans = [
         plan(

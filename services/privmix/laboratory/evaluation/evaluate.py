@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from privmix.foundation.errors import InputError, WorkError
 from privmix.foundation.progress import Display
-from privmix.laboratory.evaluation import comparisons, methods
+from privmix.laboratory.evaluation import methods
 from privmix.laboratory.evaluation.cases import Case, PlannedCase
 from privmix.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
 from privmix.laboratory.evaluation.options import EvaluationOptions
@@ -55,7 +55,8 @@ def evaluate(
         WorkError: a task failed, or another evaluation is writing to `output`.
     """
     _check_names(ensembles)
-    _check_fields(ensembles.main, options)
+    for value in options.points:
+        methods.chosen(options, value, ensembles.main.parts, bool(ensembles.main.halves))
     with _only_writer(output), display or Display() as shown:
         shown.say("reading the held-out text")
         documents = list(held_out)
@@ -137,10 +138,8 @@ class _Comparison:
 
     def _included(self, ensemble: TrainedEnsemble, value: str | None, halves: bool) -> Iterator[tuple[str, Case]]:
         """Yields each case to evaluate once: a value of a field, or few scored parts, can make several alike."""
-        options, labels = self._options, dict[Case, str]()
-        private = methods.private(options.budget(value), ensemble.parts, halves)
-        compared = [settings for settings in private if options.include(settings)]
-        for settings, label in methods.with_fields(compared, options.given(value), options.sweep):
+        labels: dict[Case, str] = {}
+        for label, settings in methods.chosen(self._options, value, ensemble.parts, halves, check=False):
             drawn_label, case = self._case(ensemble, settings)
             labels.setdefault(case, drawn_label if self._few(ensemble) else label)
         yield from ((label, case) for case, label in labels.items())
@@ -162,8 +161,8 @@ class _Comparison:
             settings = settings.on_base(training.event)
         if drawn is not None and self._few(ensemble):
             with suppress(ValueError):
-                settings = comparisons.drawing(settings, drawn)
-        return comparisons.distinct_label(settings), Case(ensemble.directory, settings)
+                settings = methods.drawing(settings, drawn)
+        return methods.label(settings), Case(ensemble.directory, settings)
 
     def _table(self, value: str | None) -> Iterator[Result]:
         runs = len(self._text.runs)
@@ -193,7 +192,7 @@ class _Comparison:
             try:
                 settings = case.settings
                 if drawn is not None and self._few(ensemble):
-                    settings = comparisons.drawing(settings, drawn)
+                    settings = methods.drawing(settings, drawn)
                 protocol = settings.plan(ensemble.parts)
                 _check_base(settings, protocol, ensemble.base_training)
             except ValueError as error:
@@ -226,15 +225,6 @@ def _check_names(ensembles: ComparedEnsembles) -> None:
         same = directories.setdefault(directory.name, directory)
         if same != directory:
             raise InputError(f"ensemble: {same} and {directory} have one name, and the report shows names; rename one")
-
-
-def _check_fields(main: TrainedEnsemble, options: EvaluationOptions) -> None:
-    """Raises `InputError` if no protocol takes a value of a field, before anything is computed."""
-    for value in options.points:
-        private = methods.private(options.budget(value), main.parts, halves=bool(main.halves))
-        compared = [settings for settings in private if options.include(settings)]
-        for name, own in options.given(value).items():
-            methods.check_taken(compared, name, own)
 
 
 def _text(documents: Iterable[Document], ensembles: ComparedEnsembles, options: EvaluationOptions) -> EvaluationText:

@@ -1,4 +1,4 @@
-"""Defines the options of the laboratory's evaluations and their defaults, without importing what computes them."""
+"""Defines the options of comparisons and their defaults, without importing what computes them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
@@ -14,34 +14,23 @@ if TYPE_CHECKING:
 Precision = Literal["auto", "bfloat16", "float32"]
 
 
-class EvaluationOptions(Options):
-    """Configures an evaluation.
+class ComparisonOptions(Options):
+    """Chooses the protocols to compare, at the same budget.
 
     Attributes:
-        epsilon, delta, tokens: the budget of every private method.
-        protocols: the protocols to evaluate besides the references and DP-SGD; None means all.
+        protocols: the protocols, besides the references and DP-SGD; None means all.
         fields: values of the protocols' fields, by name, as text. A protocol without such a field stays as it is.
         sweep: the field of the budget or of a protocol that takes each of `values` in turn, with a table for each.
             Protocols without it are left out. None means one table.
-        run_tokens: the number of positions in a run; None means the fewest tokens of a budget.
-        drawn: the number of parts to score at each position, drawn at random; None means all. With many parts, it makes
-            an evaluation cheap. A protocol that needs more parts for a token is not evaluated. The reference without
-            privacy and PMixed's distribution over its draws are means over these parts.
     """
 
-    epsilon: float = Field(8.0, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=1)
-    tokens: int = Field(1024, ge=1)
+    epsilon: float = Field(8.0, gt=0, description="The epsilon of the budget.")
+    delta: float = Field(1e-5, gt=0, lt=1, description="The delta of all budgets.")
+    tokens: int = Field(1024, ge=1, description="The number of tokens that the budget must last for.")
     protocols: tuple[str, ...] | None = Field(None, min_length=1)
     fields: Mapping[str, str] = Field(default_factory=dict)
     sweep: str | None = None
     values: tuple[str, ...] = ()
-    run_tokens: int | None = Field(None, ge=1)
-    drawn: int | None = Field(None, ge=1)
-    runs: int = Field(5, ge=1)
-    context: int = Field(256, ge=2)
-    seed: int = Field(0, ge=0)
-    precision: Precision = "auto"
 
     @field_validator("protocols")
     @classmethod
@@ -78,8 +67,34 @@ class EvaluationOptions(Options):
         return TokenBudget.checked(**limits)
 
     def include(self, settings: "Settings") -> bool:
-        """Returns whether to evaluate these settings. References are always evaluated."""
+        """Returns whether to compare these settings. References always are."""
         return self.protocols is None or settings.protocol in ("ensemble", *self.protocols)
+
+
+class EvaluationOptions(ComparisonOptions):
+    """Configures an evaluation.
+
+    With `drawn`, a protocol that needs more parts for a token is not evaluated. The reference without privacy and
+    PMixed's distribution over its draws are means over these parts.
+    """
+
+    run_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="The number of tokens in a run.",
+        json_schema_extra={"if_none": "those of the smallest budget"},
+    )
+    drawn: int | None = Field(
+        None,
+        ge=1,
+        description="Score only this many parts at each position, drawn at random: cheap with many parts, but "
+        "protocols that need all parts are left out.",
+        json_schema_extra={"if_none": "all"},
+    )
+    runs: int = Field(5, ge=1, description="The number of runs. They use different text if there is enough of it.")
+    context: int = Field(256, ge=2, description="The maximum number of tokens in a block of text.")
+    seed: int = Field(0, ge=0, description="The seed for the choice of text, which is not secret.")
+    precision: Precision = Field("auto", description="The precision of the models: auto, bfloat16 or float32.")
 
     def scores_few(self, parts: int) -> bool:
         """Returns whether only some of an ensemble's ``parts`` parts are scored at a position."""

@@ -7,6 +7,7 @@ charged several times.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -84,14 +85,22 @@ class Trial:
     Args:
         positions: the total number of positions.
         released: the number of tokens that they stand for; by default those that the budget should last for.
+        bounds: whether to take upper bounds of the probabilities from a protocol that gives them, or to draw its noise.
     """
 
-    def __init__(self, settings: Settings, protocol: Protocol, positions: int, released: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        protocol: Protocol,
+        positions: int,
+        released: int | None = None,
+        *,
+        bounds: bool = True,
+    ) -> None:
         self._protocol = protocol
+        self._bounds = bounds
         self._public = Public(protocol.parts)
-        base = next(iter(settings.spent_before), None)
-        terms = counted(PrivacyBudget.of("evaluation", settings, protocol, base=base), protocol.event, settings.planned)
-        self._budget = InMemoryBudget(terms, protocol.event)
+        self._budget = InMemoryBudget(_terms(settings, protocol), protocol.event)
         self._repeats = max(1, (released or settings.tokens) // positions)
         self._answered = 0
         self._logs: list[Reals] = []
@@ -119,8 +128,13 @@ class Trial:
             self._logs += [np.log(private), np.log(public)]
         self._hits += [private, public]
 
+    @property
+    def chances(self) -> Reals:
+        """The probability of each true token so far, float64 [positions]."""
+        return np.concatenate(self._hits)
+
     def outcome(self) -> TrialResult:
-        logs, hits = np.concatenate(self._logs), np.concatenate(self._hits)
+        logs, hits = np.concatenate(self._logs), self.chances
         possible = np.isfinite(logs) & np.concatenate([targets.counted for targets in self._targets])
         contexts = np.concatenate([targets.contexts for targets in self._targets])
         epsilon = self._budget.epsilon
@@ -147,7 +161,7 @@ class Trial:
 
     def _private_chances(self, answers: Answers, drawn: Answers, tokens: Tensor) -> tuple[Reals, Reals | None]:
         """Returns the tokens' probabilities, or upper bounds if the protocol gives only those, and their losses."""
-        bounds = self._protocol.chance_bounds(drawn, tokens)
+        bounds = self._protocol.chance_bounds(drawn, tokens) if self._bounds else None
         if bounds is not None:
             return bounds
         if self._protocol.event.accounts:
@@ -186,6 +200,12 @@ class Trial:
         return _chances(
             self._public.distribution(Answers(left, answers.ratios[:0], ((),) * len(left))).weights, tokens[first:]
         )
+
+
+@lru_cache(maxsize=64)
+def _terms(settings: Settings, protocol: Protocol) -> PrivacyBudget:
+    base = next(iter(settings.spent_before), None)
+    return counted(PrivacyBudget.of("evaluation", settings, protocol, base=base), protocol.event, settings.planned)
 
 
 def run_trials(

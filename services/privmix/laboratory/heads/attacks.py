@@ -6,6 +6,7 @@
 - `membership` runs LiRA (Carlini et al. 2022) with models of random halves of the rows.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.stats import norm
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from privmix.laboratory.audit.bounds import one_run_epsilon
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.audit.likelihood import held_out_epsilons
-from privmix.laboratory.audit.membership import lira
 from privmix.laboratory.audit.one_run import correct_guesses
-from privmix.laboratory.audit.roc import Roc, best_test, epsilon_of
+from privmix.laboratory.audit.roc import Roc, best_test, epsilon_of, held_out_epsilons
 from privmix.laboratory.heads import methods
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
@@ -36,9 +37,10 @@ from privmix.privacy.sampling.selection import SelectionEvent, select
 # Returns `count` independent releases of a table, float64 [count, D].
 Releases = Callable[[Table, int], Reals]
 
-UNPROVEN = "the epsilon of the density, unproven"
 _FLOWS_AT_ONCE = 250
 _CHOSEN_AT = 0.95
+# The minimum standard deviation of the scores of LiRA, for samples too small to estimate it.
+_LEAST_DEVIATION = 1e-6
 
 CONFIDENCE = 0.95
 """The confidence of a finding's lower bound."""
@@ -112,12 +114,13 @@ def neighbours(
         attack="test on releases of neighbouring tables",
         subject=f"{METHODS[name].label}, {pair[0].name}",
         status=METHODS[name].status,
-        claims={("epsilon" if METHODS[name].status == "certified" else UNPROVEN): epsilon},
+        adjacency="one row replaced",
+        claim=epsilon,
         delta=0.0,
         lower=lower,
         confidence=CONFIDENCE,
         certain=certain,
-        details={"adjacency": "one row replaced", "trials": trials, "rows": len(pair[0].x)},
+        details={"trials": trials, "rows": len(pair[0].x)},
     )
 
 
@@ -145,18 +148,17 @@ def one_run(name: MethodName, table: Table, epsilon: float, *, planted: int = 20
     correct = correct_guesses(coins, scores, guesses)
     delta = METHODS[name].delta
     lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (CONFIDENCE, CERTAIN))
-    status = METHODS[name].status
-    claims = {("epsilon" if status == "certified" else UNPROVEN): epsilon} if METHODS[name].private else {}
     return Finding(
         attack="one-run audit",
         subject=f"{METHODS[name].label}, {table.name}",
-        status=status,
-        claims=claims,
+        status=METHODS[name].status,
+        adjacency="one row present or absent",
+        claim=epsilon if METHODS[name].private else math.inf,
         delta=delta,
         lower=lower,
         confidence=CONFIDENCE,
         certain=certain,
-        details={"adjacency": "one row present or absent", "planted": planted, "guesses": guesses, "correct": correct},
+        details={"planted": planted, "guesses": guesses, "correct": correct},
     )
 
 
@@ -172,6 +174,29 @@ def membership(name: MethodName, table: Table, epsilon: float, *, targets: int =
         theta = _train(name, table.rows(half), epsilon, seed=shadow)
         scored[shadow] = _scores(theta, table.rows(chosen))
     return Roc.of(*lira(scored, included))
+
+
+def lira(scored: Reals, included: NDArray[np.bool_]) -> tuple[Reals, Reals]:
+    """Attacks each model in turn (Carlini et al. 2022); returns log-likelihood ratios of members and of non-members.
+
+    The other models give two normal distributions of a target's score: one of models with the target, one of models
+    without. Targets share one variance, which is better with few shadows (section VI).
+
+    Args:
+        scored, included: the score of each target under each model, and whether the model saw it, [models, targets].
+    """
+    ratios = np.full(scored.shape, np.nan)
+    for target in range(len(scored)):
+        rest = np.arange(len(scored)) != target
+        inside, outside = (np.where(included[rest] == side, scored[rest], np.nan) for side in (True, False))
+        known = (~np.isnan(inside)).any(axis=0) & (~np.isnan(outside)).any(axis=0)
+        means = [np.nanmean(side[:, known], axis=0) for side in (inside, outside)]
+        residuals = [side[:, known] - mean for side, mean in zip((inside, outside), means, strict=True)]
+        deviations = [max(float(np.nanstd(residual)), _LEAST_DEVIATION) for residual in residuals]
+        own = scored[target, known]
+        ratios[target, known] = norm.logpdf(own, means[0], deviations[0]) - norm.logpdf(own, means[1], deviations[1])
+    valid = ~np.isnan(ratios)
+    return ratios[valid & included], ratios[valid & ~included]
 
 
 def summary(roc: Roc) -> Mapping[str, Any]:

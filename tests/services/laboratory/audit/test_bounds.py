@@ -17,7 +17,7 @@ from privmix.laboratory.audit.bounds import (
     two_sample_epsilon,
 )
 from privmix.laboratory.audit.finding import CERTAIN
-from privmix.laboratory.audit.likelihood import held_out_epsilons
+from privmix.laboratory.audit.roc import held_out_epsilons
 
 TRIALS = 200_000
 

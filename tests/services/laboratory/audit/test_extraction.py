@@ -12,17 +12,17 @@ import torch
 from privmix.foundation.errors import InputError
 from privmix.laboratory.audit import canaries, extraction, testbed
 from privmix.laboratory.audit.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
-from privmix.laboratory.audit.chances import next_token_chances
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
 from privmix.laboratory.audit.one_run import correct_guesses, of_users
-from privmix.laboratory.audit.sampled_secrets import SecretSampler
-from privmix.laboratory.audit.sections import Subject, extraction_section
+from privmix.laboratory.audit.sampled_secrets import sampler_of
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.audit.testbed import evaluate_testbed, train_testbed
 from privmix.privacy.protocols import PROTOCOLS
-from privmix.privacy.protocols.ensemble import Ensemble
-from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
-from privmix.privacy.protocols.public import Public
+from privmix.privacy.protocols.ensemble import EnsembleSettings
+from privmix.privacy.protocols.exponential import ExponentialSettings
+from privmix.privacy.protocols.pmixed import PMixedSettings
+from privmix.privacy.protocols.public import PublicSettings
+from privmix.privacy.settings import Settings
 from privmix.training.corpus import Corpus
 
 DIGITS, KEPT = 6, 12
@@ -44,46 +44,54 @@ def outputs_on(canary: Canary, parts: int, knows: int | None, count: int = 8) ->
 CANARY = Canary("caller", "My number is ", "314159", True)
 
 
-def attack(protocol: object, outputs: ModelOutput, parts: int, attempts: int = 5) -> extraction.ExtractionResult:
+def attack(settings: Settings, outputs: ModelOutput, parts: int, attempts: int = 5) -> extraction.Extraction:
     models = {CANARY: range(parts)}
-    return extraction.attack("m", protocol, 1.0, {CANARY: outputs}, models, attempts=attempts, draws=8)  # type: ignore[arg-type]
+    protocol = settings.plan(parts)
+    return extraction.attack("m", settings, protocol, {CANARY: outputs}, models, attempts=attempts, draws=8)
 
 
 def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
-    result = attack(Ensemble(1), outputs_on(CANARY, 1, 0), 1)
+    result = attack(EnsembleSettings(), outputs_on(CANARY, 1, 0), 1)
     digit = math.exp(CONFIDENT) / (math.exp(CONFIDENT) + KEPT - 1)
-    assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-5)
+    assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-3)
     assert (result.rank, result.exposure) == (1, 3)
 
 
 def test_the_public_model_has_the_hit_rate_of_random_guesses() -> None:
-    result = attack(Public(1), outputs_on(CANARY, 1, 0), 1)
+    result = attack(PublicSettings(), outputs_on(CANARY, 1, 0), 1)
     assert result.hit_rate == pytest.approx(5 * KEPT**-DIGITS, rel=1e-3)
     assert result.rank == pytest.approx(4.5), "all candidates tie"
 
 
 def test_the_hit_rate_falls_with_epsilon() -> None:
     outputs = outputs_on(CANARY, 4, 1)
-    rates = [
-        attack(PMixedSettings(epsilon=epsilon, tokens=16).plan(4), outputs, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)
-    ]
-    assert rates[0] < rates[1] < rates[2] < attack(Ensemble(4), outputs, 4).hit_rate
+    rates = [attack(PMixedSettings(epsilon=epsilon, tokens=16), outputs, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)]
+    assert rates[0] < rates[1] < rates[2] < attack(EnsembleSettings(), outputs, 4).hit_rate
 
 
-@pytest.mark.parametrize("name", ["pmixed", "exponential", "gnmax", "subsample-aggregate", "adapmixed"])
-def test_chances_of_every_protocol_are_probabilities(name: str) -> None:
-    protocol = PROTOCOLS[name].model_validate({"epsilon": 4.0, "tokens": 64}).plan(3)
-    chances = next_token_chances(protocol, outputs_on(CANARY, 3, 0, 2), range(3), 4)
-    assert chances.shape == (2 * DIGITS,)
-    assert ((chances >= 0) & (chances <= 1)).all()
+@pytest.mark.parametrize("name", [name for name, settings in PROTOCOLS.items() if not settings.one_model])
+def test_every_protocol_has_a_chance_between_never_and_always(name: str) -> None:
+    """Of parts that all know the secret, none makes it less likely than a guess."""
+    chosen = PROTOCOLS[name]
+    settings = chosen.model_validate({"epsilon": 1e4, "tokens": 64} if chosen.derived else {})
+    protocol = settings.plan(2)
+    models = [0] * protocol.models
+    scores = extraction.log_chances(settings, protocol, outputs_on(CANARY, 1, 0, 2), models, DIGITS, 4)
+    assert scores.shape == (2,)
+    assert scores[0] <= 0
+    assert name == "public" or scores[0] > DIGITS * math.log(1 / KEPT)
 
 
 def test_chances_are_averaged_over_the_draws_of_parts() -> None:
-    """A part that is drawn with probability 1/2 affects half of the releases."""
-    protocol, outputs = PMixed(1, 0.5, 3.0), outputs_on(CANARY, 1, 0, 2)
-    always, never = (next_token_chances(limit, outputs, [0], 1) for limit in (PMixed(1, 1.0, 3.0), Public(1)))
-    chances = next_token_chances(protocol, outputs, [0], 500)
-    np.testing.assert_allclose(chances, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
+    """One of two parts is drawn for each token, and one of the two knows the secret."""
+    settings = ExponentialSettings(epsilon=None, tokens=64, radius=6.0, sample=1)
+    outputs = outputs_on(CANARY, 2, 0, 2)
+
+    def chance(models: list[int], draws: int) -> float:
+        scores = extraction.log_chances(settings, settings.plan(2), outputs, models, DIGITS, draws)
+        return float(np.exp(scores[0] / DIGITS))
+
+    assert chance([0, 1], 500) == pytest.approx((chance([0, 0], 1) + chance([1, 1], 1)) / 2, abs=0.1)
 
 
 def test_submix_is_attacked_through_its_models_of_half_parts() -> None:
@@ -92,15 +100,14 @@ def test_submix_is_attacked_through_its_models_of_half_parts() -> None:
     for half in (3, 4):
         answers.models[half] = outputs_on(CANARY, 1, 0).models[0]
     trained = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
-    both = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
-    subjects = [Subject(settings.protocol, settings.plan(2), 4, 8.0) for settings in both]
-    rows = {row["mechanism"]: row for row in extraction_section(trained, subjects, 10, 1, lambda _: None).rows}
-    assert rows["submix"]["median rank"] == 1
-    assert rows["submix"]["guarantee"] == "operational"
-    assert rows["pmixed"]["median rank"] == rows["public model"]["median rank"]
+    subjects = [(name, PROTOCOLS[name].model_validate({"epsilon": 64.0, "tokens": 8})) for name in ("submix", "pmixed")]
+    rows = {row.mechanism: row for row in extraction.attack_all(trained, subjects, attempts=10, draws=1)}
+    assert rows["submix"].rank == 1
+    assert rows["submix"].guarantee == "operational"
+    assert rows["pmixed"].rank == rows["public model"].rank
     without = testbed.Testbed(2, {CANARY: ModelOutput(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
     with pytest.raises(InputError, match="audit extraction --protocol submix"):
-        extraction_section(without, subjects, 10, 1, lambda _: None)
+        list(extraction.attack_all(without, subjects, attempts=10, draws=1))
 
 
 def test_the_end_of_the_budget_ends_the_attack_if_the_cost_depends_on_the_text() -> None:
@@ -109,26 +116,19 @@ def test_the_end_of_the_budget_ends_the_attack_if_the_cost_depends_on_the_text()
 
     def chances(epsilon: float) -> np.ndarray:
         settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": 64})
-        return extraction.log_chances(settings.plan(2), outputs, range(2), DIGITS, 1, settings)
+        return extraction.log_chances(settings, settings.plan(2), outputs, range(2), DIGITS, 1)
 
     none, some, all_ = (chances(epsilon)[0] for epsilon in (0.5, 6.0, 1000.0))
-    assert none == pytest.approx(DIGITS * math.log(1 / KEPT), rel=1e-6), "the public model answers"
+    assert none == pytest.approx(DIGITS * math.log(1 / KEPT), rel=1e-4), "the public model answers"
     assert none < some < all_
 
 
-def test_the_report_calls_an_attack_without_effect_too_weak() -> None:
-    for knows, weak in ((None, True), (0, False)):
-        trained = testbed.Testbed(
-            2, {CANARY: outputs_on(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0}
-        )
-        section = extraction_section(trained, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
-        assert ("TOO WEAK" in section.text) == weak
-        assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
-
-
-def _all_know() -> ModelOutput:
-    outputs = outputs_on(CANARY, 3, 0)
-    return ModelOutput(outputs.public, outputs.models[:1].expand(3, -1, -1), outputs.wanted)
+def test_an_attack_without_effect_is_too_weak() -> None:
+    known = outputs_on(CANARY, 3, 0)
+    everybody = ModelOutput(known.public, known.models[:1].expand(3, -1, -1), known.wanted)
+    for outputs, strong in ((outputs_on(CANARY, 3, None), False), (everybody, True)):
+        trained = testbed.Testbed(2, {CANARY: outputs}, {CANARY: 0})
+        assert extraction.is_strong(list(extraction.attack_all(trained, [], attempts=10, draws=1))) == strong
 
 
 def test_an_included_secret_is_in_the_corpus_with_the_stated_number_of_copies(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_sampled_secrets_and_their_candidates_come_from_one_draw(tmp_path: Path)
 @pytest.mark.slow
 def test_a_sampled_secret_has_its_tokens_and_is_unlikely(public_model: Path) -> None:
     """Each token of such a secret is less likely to the model than a digit after the prompt of a number."""
-    texts = SecretSampler(public_model)(CANARY.prompt, 8)
+    texts = sampler_of(public_model)(CANARY.prompt, 8)
     models = LocalModels(public_model, [])
     assert len(set(texts)) == 8
     outputs = models.continuations(CANARY.prompt, texts, 1)
@@ -189,13 +189,15 @@ def test_planted_users_are_found_in_one_run_without_privacy() -> None:
     canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
     outputs = {canary: outputs_on(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
     trained = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
-    options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
-    by_epsilon, by_curve = of_users(PMixed(1, 1.0, 6.0), trained, **options)  # type: ignore[arg-type]
+    options = {"queries": 3, "confidence": 0.95, "guesses": 40}
+    told = PMixedSettings(epsilon=None, radius=6.0, tokens=2**20)
+    by_epsilon, by_curve = of_users("told", told, trained, **options)  # type: ignore[arg-type]
     assert by_epsilon.details["correct"] == 40
     assert by_epsilon.lower > 2
     assert {by_epsilon.verdict, by_curve.verdict} == {"holds"}
     assert by_epsilon.details["tokens"] == 40 * DIGITS * 3
-    for finding in of_users(PMixed(1, 1.0, 0.001), trained, **options):  # type: ignore[arg-type]
+    hidden = PMixedSettings(epsilon=None, radius=0.001, tokens=2**20)
+    for finding in of_users("hidden", hidden, trained, **options):  # type: ignore[arg-type]
         assert finding.certain == 0
 
 
@@ -225,8 +227,8 @@ def test_a_trained_model_outputs_a_secret_and_a_private_protocol_does_not(
     planted = train_testbed(tmp_path, PlantedSize(users=1, planted=3, repetitions=40, parts=2))
     assert any(canary.included for canary in planted)
     trained = evaluate_testbed(tmp_path, planted, 8, 64)
-    subject = Subject("pmixed", PMixedSettings(epsilon=2.0, tokens=1024).plan(2), 1024, 2.0)
-    rows = {row["mechanism"]: row for row in extraction_section(trained, [subject], 10, 1, lambda _: None).rows}
-    assert rows["one model of the whole corpus"]["hit rate"] > extraction.LEAKS
-    assert rows["the part that has the secret"]["median rank"] == 1
-    assert rows["pmixed"]["hit rate"] < 0.01
+    subjects = [("pmixed", PMixedSettings(epsilon=2.0, tokens=1024))]
+    rows = {row.mechanism: row for row in extraction.attack_all(trained, subjects, attempts=10, draws=1)}
+    assert rows["one model of the whole corpus"].hit_rate > extraction.LEAKS
+    assert rows["the part that has the secret"].rank == 1
+    assert rows["pmixed"].hit_rate < 0.01

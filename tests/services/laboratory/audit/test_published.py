@@ -22,12 +22,10 @@ def test_the_counterexample_costs_what_each_draw_of_the_published_mechanism_allo
 
 
 def test_the_published_claim_is_exceeded_and_the_certified_one_is_not() -> None:
-    theirs, ours = published.compare(8, 1.0, 8.0, 1e-5, 64)
-    assert theirs.verdict == "broken"
-    assert theirs.status == "as published"
-    assert theirs.details["token_divergence"] > 10 * theirs.details["token_divergence_claimed"]
-    assert ours.verdict == "holds"
-    assert ours.status == "certified"
+    cost = published.compare(8, 1.0, 8.0, 1e-5, 64)
+    assert cost.reached > cost.claimed
+    assert cost.token_reached > 10 * cost.token_claimed
+    assert cost.certified_reached <= cost.certified_claimed
 
 
 def test_the_certified_mollifier_has_no_published_claim() -> None:

@@ -13,8 +13,7 @@ from privmix.foundation.progress import Display
 from privmix.generation.card import CARD
 from privmix.generation.job import OUTPUT
 from privmix.laboratory.audit.canaries import Canary
-from privmix.laboratory.audit.released_text import ReleasedTexts, find, read_released, score, train_on
-from privmix.laboratory.audit.sections import released_section
+from privmix.laboratory.audit.released_text import ReleasedTexts, audit, read_released, score, train_on
 from privmix.laboratory.audit.testbed import planted
 from privmix.privacy.arrays import Reals
 
@@ -25,31 +24,23 @@ TEXTS = ReleasedTexts("texts", ("a text",), epsilon=0.5, delta=1e-9, status="cer
 
 
 def test_text_that_tells_every_coin_breaks_a_small_claim() -> None:
-    found = find(TEXTS, CANARIES, INCLUDED, 0.95, 40)
+    found = audit(TEXTS, CANARIES, INCLUDED, 0.95, 40)
     assert found.details["correct"] == 40
     assert found.verdict == "broken"
-    assert found.claims == {"card": 0.5}
-    assert found.certain > 0.5
+    assert found.claim == 0.5 < found.certain
+    assert found.details["area"] == 1
 
 
 def test_text_that_tells_nothing_breaks_no_claim() -> None:
     blind: Reals = (np.arange(40) // 2 % 2).astype(np.float64)  # right for every other pair of coins
-    found = find(TEXTS, CANARIES, blind, 0.95, 40)
+    found = audit(TEXTS, CANARIES, blind, 0.95, 40)
     assert found.details["correct"] == 20
-    assert (found.verdict, found.lower) == ("holds", 0)
+    assert (found.verdict, found.lower, found.details["area"]) == ("holds", 0, 0.5)
 
 
 def test_text_without_a_card_claims_nothing() -> None:
-    found = find(ReleasedTexts("texts", ("a text",)), CANARIES, INCLUDED, 0.95, 40)
+    found = audit(ReleasedTexts("texts", ("a text",)), CANARIES, INCLUDED, 0.95, 40)
     assert found.verdict == "no claim"
-
-
-def test_the_section_shows_what_the_attack_finds_in_the_corpus_itself() -> None:
-    strong = released_section(TEXTS, CANARIES, np.zeros(40), INCLUDED, 0.95, 1.0)
-    assert [row["area under the curve"] for row in strong.rows] == [0.5, 1.0]
-    assert "strong enough" in strong.text
-    weak = released_section(TEXTS, CANARIES, np.zeros(40), np.zeros(40), 0.95, 1.0)
-    assert "TOO WEAK" in weak.text
 
 
 def job(directory: Path, epsilon: float | None, texts: list[str]) -> Path:

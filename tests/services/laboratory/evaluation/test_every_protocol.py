@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.comparisons import COMPARISONS, compared, distinct_label
-from privmix.laboratory.evaluation.methods import check_taken, private, with_fields
+from privmix.laboratory.evaluation.methods import check_taken, compared, label, private, with_fields
 from privmix.laboratory.evaluation.rows import RowReader
 from privmix.laboratory.evaluation.trial import run_trials
 from privmix.privacy.protocols import PROTOCOLS
@@ -34,36 +33,29 @@ def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -
         assert outcome.asked == pytest.approx(protocol.expected_rows, abs=1e-9) or protocol.draws((1,)).keys() > {(1,)}
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_protocol_has_rows_in_a_table(name: str) -> None:
-    rows = [settings for settings in private(BUDGET, PARTS, halves=True) if settings.protocol == name]
-    assert rows == list(compared(name, PARTS, BUDGET.limits()))
+def test_every_row_of_a_table_has_the_budget_and_a_label_of_its_own() -> None:
+    rows = list(private(BUDGET, PARTS, halves=True))
     assert all((settings.epsilon, settings.delta, settings.tokens) == (8.0, 1e-5, POSITIONS) for settings in rows)
-    assert len(set(map(distinct_label, rows))) == len(rows)
+    references = [PROTOCOLS[name].model_validate({}) for name in PROTOCOLS if not compared(name, PARTS, BUDGET)]
+    assert len({label(settings) for settings in (*rows, *references)}) == len(rows) + len(references)
 
 
-def test_every_comparison_is_of_a_registered_protocol_and_has_its_own_label() -> None:
-    assert set(COMPARISONS) <= set(PROTOCOLS)
-    labels = [comparison.label(PROTOCOLS[name].model_validate({})) for name, comparison in COMPARISONS.items()]
-    assert len(set(labels)) == len(labels)
-
-
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if list(compared(name, PARTS, BUDGET.limits()))])
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if list(compared(name, PARTS, BUDGET))])
 def test_any_field_of_a_protocol_is_swept(name: str) -> None:
-    rows = list(compared(name, PARTS, BUDGET.limits()))
+    rows = list(compared(name, PARTS, BUDGET))
     for field in set(type(rows[0]).model_fields) - {"protocol", "epsilon", "delta", "tokens"}:
         value = str(next((own for row in rows if (own := getattr(row, field)) is not None), "none"))
-        (first, label), *_ = with_fields(rows, {field: value}, field)
+        (named, first), *_ = with_fields(rows, {field: value}, field)
         assert getattr(first, field) == (None if value == "none" else type(getattr(first, field))(value))
-        assert label
+        assert named
 
 
 def test_a_field_takes_its_values_and_others_stay() -> None:
     rows = list(private(BUDGET, PARTS, halves=True))
     swept = list(with_fields(rows, {"q": "0.25", "radius": "0.1"}, "q"))
-    assert {settings.protocol for settings, _ in swept} == {each.protocol for each in rows if hasattr(each, "q")}
-    assert all(settings.q == 0.25 for settings, _ in swept if isinstance(settings, PMixedSettings))
-    fixed = [settings for settings, _ in with_fields(rows, {"q": "0.25"})]
+    assert {settings.protocol for _, settings in swept} == {each.protocol for each in rows if hasattr(each, "q")}
+    assert all(settings.q == 0.25 for _, settings in swept if isinstance(settings, PMixedSettings))
+    fixed = [settings for _, settings in with_fields(rows, {"q": "0.25"})]
     assert [settings.protocol for settings in fixed] == [settings.protocol for settings in rows]
     with pytest.raises(InputError, match=r"colour: no protocol here has such a field; they have .*radius"):
         check_taken(rows, "colour", "red")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.comparisons import distinct_label, label
 from privmix.laboratory.evaluation.ensembles import private_training
-from privmix.laboratory.evaluation.methods import dp_sgd, private
+from privmix.laboratory.evaluation.methods import dp_sgd, label, private
 from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix.laboratory.evaluation.rows import RowReader
 from privmix.laboratory.evaluation.trial import run_trials
@@ -29,7 +28,7 @@ def budget(epsilon: float) -> TokenBudget:
 @pytest.mark.parametrize("epsilon", [2.0, 8.0])
 def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
     methods = list(private(budget(epsilon), PARTS, halves=True))
-    assert len(set(map(distinct_label, methods))) == len(methods) == 11
+    assert len(set(map(label, methods))) == len(methods) == 11
     for settings in methods:
         protocol = settings.plan(PARTS)
         assert settings.epsilon == epsilon

@@ -8,8 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from privmix.laboratory.evaluation.cases import Case
-from privmix.laboratory.evaluation.comparisons import distinct_label
-from privmix.laboratory.evaluation.methods import private
+from privmix.laboratory.evaluation.methods import label, private
 from privmix.laboratory.evaluation.report import JSON_FILE, PLOT_FILE, write_report
 from privmix.laboratory.evaluation.results import Evaluation, Result, ResultTable, impossible, result
 from privmix.laboratory.evaluation.trial import TrialResult
@@ -55,8 +54,8 @@ def result_of(settings: Settings, parts: int = PARTS) -> Result:
     try:
         protocol = settings.plan(parts)
     except ValueError as error:
-        return impossible(distinct_label(settings), case, parts, str(error))
-    return result(distinct_label(settings), case, protocol, outcomes(settings), outcomes(PublicSettings()))
+        return impossible(label(settings), case, parts, str(error))
+    return result(label(settings), case, protocol, outcomes(settings), outcomes(PublicSettings()))
 
 
 @pytest.fixture(scope="module")

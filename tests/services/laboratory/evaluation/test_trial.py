@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.laboratory.evaluation.comparisons import drawing
+from privmix.laboratory.evaluation.methods import drawing
 from privmix.laboratory.evaluation.rows import RowReader, writing
 from privmix.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
 from privmix.privacy.protocol import Protocol

@@ -9,13 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from privmix.laboratory.audit.variants import variants
 from privmix.privacy.accounting import planning
 from privmix.privacy.events import from_json
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
 from privmix.privacy.protocols import PROTOCOLS, name_of
 from privmix.privacy.settings import Settings
+from tests.support.mechanisms import variants
 
 PARTS = 4
 EVERY = [

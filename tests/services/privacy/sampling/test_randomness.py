@@ -25,13 +25,7 @@ NOT_PRIVATE = {
         "the name of the marks in one chat, which nobody can type",
     ),
     "privmix/structure/vocabulary.py": ({"secrets"}, "names of special tokens, which no grammar contains"),
-    "privmix/laboratory/audit/one_run.py": ({"secrets"}, "coins of an audit"),
-    "privmix/laboratory/audit/releases.py": (
-        {"default_rng", "normal"},
-        "a release of an attack, from known outputs",
-    ),
     "privmix/laboratory/audit/canaries.py": ({"secrets"}, "planted text"),
-    "privmix/laboratory/audit/sampled_secrets.py": ({"secrets"}, "planted text"),
     "privmix/engine/vllm_engine.py": ({"secrets"}, "a name"),
     "privmix/laboratory/evaluation/rows.py": (
         {"default_rng", "secrets"},

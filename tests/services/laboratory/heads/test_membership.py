@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from privmix.laboratory.audit.membership import lira
 from privmix.laboratory.audit.roc import Roc
+from privmix.laboratory.heads.attacks import lira
 
 
 def scored(effect: float, seed: int = 0) -> Roc:
