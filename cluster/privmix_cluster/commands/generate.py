@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privmix.foundation.errors import InputError
-from privmix.generation.template import DEFAULT, items, parse_labels, read_rows, read_schema
+from privmix.generation.template import DEFAULT, items, parse_labels, read_rows
 from privmix_cluster.console import display
 from privmix_cluster.options import ProgressJsonOption
 from privmix_cluster.parameters import bad
@@ -53,9 +53,9 @@ def generate(
         Path | None,
         typer.Option(help="A JSON Schema of an object: generate records of this form."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="The maximum number of tokens of a text.")] = 128,
-    temperature: Annotated[float, typer.Option(help="The sampling temperature, above 0 and up to 2.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="The probability mass to sample from, above 0 and up to 1.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The maximum number of tokens of a text.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.01, max=2, help="The sampling temperature.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="The probability mass to sample from.")] = 1.0,
     stop_at: Annotated[list[str], typer.Option("--stop", help="A stop string; \\n is a new line.")] = [],  # noqa: B006
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="The number of concurrent texts.")] = 8,
     partial: Annotated[
@@ -84,7 +84,7 @@ def generate(
         raise bad("template", "is missing; write the fields of --prompts in braces: 'Topic: {topic}\\nText:'")
     rows = parse_labels(label) if prompts is None else read_rows(prompts)
     prompt_template = (template or DEFAULT).replace("\\n", "\n")
-    record_schema = None if schema is None else read_schema(schema)
+    record_schema = None if schema is None else _schema(schema)
     sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
     request = JobRequest(prompt_template, tuple(items(prompt_template, rows)), sampling, record_schema)
     configuration = None if config is None else Configuration.load(config)
@@ -100,6 +100,16 @@ def generate(
         service = ServiceClient(address, secret, model)
         card = asyncio.run(_run(job, service, concurrency, partial, shown, base_model))
     _report(output, card, time.monotonic() - started, as_json)
+
+
+def _schema(path: Path) -> dict[str, Any]:
+    try:
+        schema = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"schema {path}: cannot be read as JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise InputError(f"schema {path}: must be a JSON Schema, which is an object")
+    return schema
 
 
 @contextmanager
@@ -135,13 +145,13 @@ async def _run(
 
     async with client as service:
         try:
-            statement = await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
+            await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
         except BaseException:
             if job.done:
-                with suppress(InputError):  # the service can be gone; job.json has its last statement
+                with suppress(InputError):  # the service can be gone
                     write_card(job, await service.privacy(), base_model)
             raise
-    return write_card(job, statement, base_model)
+        return write_card(job, await service.privacy(), base_model)
 
 
 def _report(output: Path, card: dict[str, Any], seconds: float, as_json: bool) -> None:

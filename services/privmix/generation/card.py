@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
-from privmix.generation.job import OUTPUT, GenerationJob
+from privmix.generation.job import GenerationJob
 
 CARD = "card.json"
 
@@ -39,8 +40,35 @@ def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str
         base_model: the base model of the ensemble, if it is known; a service does not report it. Of a directory, the
             card has the last name: it is made to be published.
     """
-    shown = Path(base_model).name if base_model and Path(base_model).is_absolute() else base_model
-    card = _card(job, statement) | {"base_model": shown}
+    request, before = job.request, job.described.get("privacy", {})
+    whole = [text for text in job.texts if text.finish_reason is not None]
+    card = {
+        "made_with": f"privmix {version('privmix')}",
+        "begun": job.described["begun"],
+        "date": datetime.now(UTC).date().isoformat(),
+        "model": job.described.get("model"),
+        "base_model": Path(base_model).name if base_model and Path(base_model).is_absolute() else base_model,
+        **{name: statement.get(name) for name in ("guarantee", "epsilon", "delta", "adjacency")},
+        "protocol": statement.get("event"),
+        "budget": {
+            "tokens_delivered": job.tokens,
+            "tokens_charged_by_service": statement["tokens_charged"] - before.get("tokens_charged", 0),
+            "epsilon_spent_before": before.get("epsilon_spent"),
+            "epsilon_spent_after": statement.get("epsilon_spent"),
+            "tokens_left": statement["tokens_left"],
+        },
+        "texts": {
+            "asked_for": len(job.texts),
+            "whole": len(whole),
+            "continued_after_an_interruption": sum(text.asked > 1 for text in whole),
+            "answered_without_the_parts": dict(Counter(text.answered_by for text in whole if text.answered_by)),
+            "finish_reasons": dict(Counter(text.finish_reason for text in whole)),
+        },
+        "template": request.template,
+        **({} if request.schema is None else {"schema": request.schema}),
+        "sampling": asdict(request.sampling),
+        "notes": [UNCOVERED if statement.get("epsilon") is None else COVERED, *NOTES],
+    }
     write_atomically(job.directory / CARD, json.dumps(card, indent=2).encode() + b"\n")
     return card
 
@@ -56,41 +84,3 @@ def load_card(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{directory}: has no {CARD}; run `privmix generate` on it again") from error
     return card
-
-
-def _card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
-    described, texts = job.described, job.texts
-    before = described.get("privacy_before", {})
-    whole = [text for text in texts if text.finish_reason is not None]
-    event = statement.get("event") or {}
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "made_with": f"privmix {version('privmix')}",
-        "file": OUTPUT,
-        "model": described.get("model"),
-        "guarantee": statement["guarantee"],
-        "epsilon": statement.get("epsilon"),
-        "delta": statement.get("delta"),
-        "adjacency": statement.get("adjacency"),
-        "protocol": event,
-        "budget": {
-            "tokens_delivered": job.tokens,
-            "tokens_charged_by_service": statement["tokens_charged"] - before.get("tokens_charged", 0),
-            "epsilon_spent_before": before.get("epsilon_spent"),
-            "epsilon_spent_after": statement.get("epsilon_spent"),
-            "tokens_left": statement["tokens_left"],
-        },
-        "texts": {
-            "asked_for": len(texts),
-            "whole": len(whole),
-            "continued_after_an_interruption": sum(text.asked > 1 for text in whole),
-            "answered_without_the_parts": dict(Counter(text.answered_by for text in whole if text.answered_by)),
-            "finish_reasons": dict(Counter(text.finish_reason for text in whole)),
-        },
-        "template": job.request.template,
-        **({} if job.request.schema is None else {"schema": job.request.schema}),
-        "sampling": json.loads(json.dumps(described["sampling"])),
-        "begun": described["begun"],
-        "finished": described.get("finished"),
-        "notes": [UNCOVERED if statement.get("epsilon") is None else COVERED, *NOTES],
-    }

@@ -1,26 +1,22 @@
-"""Expands a template of prompts to the items of a job, and reads the schema of its records.
+"""Expands a template of prompts to the items of a job.
 
 items("Urgency: {label}\\nCaller:", [{"label": "urgent", "count": 100}, {"label": "routine", "count": 100}])
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Any
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.json_lines import read_lines
 
 COUNT = "count"
 """The field of a row with its number of texts; by default one."""
-LABEL = "label"
 DEFAULT = "Label: {label}\nText:"
 """The default template of labels."""
 RESERVED = frozenset({"id", "text", "tokens", "finish_reason", "answered_by"})
 """The field names that the output reserves."""
-MAX_ITEMS = 1_000_000
 
 Fields = Mapping[str, str | int | float | bool]
 
@@ -55,10 +51,7 @@ def items(template: str, rows: Iterable[Fields]) -> list[Item]:
         if missing := [name for name in names if name not in fields]:
             known = ", ".join(fields) or "none"
             raise InputError(f"template: line {line} of the prompts has no field {missing[0]!r}; it has {known}")
-        if len(expanded) + count > MAX_ITEMS:
-            raise InputError(f"prompts: line {line}: more than {MAX_ITEMS:,} items in one job; make several jobs")
-        prompt = template.format_map(fields)
-        if not prompt:
+        if not (prompt := template.format_map(fields)):
             raise InputError(f"template: the prompt of line {line} is empty")
         expanded += [Item(len(expanded) + number, fields, prompt) for number in range(count)]
     if not expanded:
@@ -72,7 +65,13 @@ def read_rows(path: Path) -> list[Fields]:
     Raises:
         InputError: the file or a line is invalid.
     """
-    return list(_rows(path))
+    rows: list[Fields] = []
+    for number, row in read_lines(path, "an object of fields", "prompts"):
+        for name, value in row.items():
+            if not isinstance(value, str | int | float | bool):
+                raise InputError(f"prompts {path}: line {number}: {name}: must be text, a number, true or false")
+        rows.append(row)
+    return rows
 
 
 def parse_labels(texts: Sequence[str]) -> list[Fields]:
@@ -86,46 +85,17 @@ def parse_labels(texts: Sequence[str]) -> list[Fields]:
         name, equals, count = text.rpartition("=")
         if not (equals and name.strip() and count.isascii() and count.isdecimal() and int(count) > 0):
             raise InputError(f"label: {text!r} must be NAME=COUNT with a count above 0, such as urgent=100")
-        rows.append({LABEL: name.strip(), COUNT: int(count)})
-    if len({row[LABEL] for row in rows}) < len(rows):
-        raise InputError("label: a label is given twice; give it once, with the sum of the counts")
+        rows.append({"label": name.strip(), COUNT: int(count)})
     return rows
-
-
-def read_schema(path: Path) -> dict[str, Any]:
-    """Reads a JSON Schema of an object.
-
-    Raises:
-        InputError: the file cannot be read or is not JSON, or the schema does not describe an object with properties.
-    """
-    try:
-        schema = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"schema {path}: cannot be read as JSON: {error}") from error
-    if not isinstance(schema, dict) or schema.get("type") != "object" or not isinstance(schema.get("properties"), dict):
-        raise InputError(f"schema {path}: must describe an object: give the type object, and its properties")
-    return schema
-
-
-def _rows(path: Path) -> Iterator[Fields]:
-    for number, row in read_lines(path, "an object of fields", "prompts"):
-        for name, value in row.items():
-            if not isinstance(value, str | int | float | bool):
-                raise InputError(f"prompts {path}: line {number}: {name}: must be text, a number, true or false")
-        yield row
 
 
 def _names(template: str) -> list[str]:
     """Returns the field names in a template. Only plain names are valid, so a template cannot access attributes."""
     try:
-        parsed = list(Formatter().parse(template))
+        parsed = [field for _, *field in Formatter().parse(template) if field[0] is not None]
     except ValueError as error:
         raise InputError(f"template: {error}; write {{{{ and }}}} for braces") from error
-    names = []
-    for _, name, specification, conversion in parsed:
-        if name is None:
-            continue
-        if not name.isidentifier() or specification or conversion:
+    for name, specification, conversion in parsed:
+        if not str(name).isidentifier() or specification or conversion:
             raise InputError(f"template: {{{name}}} is not a field name; write {{{{ and }}}} for braces")
-        names.append(name)
-    return names
+    return [str(name) for name, *_ in parsed]

@@ -24,6 +24,7 @@ class SmallService:
 
     Attributes:
         space: what stands before each word.
+        cut: the reason for the end of a text that the budget ends.
     """
 
     budget: int = 10_000
@@ -31,6 +32,7 @@ class SmallService:
     break_after: int | None = None
     epsilon: float | None = 8.0
     space: str = " "
+    cut: str = "length"
     refuse: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     url: str = ""
     charged: int = 0
@@ -83,7 +85,7 @@ class SmallService:
                 self.break_after = None
                 yield "data: " + json.dumps({"error": {"message": "a shard was lost"}}) + "\n\n"
                 return
-            choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": "length"}
+            choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": self.cut}
             chunk: dict[str, Any] = {"choices": [choice], "usage": {"completion_tokens": number}}
             if self.charged >= self.budget:
                 chunk["privmix"] = {"ended_by": "privacy_budget"}

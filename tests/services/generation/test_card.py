@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from privmix.generation.card import CARD, write_card
-from privmix.generation.job import GenerationJob
+from privmix.generation.client import Sampling
+from privmix.generation.job import GenerationJob, JobRequest
 
 STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_charged": 4, "tokens_left": 0}
 
@@ -18,10 +19,10 @@ def job_in(directory: Path, *texts: SimpleNamespace) -> GenerationJob:
         GenerationJob,
         SimpleNamespace(
             directory=directory,
-            described={"sampling": {}, "begun": "today"},
+            described={"begun": "today"},
             texts=texts,
             tokens=12,
-            request=SimpleNamespace(template="{}", schema=None),
+            request=JobRequest("{}", (), Sampling(9)),
         ),
     )
 

@@ -12,11 +12,11 @@ import pytest
 
 from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError
 from privmix.generation.card import COVERED, UNCOVERED
-from privmix.generation.client import StreamedPiece
-from privmix.generation.job import JOURNAL, OUTPUT, _record, load_output, opened
+from privmix.generation.job import JOURNAL, load_output, opened
 from tests.services.generation.small_service import SmallService, serving
 from tests.support.jobs import TEMPLATE, TOKENS, request, run
 
+SCHEMA = {"type": "object", "properties": {"reason": {"enum": ["a", "b"]}}, "required": ["reason"]}
 WORDS = " " + " ".join(f"w{number}" for number in range(1, TOKENS + 1))
 
 
@@ -55,7 +55,7 @@ def test_a_killed_job_keeps_delivered_tokens_and_requests_the_rest(tmp_path: Pat
     with serving(SmallService(pause_s=0.05)) as service:
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(job), service.url])
         deadline = time.monotonic() + 60
-        while not (job / OUTPUT).exists() or service.charged < 4 * TOKENS:
+        while service.charged < 4 * TOKENS:
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.01)
@@ -92,13 +92,13 @@ def test_a_broken_stream_is_continued(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "card.json").read_bytes())["texts"]["continued_after_an_interruption"] == 1
 
 
-@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
-def test_a_text_may_contain_a_line_separator(tmp_path: Path, separator: str) -> None:
-    with serving(SmallService(space=separator)) as service:
+@pytest.mark.parametrize(("space", "kept"), [("\u2028", "\u2028"), ("\x85", "\x85"), ("\ufffd ", " ")])
+def test_a_text_has_any_whole_characters(tmp_path: Path, space: str, kept: str) -> None:
+    with serving(SmallService(space=space)) as service:
         run(tmp_path, service.url, request(1))
         run(tmp_path, service.url, request(1))
         assert service.charged == TOKENS
-    assert load_output(tmp_path)[0]["text"] == WORDS.replace(" ", separator)
+    assert load_output(tmp_path)[0]["text"] == WORDS.replace(" ", kept)
 
 
 def test_a_job_waits_only_after_a_temporary_refusal(tmp_path: Path) -> None:
@@ -123,6 +123,12 @@ def test_an_insufficient_budget_is_refused_before_the_first_token(tmp_path: Path
     texts = load_output(tmp_path)
     assert 0 < len(texts) < 6
     assert {text["text"] for text in texts} == {WORDS}  # a text that the budget cut short does not count
+
+
+def test_a_text_that_the_budget_ended_is_done_if_it_is_complete(tmp_path: Path) -> None:
+    with serving(SmallService(budget=5, cut="stop")) as service:
+        run(tmp_path, service.url, replace(request(1), schema=SCHEMA), partial=True)
+    assert [(text["tokens"], text["finish_reason"]) for text in load_output(tmp_path)] == [(5, "stop")]
 
 
 def test_a_budget_exhausted_by_others_ends_the_job(tmp_path: Path) -> None:
@@ -158,11 +164,12 @@ def test_an_impossible_request_is_refused_before_the_first_token(tmp_path: Path,
 def test_a_directory_keeps_to_one_request(tmp_path: Path) -> None:
     with opened(tmp_path / "job", request(2)):
         pass
-    with (
-        pytest.raises(InputError, match="another template, prompts, schema or sampling"),
-        opened(tmp_path / "job", request(3)),
-    ):
-        pass
+    for other in (request(3), replace(request(2), schema=SCHEMA), replace(request(2), schema={})):
+        with (
+            pytest.raises(InputError, match="another template, prompts, schema or sampling"),
+            opened(tmp_path / "job", other),
+        ):
+            pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.txt").touch()
     with pytest.raises(InputError, match="is not empty"), opened(tmp_path / "full", request(2)):
@@ -179,11 +186,12 @@ def test_a_truncated_last_record_is_removed_and_a_damaged_one_is_refused(tmp_pat
     with opened(tmp_path, request(1)):
         pass
     journal = tmp_path / JOURNAL
-    journal.write_text('{"item": 0, "asked": "x"}\n{"item": 0, "text": " w1", "tokens": 1}\n{"item": 0, "te')
+    begun = journal.read_text()
+    journal.write_text(begun + '{"item": 0, "asked": "x"}\n{"item": 0, "text": " w1", "tokens": 1}\n{"item": 0, "te')
     with opened(tmp_path, request(1)) as job:
         assert (job.texts[0].text, job.texts[0].tokens, job.texts[0].asked) == (" w1", 1, 1)
     assert journal.read_text().endswith('"tokens": 1}\n')
-    journal.write_text('{"item": 0, "te\n{"item": 0, "text": " w1", "tokens": 1}\n')
+    journal.write_text(begun + '{"item": 0, "te\n{"item": 0, "text": " w1", "tokens": 1}\n')
     with pytest.raises(GenerationError, match="is damaged"), opened(tmp_path, request(1)):
         pass
 
@@ -205,9 +213,6 @@ def test_the_card_of_a_service_that_promises_no_epsilon_says_so(tmp_path: Path) 
     assert card["epsilon"] is None
 
 
-SCHEMA = {"type": "object", "properties": {"reason": {"enum": ["a", "b"]}}, "required": ["reason"]}
-
-
 def test_an_incomplete_record_is_requested_again_from_its_beginning(tmp_path: Path) -> None:
     wanted = replace(request(1), schema=SCHEMA)
     with serving(SmallService(break_after=5)) as service:
@@ -223,18 +228,3 @@ def test_an_incomplete_record_is_requested_again_from_its_beginning(tmp_path: Pa
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["budget"]["tokens_delivered"] == 5 + TOKENS
     assert card["schema"] == SCHEMA
-
-
-def test_another_schema_is_another_job_and_no_schema_is_the_job_of_before(tmp_path: Path) -> None:
-    assert request().digest == replace(request(), schema=None).digest
-    assert len({request().digest, replace(request(), schema=SCHEMA).digest, replace(request(), schema={}).digest}) == 3
-
-
-def test_a_text_has_whole_characters() -> None:
-    assert _record(StreamedPiece("東\ufffd京", 3), 2) == {"text": "東京", "tokens": 5}
-
-
-def test_a_text_that_the_budget_ended_is_done_if_it_is_complete() -> None:
-    ended = StreamedPiece("}", 9, "stop", "privacy_budget")
-    assert _record(ended, 0)["finish_reason"] == "stop"
-    assert "finish_reason" not in _record(replace(ended, finish_reason="length"), 0)

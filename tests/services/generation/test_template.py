@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.generation.template import Fields, items, parse_labels, read_rows, read_schema
+from privmix.generation.template import Fields, items, parse_labels, read_rows
 
 
 def test_rows_become_items_with_their_counts() -> None:
@@ -66,13 +66,3 @@ def test_a_wrong_file_of_prompts_names_the_line(tmp_path: Path, content: str, pr
 def test_no_prompts_are_refused() -> None:
     with pytest.raises(InputError, match="there are none"):
         items("x", [])
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"type": "string"}', '{"type": "object"}'])
-def test_a_schema_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "schema.json"
-    file.write_text(content)
-    with pytest.raises(InputError, match="schema"):
-        read_schema(file)
-    with pytest.raises(InputError, match="schema"):
-        read_schema(tmp_path / "absent.json")
