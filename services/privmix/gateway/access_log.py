@@ -73,7 +73,7 @@ def _attributes(entry: AccessRecord, scope: Scope) -> dict[str, str | int]:
         "request_id": entry.request_id,
     }
     if entry.answer:
-        attributes["privmix.completion_tokens"] = entry.answer.usage.completion_tokens
+        attributes["privmix.completion_tokens"] = entry.answer.tokens
     return attributes
 
 

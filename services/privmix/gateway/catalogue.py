@@ -14,7 +14,7 @@ from privmix.budget.statement import Statement
 from privmix.gateway.openapi import REFUSALS, body
 from privmix.keys.records import Scope
 from privmix.requests.access_record import access_record
-from privmix.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
+from privmix.requests.answers import Json
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
 from privmix.requests.preparation import read_body
@@ -111,11 +111,11 @@ class CatalogueRoutes:
         sent, _ = await read_body(request, self._settings.max_body_bytes, partial(self._authorise, request))
         return sent
 
-    async def models(self) -> ModelList:
+    async def models(self) -> Json:
         """List the names of the model."""
-        return ModelList(data=[self._model(name) for name in self._served.ensemble.names])
+        return {"object": "list", "data": [self._model(name) for name in self._served.ensemble.names]}
 
-    async def model(self, name: str) -> Model:
+    async def model(self, name: str) -> Json:
         """Describe one model."""
         self._served.check_name(name)
         return self._model(name)
@@ -128,12 +128,12 @@ class CatalogueRoutes:
         """
         return await self._served.status.statement()
 
-    async def tokenize(self, request: Request) -> Tokenized:
+    async def tokenize(self, request: Request) -> Json:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
         with self._keys.opened(request):
             return await self._tokenized(request)
 
-    async def _tokenized(self, request: Request) -> Tokenized:
+    async def _tokenized(self, request: Request) -> Json:
         body = TokenizeRequest.parse(await self._sent(request))
         served = self._served
         served.check_name(body.model)
@@ -145,22 +145,31 @@ class CatalogueRoutes:
             special = body.add_special_tokens is not False
             tokens = [*await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)]
         pieces = await prompts.pieces(tokens, client) if body.return_token_strs else None
-        return Tokenized(count=len(tokens), max_model_len=context_length, tokens=tokens, token_strs=pieces)
+        return {"count": len(tokens), "max_model_len": context_length, "tokens": tokens, "token_strs": pieces}
 
-    async def detokenize(self, request: Request) -> Detokenized:
+    async def detokenize(self, request: Request) -> Json:
         """Return the text of token ids. This costs no budget."""
         with self._keys.opened(request):
             return await self._detokenized(request)
 
-    async def _detokenized(self, request: Request) -> Detokenized:
+    async def _detokenized(self, request: Request) -> Json:
         body = DetokenizeRequest.parse(await self._sent(request))
         served = self._served
         served.check_name(body.model)
         served.prompts.check(body.tokens, served.ensemble.context_length, "tokens")
-        return Detokenized(prompt=await served.prompts.text(body.tokens, _client(request)))
+        return {"prompt": await served.prompts.text(body.tokens, _client(request))}
 
-    def _model(self, name: str) -> Model:
-        return Model(id=name, created=self._started, root=name, max_model_len=self._served.ensemble.context_length)
+    def _model(self, name: str) -> Json:
+        """Describes a name of the model. `max_model_len` is vLLM's field: the tokens of prompt and answer together."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "privmix",
+            "root": name,
+            "parent": None,
+            "max_model_len": self._served.ensemble.context_length,
+        }
 
 
 def version_route() -> APIRouter:
@@ -168,8 +177,8 @@ def version_route() -> APIRouter:
     router = APIRouter(tags=["service"])
 
     @router.get("/version")
-    async def privmix_version() -> Version:
+    async def privmix_version() -> Json:
         """Return the version of privmix."""
-        return Version(version=version("privmix"))
+        return {"version": version("privmix")}
 
     return router

@@ -20,7 +20,7 @@ from privmix.keys.actor import Keys
 from privmix.keys.messages import Identity
 from privmix.keys.traffic import TrafficReport
 from privmix.requests.admission import EventStream
-from privmix.requests.answers import events
+from privmix.requests.answers import event
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
@@ -82,7 +82,7 @@ class ConsoleRoutes:
     async def _snapshots(self, request: Request, identity: Identity) -> AsyncGenerator[bytes, None]:
         with self._streams.taken(identity.id):
             while True:
-                yield events([await self._snapshot(identity)])
+                yield event((await self._snapshot(identity)).model_dump_json().encode())
                 await asyncio.sleep(INTERVAL_S)
                 try:
                     identity = await self._keys.identify(request, "privacy")

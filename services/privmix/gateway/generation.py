@@ -3,6 +3,8 @@
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from privmix.gateway.metrics import requests
 from privmix.gateway.openapi import REFUSALS, body
@@ -15,7 +17,7 @@ from privmix.requests.admission import (
     stream_answer,
     unless_disconnected,
 )
-from privmix.requests.answers import Answer, ChatCompletion, Completion
+from privmix.requests.answers import Answer, to_json
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
 from privmix.requests.preparation import Preparation, Route, read_body
@@ -91,12 +93,12 @@ class GenerationRoutes:
             return EventStream(first, chunks, _source_header(answer))
         response = await unless_disconnected(request.receive, complete_answer(admission.submit, generations, answer))
         return Response(
-            response.model_dump_json(),
+            to_json(response),
             media_type="application/json",
             headers=_source_header(answer),
         )
 
 
 def _source_header(answer: Answer) -> dict[str, str]:
-    answered_by = answer.privmix.answered_by if answer.privmix else None
+    answered_by = answer.privmix.get("answered_by")
     return {ANSWERED_BY: answered_by} if answered_by else {}

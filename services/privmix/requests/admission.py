@@ -9,18 +9,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import replace
-from itertools import chain
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.keys.messages import Identity
-from privmix.requests.answers import DONE, Answer, error_event, events
+from privmix.requests.answers import DONE, Answer, Json, error_event, event, to_json
 from privmix.requests.errors import ApiError
 from privmix.requests.keys import KeyService
 from privmix.requests.models import ServedModel
@@ -120,7 +118,7 @@ Submit = Callable[[Sequence[Generation]], AbstractAsyncContextManager[ResponseQu
 """`CoordinatorClient.submit`, or an `Admission`'s."""
 
 
-async def complete_answer(submit: Submit, generations: Sequence[Generation], answer: Answer) -> BaseModel:
+async def complete_answer(submit: Submit, generations: Sequence[Generation], answer: Answer) -> Json:
     """Waits until every choice has ended and returns the body of the response.
 
     Raises:
@@ -157,10 +155,11 @@ async def stream_answer(
             while not ended:
                 deltas = await queue.take()
                 answer.add(deltas)
-                written = events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
+                bodies = [*([] if started else opening), *answer.chunks(deltas, continuous_usage)]
                 ended = queue.drained
-                if ended:
-                    written += events([answer.closing()] if include_usage else []) + DONE
+                if ended and include_usage:
+                    bodies.append(answer.closing())
+                written = b"".join(event(to_json(body)) for body in bodies) + (DONE if ended else b"")
                 if written:
                     started = True
                     yield written

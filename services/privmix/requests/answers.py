@@ -1,60 +1,33 @@
-"""Collects the answer to one request while it grows, as OpenAI's response bodies with one more object: `privmix`."""
+"""Collects the answer to one request while it grows, and writes it as OpenAI's bodies with one more object: `privmix`.
+
+`privmix` says how an answer differs from OpenAI's, and lacks what does not apply:
+
+- `answered_by`: "public" if the public model alone generated all tokens that a model sampled, "base" if the private
+  base did, whose training was charged, and "mixed" if either generated some of them;
+- `ended_by`: the limit other than `max_tokens` that ended a choice, "privacy_budget" or "share". A structured answer is
+  complete then, with the `finish_reason` `stop`; others have `length`;
+- `temperature`: the temperature that replaced a greedy request;
+- `seed`, `stop`: "ignored" if the request has a seed, or stop strings that would cut JSON or a choice.
+
+`usage.free_tokens` counts tokens of a structured answer that cost nothing: the structure left no alternative, or they
+complete the answer before a limit.
+"""
 
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 from uuid import uuid4
-
-from pydantic import BaseModel, Field
 
 from privmix.coordinator.messages import Delta, FinishReason, Generation
 from privmix.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
 
-ApiFinishReason = Literal["stop", "length"]
-"""The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as
-truncated; `Privmix.ended_by` names the limit. `content_filter` would claim something about the text."""
+Json = dict[str, Any]
 
 AnsweringBase = Literal["public", "base"]
 """The model that answers at no charge: the public model, or a private base, whose training was charged."""
-
-EndedBy = Literal["privacy_budget", "share"]
-
-
-def absent(value: object) -> bool:
-    return value is None
-
-
-def finish_reason(reason: FinishReason | None, *, complete: bool = False) -> ApiFinishReason | None:
-    """Returns OpenAI's finish reason; None while the generation continues.
-
-    Args:
-        complete: whether a structured text that a limit ended is complete, so that it is not truncated.
-    """
-    if reason is None:
-        return None
-    return "stop" if reason == "stop" or complete else "length"
-
-
-def ended_by(reason: FinishReason | None) -> EndedBy | None:
-    """Returns the limit of the service that ended a generation; None if there was none."""
-    return reason if reason in ("privacy_budget", "share") else None
-
-
-class Usage(BaseModel):
-    """The numbers of tokens. `completion_tokens` counts every released token of every choice.
-
-    Attributes:
-        free_tokens: how many of these cost nothing, because the structure of the answer left no alternative or they
-            complete it before a limit. Absent without a structure.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    free_tokens: int | None = Field(default=None, exclude_if=absent)
 
 
 class Substituted(TypedDict, total=False):
@@ -65,248 +38,82 @@ class Substituted(TypedDict, total=False):
     stop: Literal["ignored"]
 
 
-class Privmix(BaseModel):
-    """Describes how an answer differs from OpenAI's. Fields that do not apply are absent.
-
-    Attributes:
-        answered_by: "public" if the public model alone generated all tokens, "base" if the private base did, and
-            "mixed" if the model generated some of them.
-        ended_by: the limit other than `max_tokens` that ended a choice: the privacy budget of the ensemble or the share
-            of the key. A structured answer is complete then, with the `finish_reason` `stop`; others have `length`.
-        temperature: the temperature that replaced a greedy request.
-        seed: "ignored" if the request has a seed.
-        stop: "ignored" if the request has stop strings, which would cut JSON or a choice.
-    """
-
-    answered_by: AnsweringBase | Literal["mixed"] | None = Field(default=None, exclude_if=absent)
-    ended_by: EndedBy | None = Field(default=None, exclude_if=absent)
-    temperature: float | None = Field(default=None, exclude_if=absent)
-    seed: Literal["ignored"] | None = Field(default=None, exclude_if=absent)
-    stop: Literal["ignored"] | None = Field(default=None, exclude_if=absent)
-
-
-class Frame(TypedDict):
-    """Holds the fields that all bodies of one answer share."""
-
-    id: str
-    created: int
-    model: str
-
-
-class _Body(BaseModel):
-    id: str
-    created: int
-    model: str
-    usage: Usage | None = Field(default=None, exclude_if=absent)
-    privmix: Privmix | None = Field(default=None, exclude_if=absent)
-
-
-class CompletionChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: ApiFinishReason | None
-
-
-class Completion(_Body):
-    """An answer to `POST /v1/completions`, or one chunk of it."""
-
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[CompletionChoice]
-
-
-class ChatMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: ChatMessage
-    logprobs: None = None
-    finish_reason: ApiFinishReason | None
-
-
-class ChatCompletion(_Body):
-    """A complete answer to `POST /v1/chat/completions`."""
-
-    object: Literal["chat.completion"] = "chat.completion"
-    choices: list[ChatChoice]
-
-
-class ChatDelta(BaseModel):
-    role: Literal["assistant"] | None = Field(default=None, exclude_if=absent)
-    content: str | None = Field(default=None, exclude_if=absent)
-
-
-class ChatChunkChoice(BaseModel):
-    index: int
-    delta: ChatDelta
-    logprobs: None = None
-    finish_reason: ApiFinishReason | None
-
-
-class ChatChunk(_Body):
-    """One chunk of a streamed answer to `POST /v1/chat/completions`."""
-
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    choices: list[ChatChunkChoice]
-
-
-class Model(BaseModel):
-    """A model name. `max_model_len` is vLLM's field: the tokens of prompt and answer together."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "privmix"
-    root: str
-    parent: None = None
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-
-class Version(BaseModel):
-    version: str
-
-
-class Tokenized(BaseModel):
-    """An answer to `POST /tokenize`."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class Detokenized(BaseModel):
-    """An answer to `POST /detokenize`."""
-
-    prompt: str
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Holds the complete or new text of one choice. The last piece has the finish reason."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None = None
-    complete: bool = False
-
-    @property
-    def ended(self) -> ApiFinishReason | None:
-        """OpenAI's finish reason; None while the choice grows."""
-        return finish_reason(self.finish_reason, complete=self.complete)
+def to_json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 DONE = b"data: [DONE]\n\n"
 """Ends a stream that did not fail."""
 
 
-def events(bodies: Iterable[BaseModel]) -> bytes:
-    """Returns one event for each body, to send them in one write."""
-    return b"".join(b"data: " + body.model_dump_json().encode() + b"\n\n" for body in bodies)
+def event(body: bytes) -> bytes:
+    """Returns a server-sent event."""
+    return b"data: " + body + b"\n\n"
 
 
 def error_event(failure: ApiError) -> bytes:
     """Returns the event that reports an error to OpenAI's clients during a stream."""
-    return b"data: " + json.dumps(failure.body()).encode() + b"\n\n"
+    return event(to_json(failure.body()))
 
 
 class Style(ABC):
-    """Formats the answers of one route."""
+    """Says how a route writes the text of a choice.
+
+    Attributes:
+        whole, chunk: OpenAI's names of a complete body and of one chunk of a stream.
+    """
 
     id_prefix: str
+    whole: str
+    chunk: str
 
     @abstractmethod
-    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> BaseModel:
-        """Returns the body of an answer that is not streamed."""
+    def complete(self, index: int, text: str) -> Json:
+        """Returns the fields of a choice that is not streamed."""
 
     @abstractmethod
-    def opening(self, frame: Frame, index: int) -> BaseModel | None:
-        """Returns the first chunk of a choice, before its tokens; None if there is none."""
+    def opening(self, index: int) -> Json | None:
+        """Returns the fields of the first chunk of a choice, before its tokens; None if there is none."""
 
     @abstractmethod
-    def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> BaseModel:
-        """Returns the chunk of one piece."""
-
-    @abstractmethod
-    def closing(self, frame: Frame, usage: Usage) -> BaseModel:
-        """Returns the last chunk, which `stream_options.include_usage` requests."""
+    def piece(self, text: str) -> Json:
+        """Returns the fields of a chunk with new text."""
 
 
 class CompletionStyle(Style):
-    """Formats answers of `/v1/completions`. `echoes` holds the text with which each choice begins."""
+    """Writes answers of `/v1/completions`. `echoes` holds the text with which each choice begins."""
 
     id_prefix = "cmpl-"
+    whole = chunk = "text_completion"
 
     def __init__(self, echoes: Sequence[str] | None) -> None:
         self._echoes = echoes
 
-    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> Completion:
-        choices = [
-            CompletionChoice(
-                index=piece.index,
-                text=self._echo(piece.index) + piece.text,
-                finish_reason=piece.ended,
-            )
-            for piece in pieces
-        ]
-        return Completion(**frame, choices=choices, usage=usage, privmix=privmix)
+    def complete(self, index: int, text: str) -> Json:
+        return {"text": self._echoes[index] + text if self._echoes else text}
 
-    def opening(self, frame: Frame, index: int) -> Completion | None:
-        echo = self._echo(index)
-        return self.chunk(frame, Piece(index, echo), None) if echo else None
+    def opening(self, index: int) -> Json | None:
+        return {"text": self._echoes[index]} if self._echoes and self._echoes[index] else None
 
-    def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> Completion:
-        choice = CompletionChoice(index=piece.index, text=piece.text, finish_reason=piece.ended)
-        return Completion(**frame, choices=[choice], privmix=privmix)
-
-    def closing(self, frame: Frame, usage: Usage) -> Completion:
-        return Completion(**frame, choices=[], usage=usage)
-
-    def _echo(self, index: int) -> str:
-        return self._echoes[index] if self._echoes else ""
+    def piece(self, text: str) -> Json:
+        return {"text": text}
 
 
 class ChatStyle(Style):
-    """Formats answers of `/v1/chat/completions`."""
+    """Writes answers of `/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
 
-    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
-        choices = [
-            ChatChoice(
-                index=piece.index,
-                message=ChatMessage(content=piece.text),
-                finish_reason=piece.ended,
-            )
-            for piece in pieces
-        ]
-        return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
+    def complete(self, index: int, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def opening(self, frame: Frame, index: int) -> ChatChunk:
-        return self._chunk(frame, index, ChatDelta(role="assistant", content=""), None, None)
+    def opening(self, index: int) -> Json | None:
+        return {"delta": {"role": "assistant", "content": ""}}
 
-    def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
-        delta = ChatDelta(content=piece.text or None)
-        return self._chunk(frame, piece.index, delta, piece.ended, privmix)
-
-    def closing(self, frame: Frame, usage: Usage) -> ChatChunk:
-        return ChatChunk(**frame, choices=[], usage=usage)
-
-    @staticmethod
-    def _chunk(
-        frame: Frame, index: int, delta: ChatDelta, reason: ApiFinishReason | None, privmix: Privmix | None
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason)
-        return ChatChunk(**frame, choices=[choice], privmix=privmix)
+    def piece(self, text: str) -> Json:
+        return {"delta": {"content": text} if text else {}}
 
 
 @dataclass
@@ -327,6 +134,17 @@ class Choice:
         self.finish_reason = delta.finish_reason
         self.complete = delta.complete
 
+    def body(self, fields: Json) -> Json:
+        """Returns the choice in a body.
+
+        Any limit on tokens ends a text with `length`, which clients treat as truncated, unless it is complete.
+        """
+        if self.finish_reason is None:
+            reason = None
+        else:
+            reason = "stop" if self.finish_reason == "stop" or self.complete else "length"
+        return {"index": self.index, **fields, "logprobs": None, "finish_reason": reason}
+
 
 class Answer:
     """Holds the choices of one request in the order of their generations."""
@@ -341,7 +159,7 @@ class Answer:
         base: AnsweringBase = "public",
     ) -> None:
         self._style = style
-        self._frame = Frame(id=style.id_prefix + uuid4().hex, created=int(time.time()), model=model)
+        self._frame: Json = {"id": style.id_prefix + uuid4().hex, "created": int(time.time()), "model": model}
         self._structured = any(generation.grammar is not None for generation in generations)
         self._choices = {generation.id: Choice(index) for index, generation in enumerate(generations)}
         self._prompt_tokens = prompt_tokens
@@ -351,14 +169,19 @@ class Answer:
         self._base = base
 
     @property
-    def usage(self) -> Usage:
-        released = sum(choice.tokens for choice in self._choices.values())
-        return Usage(
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=released,
-            total_tokens=self._prompt_tokens + released,
-            free_tokens=sum(choice.free for choice in self._choices.values()) if self._structured else None,
-        )
+    def tokens(self) -> int:
+        """The number of released tokens of all choices."""
+        return sum(choice.tokens for choice in self._choices.values())
+
+    @property
+    def usage(self) -> Json:
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self._prompt_tokens + self.tokens,
+        }
+        free = sum(choice.free for choice in self._choices.values())
+        return {**usage, "free_tokens": free} if self._structured else usage
 
     @property
     def counts(self) -> dict[str, str | int]:
@@ -371,8 +194,8 @@ class Answer:
         }
 
     @property
-    def privmix(self) -> Privmix | None:
-        """How this answer differs from OpenAI's so far; None if it does not."""
+    def privmix(self) -> Json:
+        """How this answer differs from OpenAI's so far; empty if it does not."""
         return self._extension(self._sources, [choice.finish_reason for choice in self._choices.values()])
 
     def add(self, deltas: Sequence[Delta]) -> None:
@@ -390,7 +213,7 @@ class Answer:
             stops = failed[0].finish_reason == "cancelled"
             raise self.failed(stopping() if stops else generation_failed(failed[0].retry_after))
         reasons = {choice.finish_reason for choice in self._choices.values()}
-        if reasons == {"privacy_budget"} and not self.usage.completion_tokens:
+        if reasons == {"privacy_budget"} and not self.tokens:
             raise budget_exhausted()
 
     def failed(self, failure: ApiError) -> ApiError:
@@ -398,48 +221,50 @@ class Answer:
 
         Tokens may be charged and not released: those of a shard that lost them.
         """
-        if self.usage.completion_tokens or self._charged:
+        if self.tokens or self._charged:
             failure.headers |= NO_RETRY
         return failure
 
-    def complete(self) -> BaseModel:
-        choices = self._choices.values()
-        pieces = [Piece(choice.index, choice.text, choice.finish_reason, choice.complete) for choice in choices]
-        return self._style.complete(self._frame, pieces, self.usage, self.privmix)
+    def complete(self) -> Json:
+        choices = [choice.body(self._style.complete(choice.index, choice.text)) for choice in self._choices.values()]
+        return self._body(self._style.whole, choices, usage=self.usage, privmix=self.privmix)
 
-    def opening(self) -> Iterator[BaseModel]:
+    def opening(self) -> Iterator[Json]:
         """Yields the first chunks of a stream."""
-        chunks = (self._style.opening(self._frame, choice.index) for choice in self._choices.values())
-        return (chunk for chunk in chunks if chunk is not None)
+        for index in range(len(self._choices)):
+            if fields := self._style.opening(index):
+                yield self._body(self._style.chunk, [Choice(index).body(fields)])
 
-    def chunks(self, deltas: Sequence[Delta], with_usage: bool = False) -> Iterator[BaseModel]:
+    def chunks(self, deltas: Sequence[Delta], with_usage: bool = False) -> Iterator[Json]:
         """Yields the chunks for deltas that are written together: one for each choice with new text or an end."""
-        for choice, group in self._by_choice(deltas):
-            piece = Piece(
-                choice.index, "".join(delta.text for delta in group), group[-1].finish_reason, group[-1].complete
-            )
-            if piece.text or piece.finish_reason:
-                chunk = self._style.chunk(self._frame, piece, self._extension(_sources(group), [piece.finish_reason]))
-                yield chunk.model_copy(update={"usage": self.usage}) if with_usage else chunk
-
-    def closing(self) -> BaseModel:
-        """Returns the last chunk, with the usage."""
-        return self._style.closing(self._frame, self.usage)
-
-    def _extension(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Privmix | None:
-        """Returns None if no field applies. Substituted parameters are reported where a choice ends."""
-        fields = {
-            "answered_by": ("mixed" if False in sources else self._base) if True in sources else None,
-            "ended_by": next(filter(None, map(ended_by, reasons)), None),
-            **(self._substituted if any(reasons) else {}),
-        }
-        return Privmix.model_validate(fields) if any(value is not None for value in fields.values()) else None
-
-    def _by_choice(self, deltas: Sequence[Delta]) -> Iterator[tuple[Choice, list[Delta]]]:
-        by_id: dict[str, list[Delta]] = {}
+        by_choice: dict[str, list[Delta]] = {}
         for delta in deltas:
-            by_id.setdefault(delta.id, []).append(delta)
-        return ((self._choices[id_], group) for id_, group in by_id.items())
+            by_choice.setdefault(delta.id, []).append(delta)
+        for id_, group in by_choice.items():
+            piece = Choice(self._choices[id_].index)
+            for delta in group:
+                piece.add(delta)
+            if piece.text or piece.finish_reason:
+                choice = piece.body(self._style.piece(piece.text))
+                privmix = self._extension(_sources(group), [piece.finish_reason])
+                usage = self.usage if with_usage else {}
+                yield self._body(self._style.chunk, [choice], usage=usage, privmix=privmix)
+
+    def closing(self) -> Json:
+        """Returns the last chunk, with the usage, which `stream_options.include_usage` requests."""
+        return self._body(self._style.chunk, [], usage=self.usage)
+
+    def _body(self, kind: str, choices: list[Json], **more: Json) -> Json:
+        return {**self._frame, "object": kind, "choices": choices, **{key: some for key, some in more.items() if some}}
+
+    def _extension(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Json:
+        """Returns what applies of `privmix`. Substituted parameters are reported where a choice ends."""
+        extension: Json = {}
+        if True in sources:
+            extension["answered_by"] = "mixed" if False in sources else self._base
+        if limits := [reason for reason in reasons if reason in ("privacy_budget", "share")]:
+            extension["ended_by"] = limits[0]
+        return {**extension, **self._substituted} if any(reasons) else extension
 
 
 def _sources(deltas: Sequence[Delta]) -> set[bool]:

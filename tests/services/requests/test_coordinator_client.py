@@ -213,8 +213,7 @@ def new_answer(generations: Sequence[Generation], style: Style | None = None) ->
 
 async def ask(client: CoordinatorClient, *prompts: Sequence[int]) -> dict[str, Any]:
     generations = new_generations(*prompts)
-    body = await complete_answer(client.submit, generations, new_answer(generations))
-    return json.loads(body.model_dump_json())
+    return await complete_answer(client.submit, generations, new_answer(generations))
 
 
 async def refused(client: CoordinatorClient, *prompts: Sequence[int]) -> ApiError:
@@ -286,9 +285,7 @@ async def test_an_echo_is_sent_first_and_once(coordinator: ActorHandle, cluster:
         }
         assert texts == {0: "the prompt: 5 ", 1: "6 "}
         generations = new_generations([5], [6])
-        body = json.loads(
-            (await complete_answer(client.submit, generations, new_answer(generations, style))).model_dump_json()
-        )
+        body = await complete_answer(client.submit, generations, new_answer(generations, style))
         assert [choice["text"] for choice in body["choices"]] == ["the prompt: 5 ", "6 "]
 
 
