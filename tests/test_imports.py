@@ -77,10 +77,6 @@ def test_an_import_that_is_no_requirement_is_found() -> None:
     planted = {
         "privmix.budget.ledger": ["sqlalchemy.orm", "mako.template", "psycopg"],
         "privmix.database.limited_connection": ["psycopg", "matplotlib"],
-        "privmix.gateway.tracing": [
-            "opentelemetry.sdk.trace",
-            "opentelemetry.proto.trace.v1.trace_pb2.Span",
-        ],
         "privmix.laboratory.heads.data": ["pandas", "psycopg"],
         "privmix.laboratory.evaluation.trial": ["matplotlib.pyplot", "pandas"],
     }

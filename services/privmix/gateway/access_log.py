@@ -1,4 +1,4 @@
-"""Writes one log line and one trace span for each request: key, route, status and duration, but no text or tokens."""
+"""Writes one log line for each request: key, route, status and duration, but no text or tokens."""
 
 import logging
 import re
@@ -9,7 +9,6 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from privmix.gateway import tracing
 from privmix.requests.access_record import CLIENT_GONE, AccessRecord
 from privmix.requests.errors import unexpected
 
@@ -45,17 +44,15 @@ class AccessLog:
             await send(message)
 
         started = time.monotonic()
-        with tracing.request(headers.get("traceparent")) as span:
-            try:
-                await self._app(scope, receive, send_with_id)
-            except Exception as error:
-                _log_unexpected(entry, error)
-                if entry.status != CLIENT_GONE:
-                    raise
-                await unexpected().response()(scope, receive, send_with_id)
-            finally:
-                _log(entry, scope, time.monotonic() - started)
-                span.set_attributes(_attributes(entry, scope))
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            _log_unexpected(entry, error)
+            if entry.status != CLIENT_GONE:
+                raise
+            await unexpected().response()(scope, receive, send_with_id)
+        finally:
+            _log(entry, scope, time.monotonic() - started)
 
 
 def _request_id(headers: Headers) -> str:
@@ -63,24 +60,20 @@ def _request_id(headers: Headers) -> str:
     return sent if _ACCEPTED_ID.fullmatch(sent) else uuid4().hex
 
 
-def _attributes(entry: AccessRecord, scope: Scope) -> dict[str, str | int]:
-    """Returns the attributes of the log line and the span, with OpenTelemetry's names where they exist."""
+def _log(entry: AccessRecord, scope: Scope, seconds: float) -> None:
+    """Logs a request, with OpenTelemetry's names of attributes where they exist."""
     # The route is logged instead of the path, because the path of an unknown route could contain private text.
-    attributes: dict[str, str | int] = {
+    attributes: dict[str, str | int | float | None] = {
         "http.request.method": scope["method"],
         "http.route": getattr(scope.get("route"), "path", "-"),
         "http.response.status_code": entry.status,
         "request_id": entry.request_id,
+        "privmix.key": entry.key,
+        "privmix.seconds": round(seconds, 3),
     }
     if entry.answer:
-        attributes["privmix.completion_tokens"] = entry.answer.tokens
-    return attributes
-
-
-def _log(entry: AccessRecord, scope: Scope, seconds: float) -> None:
-    counts = entry.answer.counts if entry.answer else {}
-    extra = {**_attributes(entry, scope), **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)}
-    logger.info("request", extra=extra)
+        attributes |= {**entry.answer.counts, "privmix.completion_tokens": entry.answer.tokens}
+    logger.info("request", extra=attributes)
 
 
 def _log_unexpected(entry: AccessRecord, error: Exception) -> None:

@@ -12,7 +12,6 @@ from ray.serve.schema import LoggingConfig
 
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
-from privmix.gateway import tracing
 from privmix.gateway.app import build_app
 from privmix.requests.models import ServedModel
 from privmix.requests.places import PLACES
@@ -47,7 +46,6 @@ class Gateway:
         """`beside` makes Serve deploy these deployments together with the gateway. They are not called."""
         self._settings = settings
         _log_with_serve()
-        tracing.prepare()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Builds the app in the replica once the service's actors are ready. Ray Serve calls it."""
