@@ -6,7 +6,7 @@ from typing import Any
 from privmix.budget import actor as budget
 from privmix.coordinator.settings import StepSettings
 from privmix.fleet import fleet
-from privmix.requests.settings import ServedEnsemble
+from privmix.gateway.settings import ServedEnsemble
 
 
 def served(*names: str, model: Path, **changes: Any) -> ServedEnsemble:

@@ -14,8 +14,8 @@ from privmix.engine import VLLM_FAMILIES
 from privmix.fleet import fleet
 from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from privmix.foundation.files import write_atomically
+from privmix.gateway.settings import ServedEnsemble
 from privmix.keys.store import KeyStore
-from privmix.requests.settings import ServedEnsemble
 from privmix.training.manifest import Manifest
 from privmix.training.public_model import read_config, resolve
 from privmix_cluster.configuration import Configuration

@@ -39,9 +39,9 @@ from privmix.engine import known_engine
 from privmix.engine.engine import EngineSettings
 from privmix.fleet.plan import START_TIMEOUT_S
 from privmix.foundation.errors import ConfigurationError, DatabaseError
+from privmix.gateway.settings import ClientSettings
 from privmix.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from privmix.privacy.settings import Settings, WhenExhausted
-from privmix.requests.settings import ClientSettings
 from privmix_cluster.options import NAMESPACE
 from privmix_cluster.secret_files import is_secret, read_files
 

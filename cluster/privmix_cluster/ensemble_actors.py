@@ -20,8 +20,8 @@ from privmix.fleet.shard_map import ShardMap
 from privmix.fleet.size import FleetSize
 from privmix.foundation.cpus import available_cpus
 from privmix.foundation.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
+from privmix.gateway.settings import ServedEnsemble
 from privmix.keys.store import KeyStore
-from privmix.requests.settings import ServedEnsemble
 from privmix_cluster.checks import CheckedEnsemble, Report, coordinator_names
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.named_actors import all_or_none, call, kill

@@ -21,9 +21,9 @@ from privmix.coordinator.coordinator import Coordinator
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, WorkError
 from privmix.gateway.deployment import Gateway
+from privmix.gateway.settings import ClientSettings, RequestSettings, ServedEnsemble
 from privmix.keys import actor as keys
 from privmix.keys.records import Secret
-from privmix.requests.settings import ClientSettings, RequestSettings, ServedEnsemble
 from privmix_cluster.checks import (
     CheckedEnsemble,
     Report,

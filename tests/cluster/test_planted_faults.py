@@ -20,9 +20,9 @@ from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, Coord
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
 from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.gateway.coordinator_client import CoordinatorClient
 from privmix.keys import actor as keys
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.coordinator_client import CoordinatorClient
 from privmix.structure.matcher import Position
 from tests.cluster.charges import Charges
 from tests.cluster.clients import Chunk, Transcript

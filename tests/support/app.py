@@ -6,9 +6,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from privmix.gateway.app import build_app
+from privmix.gateway.models import ServedModel
+from privmix.gateway.settings import RequestSettings, ServedEnsemble
 from privmix.keys.records import Secret
-from privmix.requests.models import ServedModel
-from privmix.requests.settings import RequestSettings, ServedEnsemble
 from privmix.training import public_model
 from tests.served import served
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from privmix.requests.schema import ChatRequest, CompletionRequest
+from privmix.gateway.schema import ChatRequest, CompletionRequest
 
 MARK = "Wilhelmina"
 

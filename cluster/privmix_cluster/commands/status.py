@@ -53,7 +53,7 @@ async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str,
     """Returns the states of the budget actor and of all coordinators, with their problems."""
     from privmix.budget import actor as budget
     from privmix.fleet import fleet
-    from privmix.requests.status import Status
+    from privmix.gateway.status import Status
 
     statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}

@@ -9,8 +9,8 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from privmix.requests.access_record import CLIENT_GONE, AccessRecord
-from privmix.requests.errors import unexpected
+from privmix.gateway.access_record import CLIENT_GONE, AccessRecord
+from privmix.gateway.errors import unexpected
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from privmix.gateway.access_log import REQUEST_ID, AccessLog
+from privmix.gateway.access_record import CLIENT_GONE
 from privmix.gateway.catalogue import CatalogueRoutes, health_routes, version_route
 from privmix.gateway.console import ConsoleRoutes
+from privmix.gateway.errors import ApiError, from_http
 from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
+from privmix.gateway.keys import KeyService
 from privmix.gateway.metrics import refusals
+from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import describe
-from privmix.requests.access_record import CLIENT_GONE
-from privmix.requests.errors import ApiError, from_http
-from privmix.requests.keys import KeyService
-from privmix.requests.models import ServedModel
-from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from privmix.requests.settings import RequestSettings
+from privmix.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.gateway.settings import RequestSettings
 
 _FOLDER = Path(__file__).parent / "static"
 # Allows the inline scripts and styles of the pages and requests to this host only.

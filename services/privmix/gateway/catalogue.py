@@ -11,15 +11,15 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from privmix.budget.statement import Statement
+from privmix.gateway.access_record import access_record
+from privmix.gateway.answers import Json
+from privmix.gateway.keys import KeyService
+from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import REFUSALS, body
+from privmix.gateway.preparation import read_body
+from privmix.gateway.schema import DetokenizeRequest, TokenizeRequest
+from privmix.gateway.settings import RequestSettings
 from privmix.keys.records import Scope
-from privmix.requests.access_record import access_record
-from privmix.requests.answers import Json
-from privmix.requests.keys import KeyService
-from privmix.requests.models import ServedModel
-from privmix.requests.preparation import read_body
-from privmix.requests.schema import DetokenizeRequest, TokenizeRequest
-from privmix.requests.settings import RequestSettings
 
 RETRY_AFTER_S = "5"
 

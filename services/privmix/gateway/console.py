@@ -15,18 +15,18 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from privmix.budget.statement import Statement
+from privmix.gateway.admission import EventStream
+from privmix.gateway.answers import event
+from privmix.gateway.errors import ApiError
+from privmix.gateway.keys import KeyService
+from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import REFUSALS
+from privmix.gateway.places import PLACES, Places
+from privmix.gateway.settings import RequestSettings
+from privmix.gateway.status import ShardReport
 from privmix.keys.actor import Keys
 from privmix.keys.messages import Identity
 from privmix.keys.traffic import TrafficReport
-from privmix.requests.admission import EventStream
-from privmix.requests.answers import event
-from privmix.requests.errors import ApiError
-from privmix.requests.keys import KeyService
-from privmix.requests.models import ServedModel
-from privmix.requests.places import PLACES, Places
-from privmix.requests.settings import RequestSettings
-from privmix.requests.status import ShardReport
 
 STREAMS_OF_KEY = 32
 INTERVAL_S = 1.0

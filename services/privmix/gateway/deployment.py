@@ -13,20 +13,19 @@ from ray.serve.schema import LoggingConfig
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
 from privmix.gateway.app import build_app
-from privmix.requests.models import ServedModel
-from privmix.requests.places import PLACES
-from privmix.requests.settings import RequestSettings
+from privmix.gateway.models import ServedModel
+from privmix.gateway.places import PLACES
+from privmix.gateway.settings import RequestSettings
 
 POLL_S = 0.1
 
 
 def _log_with_serve() -> None:
     """Sends the gateway's log to Serve's handlers: as JSON with Serve's request id."""
-    for package in ("privmix.gateway", "privmix.requests"):
-        logger = logging.getLogger(package)
-        logger.setLevel(logging.INFO)
-        logger.handlers = logging.getLogger("ray.serve").handlers
-        logger.propagate = False
+    logger = logging.getLogger("privmix.gateway")
+    logger.setLevel(logging.INFO)
+    logger.handlers = logging.getLogger("ray.serve").handlers
+    logger.propagate = False
 
 
 # Serve's access log is disabled, because the gateway's own log line contains more.

@@ -6,10 +6,8 @@ from fastapi import APIRouter, Request, Response
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from privmix.gateway.metrics import requests
-from privmix.gateway.openapi import REFUSALS, body
-from privmix.requests.access_record import access_record
-from privmix.requests.admission import (
+from privmix.gateway.access_record import access_record
+from privmix.gateway.admission import (
     Admission,
     EventStream,
     complete_answer,
@@ -17,12 +15,14 @@ from privmix.requests.admission import (
     stream_answer,
     unless_disconnected,
 )
-from privmix.requests.answers import Answer, to_json
-from privmix.requests.keys import KeyService
-from privmix.requests.models import ServedModel
-from privmix.requests.preparation import Preparation, Route, read_body
-from privmix.requests.schema import ChatRequest, CompletionRequest
-from privmix.requests.settings import RequestSettings
+from privmix.gateway.answers import Answer, to_json
+from privmix.gateway.keys import KeyService
+from privmix.gateway.metrics import requests
+from privmix.gateway.models import ServedModel
+from privmix.gateway.openapi import REFUSALS, body
+from privmix.gateway.preparation import Preparation, Route, read_body
+from privmix.gateway.schema import ChatRequest, CompletionRequest
+from privmix.gateway.settings import RequestSettings
 
 ANSWERED_BY = "x-privmix-answered-by"
 WRITE_INTERVAL_S = 0.01

@@ -85,7 +85,7 @@ class ServiceClient:
         """Streams one text: the `text` of each piece and the number of the request's `tokens` so far.
 
         The last piece has a `finish_reason`, and `ended_by` if a budget ended it. A piece without the parts has
-        `answered_by` (`privmix.requests.answers`).
+        `answered_by` (`privmix.gateway.answers`).
 
         Args:
             schema: a JSON Schema of the text; None allows every text.

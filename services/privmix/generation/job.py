@@ -53,7 +53,7 @@ class JobText:
     Attributes:
         tokens: the number of released tokens, as far as this job knows.
         asked: the number of requests for it.
-        answered_by: the model that answered all or some of it without the parts (`privmix.requests.answers`).
+        answered_by: the model that answered all or some of it without the parts (`privmix.gateway.answers`).
     """
 
     item: Item

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.models import PromptTokenizer
-from privmix.requests.preparation import COMPLETION_TOKENS, answer_length
-from privmix.requests.schema import (
+from privmix.gateway.models import PromptTokenizer
+from privmix.gateway.preparation import COMPLETION_TOKENS, answer_length
+from privmix.gateway.schema import (
     ChatRequest,
     CompletionRequest,
     Fallbacks,
     GenerationRequest,
     Message,
 )
-from privmix.requests.settings import RequestSettings
+from privmix.gateway.settings import RequestSettings
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.support.app import MakeClient, ensemble
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.requests.models import PromptTokenizer
+from privmix.gateway.models import PromptTokenizer
 from tests.support.app import MakeClient
 
 SECRET = "the patient is called Wilhelmina"
@@ -54,7 +54,7 @@ def test_one_line_for_each_request_without_text(
 def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Returns the gateway's log records without those of its channels, which cannot connect here."""
     entries = (entry for entry in caplog.records if entry.name.startswith("privmix"))
-    return [entry for entry in entries if entry.name != "privmix.requests.channel"]
+    return [entry for entry in entries if entry.name != "privmix.gateway.channel"]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:

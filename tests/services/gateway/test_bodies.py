@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from privmix.gateway.app import BODIES
-from privmix.requests.errors import from_validation
-from privmix.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.gateway.errors import from_validation
+from privmix.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SIZE = 1 << 20
 MODEL = {"model": "privmix"}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.requests.admission import HEARTBEAT, kept_alive
-from privmix.requests.errors import ApiError, unavailable
-from privmix.requests.schema import ChatRequest, CompletionRequest
+from privmix.gateway.admission import HEARTBEAT, kept_alive
+from privmix.gateway.errors import ApiError, unavailable
+from privmix.gateway.schema import ChatRequest, CompletionRequest
 from tests.support.app import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]

@@ -15,15 +15,15 @@ from ray.exceptions import RayTaskError
 from privmix.database import deadline
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
+from privmix.gateway import keys as request_keys
+from privmix.gateway import preparation
+from privmix.gateway.errors import ApiError
+from privmix.gateway.keys import ANONYMOUS, KeyService
+from privmix.gateway.status import Status
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted
 from privmix.keys.store import KeyStore
-from privmix.requests import keys as request_keys
-from privmix.requests import preparation
-from privmix.requests.errors import ApiError
-from privmix.requests.keys import ANONYMOUS, KeyService
-from privmix.requests.status import Status
 from tests.support.app import MakeClient, app_client
 
 ANSWER_S = 0.2

@@ -18,15 +18,15 @@ from pydantic import SecretStr
 
 from privmix.coordinator.messages import Generation
 from privmix.database.service import ServiceDatabase
+from privmix.gateway.admission import divide_tokens
+from privmix.gateway.coordinator_client import CoordinatorClient
+from privmix.gateway.errors import unavailable
+from privmix.gateway.keys import KeyService
+from privmix.gateway.refusals import refusal
 from privmix.keys.actor import IDENTITY_AGE_S
 from privmix.keys.messages import Identity, Refused
 from privmix.keys.records import Share, ShareUsage
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.admission import divide_tokens
-from privmix.requests.coordinator_client import CoordinatorClient
-from privmix.requests.errors import unavailable
-from privmix.requests.keys import KeyService
-from privmix.requests.refusals import refusal
 from tests.ensembles import write_ensemble
 from tests.key_store import RequestStore
 from tests.running import RunningService, configure, eventually, running, settled

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.requests.models import ServedModel
+from privmix.gateway.models import ServedModel
 from privmix.training import public_model
 from tests.support.app import app_client, ensemble
 

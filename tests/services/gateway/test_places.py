@@ -8,9 +8,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from privmix.gateway import console
-from privmix.requests import keys
-from privmix.requests.places import InvalidRequests
+from privmix.gateway import console, keys
+from privmix.gateway.places import InvalidRequests
 from tests.support.app import app_client
 
 PLACES = 3

@@ -32,8 +32,8 @@ NOT_PRIVATE = {
         "a name, and the positions at which public and held-out text is scored",
     ),
     "privmix/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
-    "privmix/requests/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "privmix/requests/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "privmix/gateway/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "privmix/gateway/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "privmix/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
         "coins and releases of an audit",

@@ -1,9 +1,9 @@
 """Translates what the keys actor refuses into errors of HTTP."""
 
 from privmix.foundation.errors import KeysError, KeysUnavailable
+from privmix.gateway.errors import NO_RETRY, ApiError, invalid, unavailable, wait_header
 from privmix.keys.messages import InvalidKey, Refused
 from privmix.keys.records import Scope
-from privmix.requests.errors import NO_RETRY, ApiError, invalid, unavailable, wait_header
 
 
 def refusal(refused: Refused, generations: int) -> ApiError:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from privmix.requests.answers import Answer
+from privmix.gateway.answers import Answer
 
 CLIENT_GONE = 499
 """The status in the log of a request whose client left before its response began."""

@@ -11,12 +11,12 @@ import ray
 from ray.exceptions import RayActorError
 
 from privmix.database.service import ServiceDatabase
+from privmix.gateway import keys as requests_keys
+from privmix.gateway.errors import ApiError
+from privmix.gateway.keys import KeyService
 from privmix.keys import actor
 from privmix.keys.messages import AdmissionLimits, Identity
 from privmix.keys.records import Share, ShareUsage
-from privmix.requests import keys as requests_keys
-from privmix.requests.errors import ApiError
-from privmix.requests.keys import KeyService
 from tests.key_store import RequestStore
 from tests.support.ray_cluster import ray_cluster
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from privmix.coordinator.messages import Delta, Generation
-from privmix.requests.channel import Channel, Submission
-from privmix.requests.counters import Counters
-from privmix.requests.errors import ApiError, unavailable
+from privmix.gateway.channel import Channel, Submission
+from privmix.gateway.counters import Counters
+from privmix.gateway.errors import ApiError, unavailable
 
 
 class GenerationState:

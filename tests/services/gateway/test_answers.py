@@ -5,9 +5,9 @@ from uuid import uuid4
 import pytest
 
 from privmix.coordinator.messages import Delta, Generation
+from privmix.gateway.answers import Answer, AnsweringBase, CompletionStyle
+from privmix.gateway.errors import ApiError
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.answers import Answer, AnsweringBase, CompletionStyle
-from privmix.requests.errors import ApiError
 
 
 @pytest.mark.parametrize("base", ["public", "base"])

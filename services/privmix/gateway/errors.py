@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from privmix.foundation.errors import CoordinatorError, CoordinatorStopping, Overloaded, WorkError
-from privmix.requests.unsupported import reason
+from privmix.gateway.unsupported import reason
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}

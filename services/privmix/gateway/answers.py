@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict
 from uuid import uuid4
 
 from privmix.coordinator.messages import Delta, FinishReason, Generation
-from privmix.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
+from privmix.gateway.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
 
 Json = dict[str, Any]
 

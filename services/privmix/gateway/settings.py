@@ -14,8 +14,8 @@ from pydantic import (
     SecretStr,
 )
 
+from privmix.gateway.schema import LEAST_TEMPERATURE, Fallbacks
 from privmix.keys.messages import AdmissionLimits
-from privmix.requests.schema import LEAST_TEMPERATURE, Fallbacks
 
 
 class ClientSettings(BaseModel):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from privmix.requests.errors import invalid
-from privmix.requests.schema import GenerationRequest, StructuredOutputs
+from privmix.gateway.errors import invalid
+from privmix.gateway.schema import GenerationRequest, StructuredOutputs
 from privmix.structure.compiler import Compiler
 from privmix.structure.errors import StructureError
 from privmix.structure.grammar import ANY_OBJECT, StructureKind, of_kind

@@ -10,7 +10,7 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from privmix.coordinator.messages import Generation
-from privmix.requests.answers import (
+from privmix.gateway.answers import (
     Answer,
     AnsweringBase,
     ChatStyle,
@@ -18,11 +18,11 @@ from privmix.requests.answers import (
     Style,
     Substituted,
 )
-from privmix.requests.errors import ApiError, body_too_large, invalid
-from privmix.requests.models import ServedModel
-from privmix.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
-from privmix.requests.settings import RequestSettings
-from privmix.requests.structure import Structure, structure_of
+from privmix.gateway.errors import ApiError, body_too_large, invalid
+from privmix.gateway.models import ServedModel
+from privmix.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from privmix.gateway.settings import RequestSettings
+from privmix.gateway.structure import Structure, structure_of
 
 MAX_DIGITS = 15
 """The conversion of a number takes Python a time that grows with the square of its digits."""

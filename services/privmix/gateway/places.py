@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from privmix.requests.errors import limited
+from privmix.gateway.errors import limited
 
 PLACES = 1024
 """The requests that a gateway serves at the same time. A waiting stream costs almost nothing, so there are many."""

@@ -21,9 +21,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from privmix.gateway.errors import CUSTOM, from_validation
+from privmix.gateway.unsupported import has_effect
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.errors import CUSTOM, from_validation
-from privmix.requests.unsupported import has_effect
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128

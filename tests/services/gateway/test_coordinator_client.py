@@ -20,13 +20,13 @@ from ray.actor import ActorHandle
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.foundation.errors import CoordinatorUnavailable, Overloaded
+from privmix.gateway.admission import complete_answer, stream_answer
+from privmix.gateway.answers import Answer, ChatStyle, CompletionStyle, Style
+from privmix.gateway.coordinator_client import CoordinatorClient
+from privmix.gateway.counters import Counters
+from privmix.gateway.errors import NO_RETRY, ApiError
+from privmix.gateway.response_queue import ResponseQueue
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.admission import complete_answer, stream_answer
-from privmix.requests.answers import Answer, ChatStyle, CompletionStyle, Style
-from privmix.requests.coordinator_client import CoordinatorClient
-from privmix.requests.counters import Counters
-from privmix.requests.errors import NO_RETRY, ApiError
-from privmix.requests.response_queue import ResponseQueue
 from tests.support.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.anyio

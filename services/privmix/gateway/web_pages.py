@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 from starlette.requests import HTTPConnection
 
-from privmix.requests.errors import ApiError
+from privmix.gateway.errors import ApiError
 
 ALL = "*"
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::[0-9]{1,5})?")

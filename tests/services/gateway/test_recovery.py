@@ -23,8 +23,8 @@ from privmix.coordinator.coordinator import CoordinatorActor, CoordinatorSetting
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.text import Detokenizer, TextStream
 from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.gateway.coordinator_client import CoordinatorClient
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests.coordinator_client import CoordinatorClient
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster

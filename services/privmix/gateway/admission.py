@@ -17,12 +17,12 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from privmix.coordinator.messages import Delta, Generation
+from privmix.gateway.answers import DONE, Answer, Json, error_event, event, to_json
+from privmix.gateway.errors import ApiError
+from privmix.gateway.keys import KeyService
+from privmix.gateway.models import ServedModel
+from privmix.gateway.response_queue import ResponseQueue
 from privmix.keys.messages import Identity
-from privmix.requests.answers import DONE, Answer, Json, error_event, event, to_json
-from privmix.requests.errors import ApiError
-from privmix.requests.keys import KeyService
-from privmix.requests.models import ServedModel
-from privmix.requests.response_queue import ResponseQueue
 
 HEARTBEAT = b": waiting\n\n"
 

@@ -12,13 +12,13 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Generation
 from privmix.foundation.errors import CoordinatorStopping
+from privmix.gateway.admission import stream_answer
+from privmix.gateway.answers import Answer, CompletionStyle
+from privmix.gateway.counters import Counters
+from privmix.gateway.errors import from_coordinator
+from privmix.gateway.response_queue import ResponseQueue
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
-from privmix.requests.admission import stream_answer
-from privmix.requests.answers import Answer, CompletionStyle
-from privmix.requests.counters import Counters
-from privmix.requests.errors import from_coordinator
-from privmix.requests.response_queue import ResponseQueue
 from privmix.training import public_model
 from tests.support.offline import offline
 

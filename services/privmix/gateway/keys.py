@@ -18,16 +18,16 @@ from privmix.foundation.actors import find_actor, remote
 from privmix.foundation.errors import KeysError
 from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
+from privmix.gateway.access_record import access_record
+from privmix.gateway.background import Background
+from privmix.gateway.errors import ApiError, limited, unavailable
+from privmix.gateway.places import PLACES, InvalidRequests, Places
+from privmix.gateway.refusals import forbidden, refusal, translated, unauthorised
+from privmix.gateway.settings import ClientSettings
+from privmix.gateway.web_pages import check_sender
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.records import SCOPES, Scope, Secret
-from privmix.requests.access_record import access_record
-from privmix.requests.background import Background
-from privmix.requests.errors import ApiError, limited, unavailable
-from privmix.requests.places import PLACES, InvalidRequests, Places
-from privmix.requests.refusals import forbidden, refusal, translated, unauthorised
-from privmix.requests.settings import ClientSettings
-from privmix.requests.web_pages import check_sender
 
 ANONYMOUS = Identity("anonymous", "anonymous", SCOPES, charged=False)
 """The identity of every client while no keys exist: it has no share."""

@@ -14,11 +14,11 @@ from ray.util.metrics import Counter
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.recovery import cause_of, is_temporary
 from privmix.foundation.errors import CoordinatorError, CoordinatorStopping, CoordinatorUnavailable, Overloaded
-from privmix.requests.background import Background
-from privmix.requests.channel import Channel
-from privmix.requests.counters import Counters
-from privmix.requests.errors import ApiError, coordinator_lost, coordinators_lost, from_coordinator, unexpected
-from privmix.requests.response_queue import Attempt, GenerationState, ResponseQueue
+from privmix.gateway.background import Background
+from privmix.gateway.channel import Channel
+from privmix.gateway.counters import Counters
+from privmix.gateway.errors import ApiError, coordinator_lost, coordinators_lost, from_coordinator, unexpected
+from privmix.gateway.response_queue import Attempt, GenerationState, ResponseQueue
 
 resumed = Counter(
     "privmix_generations_resumed", "Generations that were submitted again, as their coordinator was lost."

@@ -13,14 +13,14 @@ from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 from privmix.coordinator.messages import Generation
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
+from privmix.gateway import keys as request_keys
+from privmix.gateway.admission import Admission
+from privmix.gateway.errors import ApiError
+from privmix.gateway.keys import KeyService
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity
 from privmix.keys.records import Share
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.requests import keys as request_keys
-from privmix.requests.admission import Admission
-from privmix.requests.errors import ApiError
-from privmix.requests.keys import KeyService
 from tests.key_store import RequestStore
 
 LIMITS = AdmissionLimits(8, max_waiting=8)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from privmix.requests import structure as reading
-from privmix.requests.errors import ApiError
-from privmix.requests.schema import ChatRequest
-from privmix.requests.structure import structure_of
+from privmix.gateway import structure as reading
+from privmix.gateway.errors import ApiError
+from privmix.gateway.schema import ChatRequest
+from privmix.gateway.structure import structure_of
 from privmix.structure.compiler import Compiler
 from privmix.structure.grammar import of_json_schema
 from tests.support.structure import words

@@ -11,12 +11,12 @@ from jinja2 import TemplateError
 
 from privmix.coordinator.text import Detokenizer, partial_length
 from privmix.foundation.turns import Turns
+from privmix.gateway.coordinator_client import CoordinatorClient
+from privmix.gateway.errors import ApiError, invalid, model_not_found
+from privmix.gateway.schema import Message, PromptText
+from privmix.gateway.settings import ServedEnsemble
+from privmix.gateway.status import Status
 from privmix.keys.messages import TrafficUpdate
-from privmix.requests.coordinator_client import CoordinatorClient
-from privmix.requests.errors import ApiError, invalid, model_not_found
-from privmix.requests.schema import Message, PromptText
-from privmix.requests.settings import ServedEnsemble
-from privmix.requests.status import Status
 from privmix.structure.compiler import Compiler
 from privmix.tokenization.people_text import PeopleText
 from privmix.tokenization.tokenizer import load_tokenizer

@@ -8,15 +8,15 @@ import pytest
 from transformers import AutoTokenizer
 
 from privmix.foundation.turns import Turns
-from privmix.requests.errors import ApiError
-from privmix.requests.models import (
+from privmix.gateway.errors import ApiError
+from privmix.gateway.models import (
     INLINE_CHARACTERS,
     LIKELY_CHARACTERS,
     SLACK_TOKENS,
     THREADS,
     PromptTokenizer,
 )
-from privmix.requests.schema import Message
+from privmix.gateway.schema import Message
 from privmix.structure.compiler import Compiler
 from privmix.training.public_model import resolve
 from tests.support.structure import words

@@ -17,7 +17,7 @@ from privmix.coordinator.coordinator import Coordinator
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
 from privmix.foundation.errors import CoordinatorUnavailable
-from privmix.requests.errors import unavailable
+from privmix.gateway.errors import unavailable
 
 FRESH_S = 1.0
 TIMEOUT_S = 5.0
