@@ -20,6 +20,7 @@ from ray.serve.schema import LoggingConfig
 from privmix.coordinator.coordinator import Coordinator
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, WorkError
+from privmix.foundation.urls import http_url
 from privmix.gateway.deployment import Gateway
 from privmix.gateway.settings import ClientSettings, RequestSettings, ServedEnsemble
 from privmix.keys import actor as keys
@@ -102,7 +103,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
                 report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
             deploy(route)
         _wait_for_route()
-    url = f"http://{configuration.http.host}:{configuration.http.port}"
+    url = http_url(configuration.http.host, configuration.http.port)
     return Service(url, configuration, checked.served, actors)
 
 

@@ -33,6 +33,8 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server sends no body
         headers = Headers(scope=scope)
         entry = scope["privmix.record"] = AccessRecord(_request_id(headers))
 

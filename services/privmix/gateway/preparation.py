@@ -46,7 +46,7 @@ async def read_body(request: Request, limit: int, identify: Callable[[], Awaitab
             compressed, or not sent as JSON. A web page cannot send JSON to another origin without asking the service
             first.
     """
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
     if _declared_bytes(request) > limit:
         raise body_too_large(limit)

@@ -40,7 +40,7 @@ class ClientSettings(BaseModel):
     )
     max_body_bytes: int = Field(1 << 20, gt=0)
     max_n: int = Field(8, gt=0)
-    max_prompts: int = Field(16, gt=0)
+    max_prompts: int = Field(64, gt=0)
     max_tokens: int = Field(1024, gt=0)
 
     @property

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, Timeout
+from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
 from openai.types import Completion
 
 from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
+from privmix.foundation.urls import proxy_before
 
 _TIMEOUT = Timeout(300.0, connect=10.0)
 _RETRIES = 7
@@ -31,9 +32,17 @@ class ServiceClient:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._wanted = model
         try:
+            self._proxy = proxy_before(self._url)
+            http = DefaultAsyncHttpxClient(trust_env=self._proxy is not None)
             self._client = AsyncOpenAI(
-                base_url=f"{self._url}/v1", api_key=key or "none", max_retries=_RETRIES, timeout=_TIMEOUT
+                base_url=f"{self._url}/v1",
+                api_key=key or "none",
+                max_retries=_RETRIES,
+                timeout=_TIMEOUT,
+                http_client=http,
             )
+        except ImportError as error:
+            raise InputError(f"url: {self._proxy} names a proxy that needs a package: {error}; or unset it") from error
         except ValueError as error:
             raise InputError(f"url: {url!r} is not a URL: {error}") from error
         self._once = self._client.with_options(max_retries=0)
@@ -130,7 +139,8 @@ class ServiceClient:
         except APIStatusError as error:
             raise InputError(f"url: {self._url} answers {error.status_code}: {_message(error)}") from error
         except APIConnectionError as error:
-            raise InputError(f"url: no service answers at {self._url}: {_cause(error)}") from error
+            through = f" through the proxy of {self._proxy}" if self._proxy else ""
+            raise InputError(f"url: no service answers at {self._url}{through}: {_cause(error)}") from error
         except APIError:
             content = None  # it is not the JSON that its type promises
         if not isinstance(content, dict):

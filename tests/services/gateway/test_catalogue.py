@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from privmix.gateway.admission import HEARTBEAT, kept_alive
 from privmix.gateway.errors import ApiError, unavailable
 from privmix.gateway.schema import ChatRequest, CompletionRequest
+from privmix.gateway.settings import ClientSettings
 from tests.support.app import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]
@@ -18,6 +19,21 @@ CHAT = [{"role": "user", "content": "Good morning"}]
 
 def test_models_report_their_context_length(client: TestClient) -> None:
     assert [model["max_model_len"] for model in client.get("/v1/models").json()["data"]] == [512, 512]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/v1/models", "/v1/models/privmix", "/version"])
+def test_head_answers_as_get(client: TestClient, path: str) -> None:
+    assert client.head(path).status_code == client.get(path).status_code != 405
+
+
+def test_head_of_what_is_posted_is_refused(client: TestClient) -> None:
+    assert client.head("/v1/completions").status_code == 405
+
+
+def test_the_default_batch_of_a_client_is_no_error(make_client: MakeClient) -> None:
+    client = make_client(max_prompts=ClientSettings.model_fields["max_prompts"].default)
+    answer = client.post("/v1/completions", json={"model": "privmix", "prompt": ["a"] * 20, "max_tokens": 1})
+    assert answer.status_code == 503, "all checks are passed, and there are no actors"
 
 
 def test_the_version_is_public(client: TestClient) -> None:

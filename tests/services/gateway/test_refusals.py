@@ -305,6 +305,12 @@ def test_a_compressed_body_is_refused(client: TestClient) -> None:
     check(response.json(), "body", "unsupported_encoding")
 
 
+@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
+def test_a_body_as_it_is_may_say_so(client: TestClient, encoding: str) -> None:
+    response = client.post(COMPLETIONS, json=COMPLETION, headers={"content-encoding": encoding})
+    assert response.status_code == 503, "all checks are passed, and there are no actors"
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/doc", "/v1/Wilhelmina"])
 def test_an_unknown_route_is_refused(client: TestClient, path: str) -> None:
     response = client.post(path, json=COMPLETION)

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 
 from privmix.foundation.errors import WorkError
+from privmix.foundation.urls import proxy_before
 from privmix.laboratory.audit.finding import CERTAIN, Finding
 from privmix.laboratory.audit.roc import held_out_epsilons
 from privmix.privacy.accounting import planning
@@ -51,8 +52,9 @@ def client(url: str, api_key: str | None) -> Iterator[httpx.Client]:
         WorkError: the service does not answer, or refuses.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    behind_proxy = proxy_before(url) is not None
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) as service:
+        with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=behind_proxy) as service:
             yield service
     except httpx.HTTPError as error:
         raise WorkError(f"service {url}: {error}") from error
