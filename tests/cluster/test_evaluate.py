@@ -77,19 +77,6 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
     }
 
 
-@pytest.mark.slow
-def test_an_evaluation_of_drawn_parts_names_what_it_leaves_out(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
-    done = evaluate(held_out, ensemble, tmp_path / "report", "--drawn", 2, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["drawn"] == 2
-    by_label = {each["label"]: each for each in found["tables"][0]["results"]}
-    assert by_label["Exponential mechanism, m = 2"]["parameters"]["sample"] == 2
-    assert by_label["Exponential mechanism, m = 2"]["asked"] == by_label["Ensemble, not private"]["asked"] == 2
-    assert by_label["Exponential mechanism, m = 2"]["reached"]["rdp"] == pytest.approx(8, abs=1e-3)
-    assert by_label["GNMax"]["problem"] == "gnmax needs the rows of all parts; evaluate it without `drawn`"
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from privmix.laboratory.evaluation.estimate import Estimate
     from privmix.laboratory.evaluation.results import Result, ResultTable
 
-_MEASURED = {"Measurement": ("run_tokens", "drawn", "runs", "context", "precision")}
+_MEASURED = {"Measurement": ("run_tokens", "runs", "context", "precision")}
 
 
 @grouped

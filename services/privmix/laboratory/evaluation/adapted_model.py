@@ -7,7 +7,7 @@
 Evaluation and audits use it; serving uses the engines. One pass of the public model serves all readers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,39 +76,3 @@ class AdaptedModel:
                 output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=positions)
         logits: Tensor = output.logits
         return logits
-
-    @torch.inference_mode()
-    def logits_at(self, name: str, tokens: Tensor, places: Sequence[Tensor], cache: PublicCache) -> list[Tensor]:
-        """Returns the logits after the tokens at some places of each sequence, [places, V] a sequence.
-
-        Few places of a reader or of a text cost as much as so many tokens.
-
-        Args:
-            name, tokens, cache: see `logits`.
-            places: int64, the indices in each sequence.
-        """
-        places = [own.to(self.device) for own in places]
-        count, length = max(map(len, places)), tokens.shape[1]
-        if self._part_kinds.get(name) not in ("reader", "text") or 2 * count > length or self._has_window(length):
-            return [logits[own] for logits, own in zip(self.logits(name, tokens, length, cache), places, strict=True)]
-        text = self._texts.get(name)
-        before = 0 if text is None else text.get_seq_length()
-        padded = torch.zeros(len(places), max(1, count), dtype=torch.long, device=self.device)
-        for row, own in zip(padded, places, strict=True):
-            row[: len(own)] = own
-        # The keys of a text are before all positions.
-        later = torch.arange(-before, length, device=self.device) > padded[:, :, None]
-        mask = torch.zeros(later.shape, dtype=self.base.dtype, device=self.device).masked_fill_(later, -torch.inf)
-        with using(self._model, PUBLIC if text is not None else name):
-            rows = self._model(
-                input_ids=tokens.gather(1, padded),
-                position_ids=padded,
-                attention_mask=mask[:, None],
-                past_key_values=cache.reader(padded.shape[1], text),
-            ).logits
-        return [logits[: len(own)] for logits, own in zip(rows, places, strict=True)]
-
-    def _has_window(self, length: int) -> bool:
-        """Returns whether a layer attends to fewer than `length` positions, which the mask above does not describe."""
-        window = getattr(self.base.config.get_text_config(), "sliding_window", None)
-        return window is not None and window < length

@@ -8,7 +8,7 @@ results.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -81,7 +81,7 @@ class _Comparison:
         self._planned: dict[Case, PlannedCase | str] = {}
 
     def compute(self, cluster: ExitStack) -> None:
-        self._bench.compute_rows(self._models(), cluster, self._options.drawn)
+        self._bench.compute_rows(self._models(), cluster)
         for value in self._options.points:
             for _, case in self._rows_of_table(value):
                 self._plan(case)
@@ -98,7 +98,6 @@ class _Comparison:
             context=options.context,
             parts=main.parts,
             halves=self._halves,
-            drawn=self._options.drawn if self._few(main) else None,
             base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
             sweep=options.sweep,
             tables=tuple(
@@ -109,12 +108,8 @@ class _Comparison:
     def _models(self) -> Iterator[tuple[TrainedEnsemble, Sequence[Adapter]]]:
         main = self._ensembles.main
         yield from ((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles.all)
-        if self._halves and not self._few(main):
+        if self._halves:
             yield main, main.halves
-
-    def _few(self, ensemble: TrainedEnsemble) -> bool:
-        """Returns whether only some of an ensemble's parts are scored at a position."""
-        return self._options.scores_few(ensemble.parts)
 
     def _wanted(self) -> Iterator[tuple[int, PlannedCase]]:
         """Yields each run with each of its protocols."""
@@ -137,11 +132,10 @@ class _Comparison:
             yield from self._included(other, value, halves=False)
 
     def _included(self, ensemble: TrainedEnsemble, value: str | None, halves: bool) -> Iterator[tuple[str, Case]]:
-        """Yields each case to evaluate once: a value of a field, or few scored parts, can make several alike."""
+        """Yields each case to evaluate once: a value of a field can make several alike."""
         labels: dict[Case, str] = {}
         for label, settings in methods.chosen(self._options, value, ensemble.parts, halves, check=False):
-            drawn_label, case = self._case(ensemble, settings)
-            labels.setdefault(case, drawn_label if self._few(ensemble) else label)
+            labels.setdefault(self._case(ensemble, settings)[1], label)
         yield from ((label, case) for case, label in labels.items())
 
     def _references(self) -> Iterator[tuple[str, Case]]:
@@ -152,16 +146,10 @@ class _Comparison:
         yield self._case(main, EnsembleSettings())
 
     def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> tuple[str, Case]:
-        """Returns settings that draw no more parts than are scored, if they can, and their label.
-
-        The budget pays the ensemble's private base too.
-        """
-        training, drawn = ensemble.base_training, self._options.drawn
+        """Returns settings, of which the budget pays the ensemble's private base too, and their label."""
+        training = ensemble.base_training
         if training is not None and not isinstance(settings, _WITHOUT_BASE):
             settings = settings.on_base(training.event)
-        if drawn is not None and self._few(ensemble):
-            with suppress(ValueError):
-                settings = methods.drawing(settings, drawn)
         return methods.label(settings), Case(ensemble.directory, settings)
 
     def _table(self, value: str | None) -> Iterator[Result]:
@@ -183,23 +171,19 @@ class _Comparison:
         if case in self._planned:
             return
         ensemble = self._of(case)
-        drawn = self._options.drawn
         if isinstance(case.settings, PublicSettings):
             self._planned[case] = PlannedCase(case, case.settings.plan(ensemble.parts), self._bench.public_files)
         elif isinstance(case.settings, DpSgdSettings) and ensemble.manifest.dp_sgd is None:  # the base, without parts
             self._planned[case] = PlannedCase(case, case.settings.plan(1), self._bench.base_files(ensemble))
         else:
             try:
-                settings = case.settings
-                if drawn is not None and self._few(ensemble):
-                    settings = methods.drawing(settings, drawn)
-                protocol = settings.plan(ensemble.parts)
-                _check_base(settings, protocol, ensemble.base_training)
+                protocol = case.settings.plan(ensemble.parts)
+                _check_base(case.settings, protocol, ensemble.base_training)
             except ValueError as error:
                 self._planned[case] = str(error)
                 return
             adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
-            self._planned[case] = PlannedCase(case, protocol, self._bench.files(ensemble, adapters, drawn))
+            self._planned[case] = PlannedCase(case, protocol, self._bench.files(ensemble, adapters))
 
     def _of(self, case: Case) -> TrainedEnsemble:
         return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)

@@ -15,10 +15,8 @@ from privmix.privacy.accounting import published
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
 from privmix.privacy.protocols.dp_sgd import DpSgdSettings
-from privmix.privacy.protocols.ensemble import EnsembleSettings
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.protocols.pmixed import PMixedSettings
-from privmix.privacy.protocols.public import PublicSettings
 from privmix.privacy.protocols.submix import SubMixSettings
 from privmix.privacy.settings import Settings
 from privmix.training.manifest import PrivateTraining
@@ -79,21 +77,6 @@ def compared(name: str, parts: int, budget: TokenBudget) -> list[Settings]:
         case _:
             own = [{}]
     return [chosen.model_validate({**each, **limits}) for each in own]
-
-
-def drawing(settings: Settings, rows: int) -> Settings:
-    """Returns these settings with at most ``rows`` part rows for a token.
-
-    Raises:
-        ValueError: a token needs the rows of all parts.
-    """
-    match settings:
-        case ExponentialSettings(sample=sample):
-            return settings.model_copy(update={"sample": rows if sample is None else min(rows, sample)})
-        case PMixedSettings(mollifier="ratio") | PublicSettings() | EnsembleSettings():
-            return settings
-        case _:
-            raise ValueError(f"{settings.protocol} needs the rows of all parts; evaluate it without `drawn`")
 
 
 def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:

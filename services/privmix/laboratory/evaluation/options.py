@@ -72,11 +72,7 @@ class ComparisonOptions(Options):
 
 
 class EvaluationOptions(ComparisonOptions):
-    """Configures an evaluation.
-
-    With `drawn`, a protocol that needs more parts for a token is not evaluated. The reference without privacy and
-    PMixed's distribution over its draws are means over these parts.
-    """
+    """Configures an evaluation."""
 
     run_tokens: int | None = Field(
         None,
@@ -84,18 +80,7 @@ class EvaluationOptions(ComparisonOptions):
         description="The number of tokens in a run.",
         json_schema_extra={"if_none": "those of the smallest budget"},
     )
-    drawn: int | None = Field(
-        None,
-        ge=1,
-        description="Score only this many parts at each position, drawn at random: cheap with many parts, but "
-        "protocols that need all parts are left out.",
-        json_schema_extra={"if_none": "all"},
-    )
     runs: int = Field(5, ge=1, description="The number of runs. They use different text if there is enough of it.")
     context: int = Field(256, ge=2, description="The maximum number of tokens in a block of text.")
     seed: int = Field(0, ge=0, description="The seed for the choice of text, which is not secret.")
     precision: Precision = Field("auto", description="The precision of the models: auto, bfloat16 or float32.")
-
-    def scores_few(self, parts: int) -> bool:
-        """Returns whether only some of an ensemble's ``parts`` parts are scored at a position."""
-        return self.drawn is not None and self.drawn < parts

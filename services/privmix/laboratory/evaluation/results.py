@@ -260,7 +260,6 @@ class Evaluation:
         runs: the number of runs.
         apart: whether the runs share no text.
         parts: the number of parts of the main ensemble.
-        drawn: the number of its parts that are scored at each position; None means all.
         sweep: the swept field; None without a sweep.
     """
 
@@ -272,7 +271,6 @@ class Evaluation:
     context: int
     parts: int
     halves: bool
-    drawn: int | None
     base_model: str
     sweep: str | None
     tables: tuple[ResultTable, ...]

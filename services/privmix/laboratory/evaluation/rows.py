@@ -26,7 +26,7 @@ from privmix.laboratory.evaluation.options import Precision
 from privmix.laboratory.evaluation.scoring import Head
 
 # Increase it after a change of how hidden states are computed or stored, so that older files are not used.
-_FORMAT = 4
+_FORMAT = 5
 HIDDEN_TYPE = np.float32
 
 
@@ -40,7 +40,6 @@ class RowInputs:
         part_kind: what the adapter is; None for the base model.
         text: the digest of the text.
         precision: the precision of the models.
-        drawing: describes the positions (`Drawing.of_model`); None if the file has all.
     """
 
     base: str
@@ -48,7 +47,6 @@ class RowInputs:
     part_kind: PartKind | None
     text: str
     precision: Precision
-    drawing: str | None = None
 
     @property
     def file(self) -> str:
@@ -91,40 +89,6 @@ def is_whole(path: Path, positions: int) -> bool:
     return hidden.ndim == 2 and len(hidden) == positions and hidden.dtype == HIDDEN_TYPE
 
 
-class Drawing:
-    """Draws, for each position, `drawn` of an ensemble's models without replacement, in random order.
-
-    A uniform draw of up to `drawn` models can be taken from them: the first ones at each position. So scoring an
-    ensemble costs as much as its draws, whatever its size. The draws are not secret, and always the same.
-
-    Attributes:
-        models: the number of models.
-        drawn: the number of models at a position.
-        at: the models at each position, int64 [positions, drawn].
-        rows: the index of each of them among its own positions, int64 [positions, drawn].
-    """
-
-    def __init__(self, positions: int, models: int, drawn: int) -> None:
-        self.models = models
-        self.drawn = drawn
-        shuffled = np.random.default_rng(models).permuted(np.tile(np.arange(models), (positions, 1)), axis=1)
-        self.at = np.ascontiguousarray(shuffled[:, :drawn])
-        by_model = np.argsort(self.at, axis=None, kind="stable")
-        self._bounds = np.searchsorted(self.at.ravel()[by_model], np.arange(models + 1))
-        self._positions = by_model // drawn
-        rows = np.empty(self.at.size, np.int64)
-        rows[by_model] = np.arange(self.at.size) - self._bounds[self.at.ravel()[by_model]]
-        self.rows = rows.reshape(self.at.shape)
-
-    def positions(self, model: int) -> NDArray[np.int64]:
-        """Returns the positions at which a model was drawn, ascending."""
-        return self._positions[self._bounds[model] : self._bounds[model + 1]]
-
-    def of_model(self, model: int) -> str:
-        """Describes the positions of a model."""
-        return f"{model} of {self.models}, {self.drawn} at a position"
-
-
 @dataclass(frozen=True)
 class EnsembleRows:
     """Names the files of one ensemble.
@@ -133,7 +97,6 @@ class EnsembleRows:
         head: the base model's output layer (`scoring.Head`).
         public: its hidden states.
         models: the hidden states of the ensemble's models in the order of their numbers.
-        drawn: the number of models at a position (`Drawing`); None if the files have all positions.
         original: the head and the hidden states of the public model under a private base, whose files `head` and
             `public` are then; None for an ensemble on a public model.
     """
@@ -141,7 +104,6 @@ class EnsembleRows:
     head: Path
     public: Path
     models: tuple[Path, ...]
-    drawn: int | None = None
     original: tuple[Path, Path] | None = None
 
 
@@ -152,7 +114,6 @@ class RowReader:
         head: the base model's output layer.
         public: the base model's hidden states, [positions, D].
         models: those of the ensemble's models, in the order of their numbers.
-        drawn: the number of models with a row at each position (`Drawing`); all unless given.
         original: the head and the hidden states of the public model under a private base.
     """
 
@@ -161,15 +122,13 @@ class RowReader:
         head: Head,
         public: NDArray[np.floating],
         models: Sequence[NDArray[np.floating]],
-        drawn: int | None = None,
         original: tuple[Head, NDArray[np.floating]] | None = None,
     ) -> None:
         self._head = head
         self._original = original
         self._public = public
         self._models = models
-        self._drawing = None if drawn is None else Drawing(len(public), len(models), drawn)
-        self.rows = len(models) if drawn is None else drawn
+        self.rows = len(models)
         self.vocabulary = head.vocabulary
 
     @classmethod
@@ -177,24 +136,15 @@ class RowReader:
         """Opens files, which are read as they are used."""
         models = [read(path) for path in files.models]
         original = None if files.original is None else (_head(files.original[0]), read(files.original[1]))
-        return cls(_head(files.head), read(files.public), models, files.drawn, original)
-
-    def models(self, positions: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
-        """Returns the models with a row at each position, `rows` of them."""
-        if self._drawing is None:
-            return (tuple(range(self.rows)),) * len(positions)
-        return tuple(map(tuple, self._drawing.at[positions].tolist()))
+        return cls(_head(files.head), read(files.public), models, original)
 
     def __call__(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Returns float32 [S, V] of the base model and [S * rows, V] of `models`, grouped by position."""
+        """Returns float32 [S, V] of the base model and [S * rows, V] of the ensemble's models, grouped by position."""
         public = torch.from_numpy(np.array(self._public[positions]))
         if not self._models:
             hidden = np.empty((0, self._public.shape[1]), HIDDEN_TYPE)
-        elif self._drawing is None:
-            hidden = np.stack([hidden[positions] for hidden in self._models], axis=1)
         else:
-            drawn = zip(self._drawing.at[positions].flat, self._drawing.rows[positions].flat, strict=True)
-            hidden = np.stack([self._models[model][row] for model, row in drawn])
+            hidden = np.stack([hidden[positions] for hidden in self._models], axis=1)
         rows = torch.from_numpy(hidden.reshape(-1, self._public.shape[1]))
         return self._head.log_probabilities(public), self._head.log_probabilities(rows)
 

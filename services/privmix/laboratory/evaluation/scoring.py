@@ -101,14 +101,10 @@ class Scorer:
         self,
         blocks: Sequence[Block],
         adapters: Sequence[AdapterFiles] = (),
-        targets: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> Iterator[tuple[int, int, Tensor]]:
         """Computes the last hidden states before the targets of all blocks, for each adapter or for the base model.
 
         The public model reads each block once for all readers. Without adapters, it scores the base model.
-
-        Args:
-            targets: of each adapter and block; the block's own unless given. Few of them cost little with readers.
 
         Yields:
             the index of an adapter (0 for the base model), the index of a block, and [targets, D], in any order.
@@ -125,10 +121,9 @@ class Scorer:
                 ).to(model.device)
                 cache = model.record(inputs)
                 for number, name in enumerate(names or [PUBLIC]):
-                    own = [blocks[index].targets if targets is None else targets[number][index] for index in batch]
-                    places = [torch.tensor(of_block, dtype=torch.long) - 1 for of_block in own]
-                    hidden = model.logits_at(name, inputs, places, cache)
-                    yield from ((number, index, states) for index, states in zip(batch, hidden, strict=True))
+                    states = model.logits(name, inputs, inputs.shape[1], cache)
+                    for row, index in zip(states, batch, strict=True):
+                        yield number, index, row[torch.tensor(blocks[index].targets, device=row.device) - 1]
         finally:
             model.unload()
 

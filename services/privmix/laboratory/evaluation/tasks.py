@@ -29,34 +29,17 @@ def score_public(base: Path, text: EvaluationText, precision: Precision, head: P
 
 
 def score(
-    base: Path,
-    adapters: Sequence[tuple[AdapterFiles, Path]],
-    text: EvaluationText,
-    precision: Precision,
-    positions: Sequence[NDArray[np.int64]] | None = None,
+    base: Path, adapters: Sequence[tuple[AdapterFiles, Path]], text: EvaluationText, precision: Precision
 ) -> None:
-    """Writes the hidden states of adapters, each to its file: at all positions, or at its own, ascending ones."""
-    scorer, files, paths = _scorer(base, precision), [files for files, _ in adapters], [path for _, path in adapters]
-    _score(scorer, files, text, paths, positions)
+    """Writes the hidden states of adapters, each to its file."""
+    _score(_scorer(base, precision), [files for files, _ in adapters], text, [path for _, path in adapters])
 
 
-def _score(
-    scorer: Scorer,
-    adapters: Sequence[AdapterFiles],
-    text: EvaluationText,
-    paths: Sequence[Path],
-    positions: Sequence[NDArray[np.int64]] | None = None,
-) -> None:
-    of_files = [np.arange(text.positions)] * len(paths) if positions is None else positions
-    targets = None if positions is None else [text.targets(own) for own in positions]
-    firsts = [np.searchsorted(own, text.offsets) for own in of_files]
+def _score(scorer: Scorer, adapters: Sequence[AdapterFiles], text: EvaluationText, paths: Sequence[Path]) -> None:
     with ExitStack() as files:
-        writers = [
-            files.enter_context(writing(path, (len(own), scorer.head.size)))
-            for path, own in zip(paths, of_files, strict=True)
-        ]
-        for model, index, hidden in scorer.hidden_states(text.blocks, adapters, targets):
-            writers[model](int(firsts[model][index]), hidden)
+        writers = [files.enter_context(writing(path, (text.positions, scorer.head.size))) for path in paths]
+        for model, index, hidden in scorer.hidden_states(text.blocks, adapters):
+            writers[model](text.offsets[index], hidden)
 
 
 def trials(

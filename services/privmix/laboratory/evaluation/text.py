@@ -61,14 +61,6 @@ class EvaluationText:
         """The number of tokens before each position in its block, int64 [positions]."""
         return np.array([index for block in self.blocks for index in block.targets], dtype=np.int64)
 
-    def targets(self, positions: Positions) -> list[list[int]]:
-        """Returns the targets of each block that are at these ascending positions."""
-        by_block = np.split(positions, np.searchsorted(positions, self.offsets[1:]))
-        return [
-            [block.targets[position - offset] for position in own]
-            for block, offset, own in zip(self.blocks, self.offsets, by_block, strict=True)
-        ]
-
     @cached_property
     def digest(self) -> str:
         """A hash that identifies the text, so that rows of another text are not reused."""

@@ -113,7 +113,7 @@ class Trial:
         tokens = targets.tokens
         self._targets.append(targets)
         reserved = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
-        draws = [self._draw(models) for models in answers.models[:reserved]]
+        draws = [self._protocol.draw() for _ in range(reserved)]
         drawn = _select(answers, draws)
         private, losses = np.empty(0), None
         if draws:
@@ -153,11 +153,6 @@ class Trial:
                 for window in (own[possible[own]] for own in np.array_split(np.arange(len(logs)), WINDOWS))
             ),
         )
-
-    def _draw(self, models: tuple[int, ...]) -> tuple[int, ...]:
-        """Draws from `models`: all of them, or a random choice in random order (`rows.Drawing`)."""
-        drawn = self._protocol.draw()
-        return drawn if len(models) == self._protocol.models else models[: len(drawn)]
 
     def _private_chances(self, answers: Answers, drawn: Answers, tokens: Tensor) -> tuple[Reals, Reals | None]:
         """Returns the tokens' probabilities, or upper bounds if the protocol gives only those, and their losses."""
@@ -232,7 +227,8 @@ def run_trials(
         public, rows = reader(positions[batch])
         true = torch.from_numpy(tokens[batch])
         targets = Targets(true, contexts[batch], _releasable(reader.original(positions[batch]), true))
-        answers = shape(public, rows, reader.models(positions[batch]), overwrite_parts=True)
+        everyone = (tuple(range(reader.rows)),) * len(public)
+        answers = shape(public, rows, everyone, overwrite_parts=True)
         for trial in trials:
             trial.add(answers, targets)
     return [trial.outcome() for trial in trials]
@@ -261,8 +257,8 @@ def _select(answers: Answers, draws: Sequence[tuple[int, ...]]) -> Answers:
     """Selects, for each of the first positions, the answers of its drawn models."""
     if all(drawn == models for drawn, models in zip(draws, answers.models, strict=False)):
         return answers.first(len(draws))
-    spans = zip(answers.spans(), answers.models, draws, strict=False)
-    rows_drawn = [first + models.index(model) for (first, _), models, drawn in spans for model in drawn]
+    spans = zip(answers.spans(), draws, strict=False)
+    rows_drawn = [first + model for (first, _), drawn in spans for model in drawn]
     return Answers(answers.public[: len(draws)], answers.ratios[rows_drawn], tuple(draws))
 
 

@@ -4,12 +4,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
 from privmix.engine.engine import AdapterFiles
@@ -21,8 +19,8 @@ from privmix.laboratory.evaluation import tasks
 from privmix.laboratory.evaluation.cases import Outcomes, PlannedCase, grouped
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.laboratory.evaluation.options import Precision
-from privmix.laboratory.evaluation.rows import HIDDEN_TYPE, Drawing, EnsembleRows, RowInputs, is_whole
-from privmix.laboratory.evaluation.text import EvaluationText, Positions
+from privmix.laboratory.evaluation.rows import HIDDEN_TYPE, EnsembleRows, RowInputs, is_whole
+from privmix.laboratory.evaluation.text import EvaluationText
 from privmix.training.manifest import Adapter
 
 ROWS, OUTCOMES = "rows", "outcomes"
@@ -30,20 +28,17 @@ ROWS, OUTCOMES = "rows", "outcomes"
 _PROTOCOLS_AT_ONCE = 16
 # The maximum number of models in a task: enough to share the public pass, few enough to distribute and resume.
 _MODELS_AT_ONCE = 8
-# The same for models with a row at some positions only.
-_DRAWN_MODELS_AT_ONCE = 32
 # The disk space in bytes that must stay free beside the rows.
 _SPARE = 2**30
 
 
 @dataclass(frozen=True)
 class _Model:
-    """Holds a model's name for the display, its base model, its adapter, and the positions of its rows."""
+    """Holds a model's name for the display, its base model and its adapter."""
 
     name: str
     base: Path
     adapter: AdapterFiles
-    positions: Positions
 
 
 class Workbench:
@@ -64,25 +59,10 @@ class Workbench:
         self._precision = precision
         self._display = display
 
-    def files(self, ensemble: TrainedEnsemble, adapters: Sequence[Adapter], drawn: int | None = None) -> EnsembleRows:
-        """Returns the files with the rows of an ensemble's base model and of these of its models.
-
-        Args:
-            drawn: the number of models with a row at each position (`rows.Drawing`); all unless given.
-        """
-        return self._files(ensemble, adapters, self._drawing(adapters, drawn))
-
-    def _files(self, ensemble: TrainedEnsemble, adapters: Sequence[Adapter], drawing: Drawing | None) -> EnsembleRows:
-        paths = (
-            self._path(
-                ensemble.manifest.base_revision,
-                ensemble,
-                adapter,
-                None if drawing is None else drawing.of_model(number),
-            )
-            for number, adapter in enumerate(adapters)
-        )
-        return replace(self.base_files(ensemble), models=tuple(paths), drawn=None if drawing is None else drawing.drawn)
+    def files(self, ensemble: TrainedEnsemble, adapters: Sequence[Adapter]) -> EnsembleRows:
+        """Returns the files with the rows of an ensemble's base model and of these of its models."""
+        paths = (self._path(ensemble.manifest.base_revision, ensemble, adapter) for adapter in adapters)
+        return replace(self.base_files(ensemble), models=tuple(paths))
 
     @property
     def public_files(self) -> EnsembleRows:
@@ -96,47 +76,31 @@ class Workbench:
         original = None if revision == self._revision else (public.head, public.public)
         return EnsembleRows(self._head(revision), own, (own,), original=original)
 
-    def _drawing(self, adapters: Sequence[Adapter], drawn: int | None) -> Drawing | None:
-        few = drawn is not None and drawn < len(adapters)
-        return _drawn(self.text.positions, len(adapters), drawn) if few else None
-
-    def compute_rows(
-        self,
-        ensembles: Iterable[tuple[TrainedEnsemble, Sequence[Adapter]]],
-        cluster: ExitStack,
-        drawn: int | None = None,
-    ) -> None:
+    def compute_rows(self, ensembles: Iterable[tuple[TrainedEnsemble, Sequence[Adapter]]], cluster: ExitStack) -> None:
         """Computes the hidden states of base models and of models that are missing, and removes all others.
 
         Args:
             ensembles: with the models of each that are needed.
-            drawn: see `files`.
 
         Raises:
             InputError: the disk has no room for them.
             WorkError: a task failed.
         """
         self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
-        everywhere = np.arange(self.text.positions)
-        bases = {self._revision: self._base}
-        wanted = {}
+        bases, wanted = {self._revision: self._base}, {}
         for ensemble, adapters in ensembles:
             bases.setdefault(ensemble.manifest.base_revision, ensemble.base)
-            drawing = self._drawing(adapters, drawn)
-            paths = self._files(ensemble, adapters, drawing).models
-            for number, (path, adapter) in enumerate(zip(paths, adapters, strict=True)):
-                positions = everywhere if drawing is None else drawing.positions(number)
+            for path, adapter in zip(self.files(ensemble, adapters).models, adapters, strict=True):
                 name = f"{ensemble.directory.name}/{adapter.name}"
-                wanted[path] = _Model(name, ensemble.base, ensemble.files(adapter), positions)
+                wanted[path] = _Model(name, ensemble.base, ensemble.files(adapter))
         kept = {path for revision in bases for path in (self._head(revision), self._path(revision))}
         for path in set(self._rows.iterdir()) - kept - set(wanted):
             path.unlink()  # rows of another text or ensemble are private and useless here
-        missing = [path for path, model in wanted.items() if not is_whole(path, len(model.positions))]
-        whole = self.text.positions
-        missing_bases = [revision for revision in bases if not is_whole(self._path(revision), whole)]
+        missing = [path for path in wanted if not is_whole(path, self.text.positions)]
+        missing_bases = [revision for revision in bases if not is_whole(self._path(revision), self.text.positions)]
         if not missing and not missing_bases:
             return
-        self._check_room(sum(len(wanted[path].positions) for path in missing) + len(missing_bases) * whole)
+        self._check_room(len(missing) + len(missing_bases))
         cluster.enter_context(connected())
         self._display.say(f"evaluating {len(missing) + len(missing_bases)} models on the held-out text")
         text = ray.put(self.text)
@@ -144,14 +108,13 @@ class Workbench:
             name = "public model" if revision == self._revision else f"private base {revision[:12]}"
             arguments = bases[revision], text, self._precision, self._head(revision), self._path(revision)
             self._score(tasks.score_public, {name: arguments})
-        at_once = _MODELS_AT_ONCE if drawn is None else _DRAWN_MODELS_AT_ONCE
-        size = min(at_once, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
+        size = min(_MODELS_AT_ONCE, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
         jobs = {}
         for group in _groups([(path, wanted[path]) for path in missing], size):
             files = [(model.adapter, path) for path, model in group]
             models = [model for _, model in group]
             name = " to ".join(dict.fromkeys((models[0].name, models[-1].name)))
-            jobs[name] = models[0].base, files, text, self._precision, [model.positions for model in models]
+            jobs[name] = models[0].base, files, text, self._precision
         self._score(tasks.score, jobs)
 
     def _score(self, function: Callable[..., None], jobs: Mapping[str, Sequence[Any]]) -> None:
@@ -191,7 +154,6 @@ class Workbench:
         revision: str,
         ensemble: TrainedEnsemble | None = None,
         adapter: Adapter | None = None,
-        drawing: str | None = None,
     ) -> Path:
         origin = RowInputs(
             base=revision,
@@ -199,20 +161,19 @@ class Workbench:
             part_kind=None if ensemble is None else ensemble.manifest.part_kind,
             text=self.text.digest,
             precision=self._precision,
-            drawing=drawing,
         )
         return self._rows / origin.file
 
     def _head(self, revision: str) -> Path:
         return self._path(revision).with_suffix(".safetensors")
 
-    def _check_room(self, rows: int) -> None:
-        size = rows * _hidden_size(self._base) * HIDDEN_TYPE().itemsize
+    def _check_room(self, models: int) -> None:
+        size = models * self.text.positions * _hidden_size(self._base) * HIDDEN_TYPE().itemsize
         free = shutil.disk_usage(self._rows).free
         if size + _SPARE > free:
             raise InputError(
                 f"output {self._rows.parent}: the hidden states of the models need {size / 2**30:.1f} GiB, but "
-                f"only {free / 2**30:.1f} GiB are free; free disk space, evaluate fewer runs or tokens, or set --drawn"
+                f"only {free / 2**30:.1f} GiB are free; free disk space, evaluate fewer runs or tokens"
             )
 
 
@@ -222,9 +183,6 @@ def _groups(models: Sequence[tuple[Path, _Model]], size: int) -> Iterator[list[t
         of_base = list(on_base)
         for first in range(0, len(of_base), max(1, size)):
             yield of_base[first : first + size]
-
-
-_drawn = lru_cache(maxsize=8)(Drawing)
 
 
 def _hidden_size(base: Path) -> int:

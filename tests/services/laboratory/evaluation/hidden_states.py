@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.laboratory.evaluation.rows import Drawing, EnsembleRows, writing
+from privmix.laboratory.evaluation.rows import EnsembleRows, writing
 from privmix.laboratory.evaluation.scoring import Head
 
 VOCABULARY = 96
@@ -30,24 +30,20 @@ class StoredRows:
     tokens: NDArray[np.int64]
 
 
-def write_rows(folder: Path, positions: int, models: int, apart: float = 0.3, drawn: int | None = None) -> StoredRows:
-    """Writes the files of ``models`` models at ``positions`` positions, about ``apart`` nats from log_p other.
-
-    With ``drawn``, each file has only the rows of the positions at which its model is drawn.
-    """
+def write_rows(folder: Path, positions: int, models: int, apart: float = 0.3) -> StoredRows:
+    """Writes the files of ``models`` models at ``positions`` positions, about ``apart`` nats from log_p other."""
     generator = torch.Generator().manual_seed(0)
     public = (2 * torch.randn(positions, VOCABULARY, generator=generator)).log_softmax(1)
     common = public + torch.randn(positions, VOCABULARY, generator=generator)
     log_p = common[:, None] + apart * torch.randn(positions, models, VOCABULARY, generator=generator)
     log_p = log_p.log_softmax(2)
     models_files = tuple(folder / f"model-{index}.npy" for index in range(models))
-    files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models_files, drawn)
+    files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models_files)
     Head(torch.eye(VOCABULARY), None, narrow=False).save(files.head)  # hidden states are the log-probabilities
     with writing(files.public, (positions, VOCABULARY)) as put:
         put(0, public)
     for index, path in enumerate(files.models):
-        at = np.arange(positions) if drawn is None else Drawing(positions, models, drawn).positions(index)
-        with writing(path, (len(at), VOCABULARY)) as put:
-            put(0, log_p[at, index])
+        with writing(path, (positions, VOCABULARY)) as put:
+            put(0, log_p[:, index])
     tokens = torch.multinomial(log_p.exp().mean(dim=1), 1, generator=generator)[:, 0].numpy()
     return StoredRows(files, public, log_p, tokens)

@@ -66,7 +66,7 @@ def evaluation() -> Evaluation:
         return ResultTable(f"{epsilon:g}", budget, (*map(result_of, settings), result_of(EnsembleSettings(), FEWER)))
 
     tables = table(4), table(0.001)
-    return Evaluation(12, 3, 100, 2, True, 256, PARTS, True, None, "smollm2-135m", "epsilon", tables)
+    return Evaluation(12, 3, 100, 2, True, 256, PARTS, True, "smollm2-135m", "epsilon", tables)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_the_plot_has_a_line_or_a_row_for_each_method(
 ) -> None:
     first = evaluation.tables[0]
     tables = tuple(ResultTable(value, first.budget, first.results) for value in values)
-    shown = Evaluation(12, 3, 100, 2, True, 256, PARTS, True, None, "m", "field" if values[0] else None, tables)
+    shown = Evaluation(12, 3, 100, 2, True, 256, PARTS, True, "m", "field" if values[0] else None, tables)
     pixels = imread(write_report(shown, tmp_path)[1])
     assert pixels.std() > 0.05, "the figure is not empty"
     assert (tmp_path / PLOT_FILE).exists()

@@ -10,14 +10,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from privmix.engine import PartKind
 from privmix.engine.engine import AdapterFiles
-from privmix.engine.part_text import text_files
 from privmix.engine.reader_attention import record
 from privmix.engine.switching import using
 from privmix.foundation.errors import InputError
-from privmix.foundation.files import write_files
-from privmix.laboratory.evaluation.rows import Drawing, EnsembleRows, RowInputs, RowReader, is_whole, read
+from privmix.laboratory.evaluation.rows import EnsembleRows, RowInputs, RowReader, is_whole, read
 from privmix.laboratory.evaluation.scoring import Scorer
 from privmix.laboratory.evaluation.tasks import score, score_public
 from privmix.laboratory.evaluation.text import Block, EvaluationText
@@ -127,50 +124,6 @@ def test_distributions_are_computed_from_hidden_states(tmp_path: Path) -> None:
     assert torch.allclose(parts, written.models[positions].flatten(0, 1), atol=1e-5)
 
 
-def test_every_set_of_models_is_drawn_equally_often_in_every_order() -> None:
-    drawing = Drawing(positions=12_000, models=4, drawn=2)
-    pairs, counts = np.unique(drawing.at, axis=0, return_counts=True)
-    assert len(pairs) == 12
-    assert all(first != second for first, second in pairs)
-    assert counts == pytest.approx(1000, abs=150)  # five standard deviations
-
-
-def test_rows_of_drawn_models_are_found_in_their_files(tmp_path: Path) -> None:
-    written = write_rows(tmp_path, positions=50, models=7, drawn=3)
-    positions = np.array([7, 3, 49])
-    reader = RowReader.open(written.files)
-    public, rows = reader(positions)
-    expected = [
-        written.models[place, list(drawn)] for place, drawn in zip(positions, reader.models(positions), strict=True)
-    ]
-    assert torch.allclose(public, written.public[positions], atol=1e-5)
-    assert torch.allclose(rows, torch.cat(expected), atol=1e-5)
-
-
-@pytest.mark.parametrize("part_kind", ["reader", "text", "lora"])
-def test_few_positions_have_the_same_rows_as_all(
-    part_kind: PartKind, model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
-) -> None:
-    text = EvaluationText(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
-    paths = [adapters["first"], adapters["second"]]
-    if part_kind == "text":
-        paths = [tmp_path / "first", tmp_path / "second"]
-        for path, tokens in zip(paths, (blocks[0].tokens[:20], blocks[1].tokens), strict=True):
-            write_files(path, text_files(np.array(tokens, np.int32), 32))
-    paths.append(paths[0])
-    positions = [np.array([0, 5, 38, 39, 70]), np.array([45]), np.array([], np.int64)]
-    files = [
-        [(AdapterFiles(path, part_kind), tmp_path / f"{kind}-{number}.npy") for number, path in enumerate(paths)]
-        for kind in ("all", "few")
-    ]
-    score(model, files[0], text, "float32")
-    score(model, files[1], text, "float32", positions)
-    for (_, whole), (_, few), own in zip(*files, positions, strict=True):
-        assert is_whole(few, len(own))
-        assert read(few) == pytest.approx(read(whole)[own], abs=2e-3)
-        assert np.abs(read(whole)).max() > 1, "hidden states are far above the tolerance"
-
-
 def test_stored_hidden_states_give_the_scorers_distributions(
     model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:
@@ -203,7 +156,6 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -
         Scorer(tmp_path, "float32")
 
 
-@pytest.mark.parametrize("field", ["base", "adapter", "part_kind", "text", "precision", "drawing"])
 def test_rows_of_another_origin_have_another_file_name(field: str) -> None:
     other = {"precision": "bfloat16", "part_kind": "lora"}.get(field, "0" * 64)
     assert replace(ORIGIN, **{field: other}).file != ORIGIN.file  # type: ignore[arg-type]

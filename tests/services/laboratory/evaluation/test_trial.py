@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.laboratory.evaluation.methods import drawing
 from privmix.laboratory.evaluation.rows import RowReader, writing
 from privmix.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
 from privmix.privacy.protocol import Protocol
@@ -152,39 +151,6 @@ def test_a_plurality_of_candidates_cannot_release_every_token(written: StoredRow
     for outcome in (gnmax, aggregate):
         assert 0 < outcome.possible < POSITIONS
         assert 0 < outcome.hits < 1
-
-
-def test_trials_on_drawn_models_measure_the_same(tmp_path: Path) -> None:
-    """Half of the models at each position suffice for draws of so many, and change PMixed's mean little."""
-    (tmp_path / "all").mkdir()
-    (tmp_path / "drawn").mkdir()
-    positions = 2000
-    every, few = write_rows(tmp_path / "all", positions, 8), write_rows(tmp_path / "drawn", positions, 8, drawn=4)
-    settings: list[Settings] = [
-        PublicSettings(),
-        drawing(ExponentialSettings(epsilon=20, tokens=positions), 4),
-        ExponentialSettings(epsilon=20, tokens=positions, sample=2),
-        drawing(PMixedSettings(epsilon=8, tokens=positions), 4),
-        EnsembleSettings(),
-    ]
-    planned = [(setting, setting.plan(8)) for setting in settings]
-    whole, drawn = (
-        run_trials(planned, RowReader.open(rows.files), np.arange(positions), rows.tokens) for rows in (every, few)
-    )
-    assert drawn[0] == whole[0]
-    assert [outcome.asked for outcome in drawn] == [0, 4, 2, pytest.approx(whole[3].asked, abs=0.1), 4]
-    for own, reference in zip(drawn[1:], whole[1:], strict=True):
-        assert own.loss == pytest.approx(reference.loss, abs=0.02)
-        assert own.loss < drawn[0].loss - 0.03
-    assert drawn[4].loss > whole[4].loss, "a mean of fewer models gives a larger loss"
-
-
-@pytest.mark.parametrize(
-    "settings", [GNMaxSettings(epsilon=8), PMixedSettings(epsilon=8, mollifier="renyi", q=0.5, order=3)]
-)
-def test_a_protocol_that_needs_all_models_is_not_run_on_some(settings: Settings) -> None:
-    with pytest.raises(ValueError, match="needs the rows of all parts"):
-        drawing(settings, 4)
 
 
 def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> None:
