@@ -18,24 +18,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any
 from uuid import uuid4
 
 from privmix.coordinator.messages import Delta, FinishReason, Generation
 from privmix.gateway.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed, stopping
 
 Json = dict[str, Any]
-
-AnsweringBase = Literal["public", "base"]
-"""The model that answers at no charge: the public model, or a private base, whose training was charged."""
-
-
-class Substituted(TypedDict, total=False):
-    """Holds the parameters that replaced those of the client."""
-
-    temperature: float
-    seed: Literal["ignored"]
-    stop: Literal["ignored"]
 
 
 def to_json(body: Mapping[str, Any]) -> bytes:
@@ -86,7 +75,7 @@ class CompletionStyle(Style):
     id_prefix = "cmpl-"
     whole = chunk = "text_completion"
 
-    def __init__(self, echoes: Sequence[str] | None) -> None:
+    def __init__(self, echoes: Sequence[str] = ()) -> None:
         self._echoes = echoes
 
     def complete(self, index: int, text: str) -> Json:
@@ -147,7 +136,12 @@ class Choice:
 
 
 class Answer:
-    """Holds the choices of one request in the order of their generations."""
+    """Holds the choices of one request in the order of their generations.
+
+    Args:
+        substituted: what `privmix` says of the parameters that replaced those of the client.
+        base: the model that answers at no charge: the public model, or a private base, whose training was charged.
+    """
 
     def __init__(
         self,
@@ -155,8 +149,8 @@ class Answer:
         model: str,
         generations: Sequence[Generation],
         prompt_tokens: int,
-        substituted: Substituted | None = None,
-        base: AnsweringBase = "public",
+        substituted: Json | None = None,
+        base: str = "public",
     ) -> None:
         self._style = style
         self._frame: Json = {"id": style.id_prefix + uuid4().hex, "created": int(time.time()), "model": model}
@@ -165,7 +159,7 @@ class Answer:
         self._prompt_tokens = prompt_tokens
         self._charged = 0
         self._sources: set[bool] = set()
-        self._substituted = substituted or Substituted()
+        self._substituted = substituted or {}
         self._base = base
 
     @property

@@ -2,22 +2,41 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from privmix.foundation.errors import CoordinatorError, CoordinatorStopping, Overloaded, WorkError
+from privmix.foundation.errors import (
+    CoordinatorError,
+    CoordinatorStopping,
+    KeysError,
+    KeysUnavailable,
+    Overloaded,
+    WorkError,
+)
 from privmix.gateway.unsupported import reason
+from privmix.keys.messages import InvalidKey, Refused
+from privmix.keys.records import Scope
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
 
 
 class ApiError(WorkError):
-    """An error response. `param` names the invalid field of the request; None if no field is invalid."""
+    """An error response. `param` names the invalid field of the request; None if no field is invalid.
+
+    Args:
+        kind: OpenAI's type of the error; by default that of its status.
+    """
 
     def __init__(
         self,
@@ -26,7 +45,7 @@ class ApiError(WorkError):
         *,
         code: str,
         param: str | None = None,
-        kind: str = "invalid_request_error",
+        kind: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -34,35 +53,30 @@ class ApiError(WorkError):
         self.message = message
         self.code = code
         self.param = param
-        self.kind = kind
+        self.kind = kind or _KINDS.get(status, "invalid_request_error")
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """Returns the body of the response in OpenAI's format."""
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """Returns the error in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Returns error 400 for an invalid field of the request."""
-    return ApiError(400, f"{param}: {message}", code=code, param=param)
-
-
-def body_too_large(limit: int) -> ApiError:
-    """Returns error 413 for a body of more than `limit` bytes."""
-    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large", param="body")
+def invalid(param: str, message: str, code: str = "invalid_value", status: int = 400) -> ApiError:
+    """Returns an error for an invalid field of the request."""
+    return ApiError(status, f"{param}: {message}", code=code, param=param)
 
 
 def unavailable(message: str, code: str = "service_unavailable", headers: Mapping[str, str] | None = None) -> ApiError:
     """Returns error 503: the request is valid, but a part of the service does not answer."""
-    return ApiError(503, message, code=code, kind="server_error", headers=headers)
+    return ApiError(503, message, code=code, headers=headers)
 
 
 def limited(message: str, code: str, retry_after_s: float) -> ApiError:
     """Returns error 429 for a key that exceeds a limit of a gateway for a while."""
-    return ApiError(429, message, code=code, kind="rate_limit_error", headers=wait_header(retry_after_s))
+    return ApiError(429, message, code=code, headers=wait_header(retry_after_s))
 
 
 def wait_header(seconds: float) -> dict[str, str]:
@@ -76,12 +90,11 @@ def generation_failed(retry_after: float | None) -> ApiError:
     Args:
         retry_after: the seconds after which the same request can succeed; None if repeating it does not help.
     """
-    headers = NO_RETRY if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
+    headers = NO_RETRY if retry_after is None else wait_header(retry_after)
     return unavailable("the answer could not be completed", "generation_failed", headers)
 
 
 def stopping() -> ApiError:
-    """Returns the error for an answer that a stop of the service ends."""
     return unavailable("the service is stopping", "service_stopping")
 
 
@@ -96,31 +109,71 @@ def coordinators_lost() -> ApiError:
     return unavailable(message, "coordinator_lost", NO_RETRY)
 
 
+def unexpected() -> ApiError:
+    """Returns error 500. Details are only in the log."""
+    return ApiError(500, "internal error; the service's log describes it under this request id", code="internal_error")
+
+
 def budget_exhausted() -> ApiError:
-    """Returns the error for an exhausted privacy budget. Clients must not retry."""
-    return ApiError(
-        429,
+    return _spent(
         "the privacy budget of this ensemble is exhausted; it does not refill. See /v1/privacy",
-        code="privacy_budget_exhausted",
-        kind="insufficient_quota",
-        headers=NO_RETRY,
+        "privacy_budget_exhausted",
     )
 
 
-def model_not_found(served: Sequence[str]) -> ApiError:
-    """Returns error 404 with the names of the served models."""
-    message = f"model: no such model; this service has: {', '.join(served) or 'none at the moment'}"
-    return ApiError(404, message, code="model_not_found", param="model")
+def _spent(message: str, code: str) -> ApiError:
+    """Returns the error for a budget that does not refill. Clients must not retry."""
+    return ApiError(429, message, code=code, kind="insufficient_quota", headers=NO_RETRY)
 
 
 def from_coordinator(error: CoordinatorError) -> ApiError:
     """Returns the HTTP error for a submission that the coordinator refused. None of its generations has started."""
     if isinstance(error, Overloaded):
-        retry_after = {"retry-after": str(max(1, round(error.retry_after)))}
-        return ApiError(429, str(error), code="overloaded", kind="rate_limit_error", headers=retry_after)
+        return limited(str(error), "overloaded", error.retry_after)
     if isinstance(error, CoordinatorStopping):
         return stopping()
     return unavailable(str(error) or "the coordinator cannot accept this request now")
+
+
+def from_keys(error: KeysError) -> ApiError:
+    """Returns the HTTP error for an error of the keys actor."""
+    if isinstance(error, KeysUnavailable):
+        return unavailable("the database of the keys cannot be used now")
+    return ApiError(400, str(error), code="invalid_value", param=str(error).partition(":")[0])
+
+
+def refusal(refused: Refused, generations: int) -> ApiError:
+    """Returns the HTTP error for a refusal of the keys actor."""
+    limit, headers = refused.limit, {}
+    match refused.reason:
+        case "more_than_live_streams":
+            message = f"prompts x n is {generations}, but this key may have {limit} concurrent answers; reduce it"
+            return invalid("n", message, "request_too_large")
+        case "share_exhausted":
+            return _spent("this key's share of the privacy budget is exhausted; it does not refill", "share_exhausted")
+        case "daily_share_exhausted":
+            message = "this key's tokens for today are used up; it has new ones after midnight UTC"
+            code, headers = "daily_share_exhausted", NO_RETRY
+        case "live_streams":
+            message, code = f"this key already has {limit} concurrent answers, its maximum", "too_many_streams"
+        case "overloaded":
+            message, code = "too many requests wait; try again soon", "overloaded"
+    if refused.retry_after_s is not None:
+        headers = headers | wait_header(refused.retry_after_s)
+    return ApiError(429, message, code=code, headers=headers)
+
+
+def unauthorised(refused: InvalidKey) -> ApiError:
+    message = {
+        "unknown": "give an API key of this service in the header: Authorization: Bearer KEY",
+        "expired": "this API key has expired; ask the service's administrator for a new one",
+        "revoked": "this API key was revoked; ask the service's administrator for a new one",
+    }[refused.reason]
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def forbidden(scope: Scope) -> ApiError:
+    return ApiError(403, f"this route needs a key with the scope {scope!r}; use another key", code="missing_scope")
 
 
 def from_http(error: HTTPException) -> ApiError:
@@ -132,17 +185,14 @@ def from_http(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
-def unexpected() -> ApiError:
-    """Returns error 500. Details are only in the log."""
-    return ApiError(500, "internal error; the service's log describes it under this request id", code="internal_error",
-                    kind="server_error")  # fmt: skip
-
-
 def from_validation(error: ValidationError) -> ApiError:
     """Returns the first of pydantic's errors without the client's input."""
     finding = error.errors(include_url=False, include_input=False)[0]
     if finding["type"] == "json_invalid":
-        return _not_json(finding)
+        # The parser's reason contains a position but no content.
+        return ApiError(
+            400, f"the body is not JSON in UTF-8: {finding['ctx']['error']}", code="invalid_json", param="body"
+        )
     param = _path(finding["loc"])
     code = _CODES.get(finding["type"]) or ("invalid_type" if finding["type"].endswith("_type") else "invalid_value")
     if finding["type"].startswith(CUSTOM):
@@ -162,11 +212,6 @@ _MESSAGES = {
     "unknown_parameter": "no such parameter; remove it",
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-
-
-def _not_json(finding: Mapping[str, Any]) -> ApiError:
-    """Returns the error for invalid JSON. The parser's reason contains a position but no content."""
-    return ApiError(400, f"the body is not JSON in UTF-8: {finding['ctx']['error']}", code="invalid_json", param="body")
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -20,7 +20,7 @@ from privmix.gateway.keys import KeyService
 from privmix.gateway.metrics import requests
 from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import REFUSALS, body
-from privmix.gateway.preparation import Preparation, Route, read_body
+from privmix.gateway.preparation import prepare, read_body
 from privmix.gateway.schema import ChatRequest, CompletionRequest
 from privmix.gateway.settings import RequestSettings
 
@@ -38,7 +38,6 @@ class GenerationRoutes:
     def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
         self._served = served
-        self._preparation = Preparation(settings, served)
         self._keys = keys
 
     def router(self) -> APIRouter:
@@ -61,19 +60,20 @@ class GenerationRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
-        return await self._answer(request, "/v1/completions")
+        return await self._answer(request, CompletionRequest)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
-        return await self._answer(request, "/v1/chat/completions")
+        return await self._answer(request, ChatRequest)
 
-    async def _answer(self, request: Request, endpoint: Route) -> Response:
+    async def _answer(self, request: Request, kind: type[CompletionRequest | ChatRequest]) -> Response:
         requests.inc()
         identify = partial(self._keys.identify, request, "generate")
         await identify()
         with self._keys.opened(request):
             sent, identity = await read_body(request, self._settings.max_body_bytes, identify)
-            prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
+            salt = self._keys.cache_salt(identity)
+            prepared = await prepare(kind, sent, salt, self._settings, self._served)
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
         self._served.client.counters.request()

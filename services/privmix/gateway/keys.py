@@ -20,9 +20,8 @@ from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
 from privmix.gateway.access_record import access_record
 from privmix.gateway.background import Background
-from privmix.gateway.errors import ApiError, limited, unavailable
+from privmix.gateway.errors import ApiError, forbidden, from_keys, limited, refusal, unauthorised, unavailable
 from privmix.gateway.places import PLACES, InvalidRequests, Places
-from privmix.gateway.refusals import forbidden, refusal, translated, unauthorised
 from privmix.gateway.settings import ClientSettings
 from privmix.gateway.web_pages import check_sender
 from privmix.keys.actor import Keys
@@ -250,7 +249,7 @@ class KeyService:
             return await remote(method)(await self._find(self._actor), *arguments, **named)
         except RayTaskError as error:
             if isinstance(error.cause, KeysError):
-                raise translated(error.cause) from None
+                raise from_keys(error.cause) from None
             raise
         except (RayError, ValueError, RuntimeError):
             self._handle = None

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from privmix.coordinator.text import Detokenizer, partial_length
 from privmix.foundation.turns import Turns
 from privmix.gateway.coordinator_client import CoordinatorClient
-from privmix.gateway.errors import ApiError, invalid, model_not_found
+from privmix.gateway.errors import ApiError, invalid
 from privmix.gateway.schema import Message, PromptText
 from privmix.gateway.settings import ServedEnsemble
 from privmix.gateway.status import Status
@@ -221,7 +221,8 @@ class ServedModel:
             ApiError: 404, the model has another name.
         """
         if name is not None and name not in self.ensemble.names:
-            raise model_not_found(self.ensemble.names)
+            names = ", ".join(self.ensemble.names)
+            raise invalid("model", f"no such model; this service has: {names}", "model_not_found", 404)
 
     def take_update(self) -> TrafficUpdate:
         """Returns the counts of traffic since the last call."""

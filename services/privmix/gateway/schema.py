@@ -242,6 +242,8 @@ class GenerationRequest(Body):
     ignored = frozenset({"user"})
     prompt_field: ClassVar[str]
     """The name of the prompt's field, for errors."""
+    default_tokens: ClassVar[int]
+    """The length of an answer if the client sets none. An unlimited chat could spend the whole budget."""
 
     model: str
     n: int = Field(
@@ -292,6 +294,7 @@ class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`."""
 
     prompt_field = "prompt"
+    default_tokens = 16  # as OpenAI's
 
     prompt: PromptTexts
     echo: bool = False
@@ -324,6 +327,7 @@ class ChatRequest(GenerationRequest):
 
     ignored = frozenset({"user", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"})
     prompt_field = "messages"
+    default_tokens = 256
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)

@@ -55,4 +55,4 @@ def _is_own(name: str, allowed: Collection[str]) -> bool:
 
 def _refused(code: str, fix: str) -> ApiError:
     message = f"this service has no keys, so it does not answer to web pages of others: create a key, or {fix}"
-    return ApiError(403, message, code=code, kind="permission_error")
+    return ApiError(403, message, code=code)

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from privmix.gateway.models import PromptTokenizer
-from privmix.gateway.preparation import COMPLETION_TOKENS, answer_length
+from privmix.gateway.preparation import answer_length
 from privmix.gateway.schema import (
     ChatRequest,
     CompletionRequest,
@@ -134,11 +134,6 @@ def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any
     assert parsed(prompt=sent).prompt == prompts
 
 
-@pytest.fixture
-def settings() -> RequestSettings:
-    return RequestSettings(namespace="privmix", ensemble=ensemble("privmix"), max_tokens=80)
-
-
 @pytest.mark.parametrize(
     ("body", "prompt_tokens", "length"),
     [
@@ -148,10 +143,8 @@ def settings() -> RequestSettings:
         (ChatRequest.model_validate(CHAT | {"max_completion_tokens": 7}), 10, 7),
     ],
 )
-def test_the_length_of_an_answer_fits_the_context(
-    settings: RequestSettings, body: GenerationRequest, prompt_tokens: int, length: int
-) -> None:
-    assert answer_length(body, [(1,) * prompt_tokens, (1,)], COMPLETION_TOKENS, settings, 100) == length
+def test_the_length_of_an_answer_fits_the_context(body: GenerationRequest, prompt_tokens: int, length: int) -> None:
+    assert answer_length(body, prompt_tokens, 80, 100) == length
 
 
 @pytest.mark.anyio

@@ -208,7 +208,7 @@ def new_generations(*prompts: Sequence[int]) -> list[Generation]:
 
 
 def new_answer(generations: Sequence[Generation], style: Style | None = None) -> Answer:
-    return Answer(style or CompletionStyle(None), "privmix", generations, 9)
+    return Answer(style or CompletionStyle(), "privmix", generations, 9)
 
 
 async def ask(client: CoordinatorClient, *prompts: Sequence[int]) -> dict[str, Any]:

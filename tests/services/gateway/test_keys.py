@@ -20,9 +20,8 @@ from privmix.coordinator.messages import Generation
 from privmix.database.service import ServiceDatabase
 from privmix.gateway.admission import divide_tokens
 from privmix.gateway.coordinator_client import CoordinatorClient
-from privmix.gateway.errors import unavailable
+from privmix.gateway.errors import refusal, unavailable
 from privmix.gateway.keys import KeyService
-from privmix.gateway.refusals import refusal
 from privmix.keys.actor import IDENTITY_AGE_S
 from privmix.keys.messages import Identity, Refused
 from privmix.keys.records import Share, ShareUsage

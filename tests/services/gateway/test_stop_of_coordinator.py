@@ -48,7 +48,7 @@ def test_a_stop_ends_a_stream_with_an_error_event(tmp_path: Path) -> None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-        answer = Answer(CompletionStyle(None), "privmix", [generation], 2)
+        answer = Answer(CompletionStyle(), "privmix", [generation], 2)
         written = []
         async for event in stream_answer(submit, [generation], answer, 0.0, include_usage=True):
             written.append(event)
