@@ -8,11 +8,11 @@ from pathlib import Path
 from privmix.budget import actor as budget
 from privmix.budget.anchor import is_writable
 from privmix.budget.reader import read
-from privmix.budget.receipt import begin, claim_at, is_fresh, verified_ledger_id
+from privmix.budget.receipt import begin, is_fresh, verified_ledger_id
 from privmix.database.service import ServiceDatabase, default_database
 from privmix.engine import VLLM_FAMILIES
 from privmix.fleet import fleet
-from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnavailable, LedgerUnknown
+from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnknown
 from privmix.foundation.files import write_atomically
 from privmix.gateway.settings import ServedEnsemble
 from privmix.keys.store import KeyStore
@@ -170,9 +170,6 @@ def _ledger_of(configuration: Configuration, promised: Promise, report: Report, 
             receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor, key=settings.key())
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
-        ledger = verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
-        with suppress(LedgerUnavailable):  # nothing is granted then, and the next start claims it
-            claim_at(settings.anchor, terms, settings.ledger).store(ledger)  # earlier versions did not
-        return ledger
+        return verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error

@@ -54,6 +54,7 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
             accountant,
             base=base,
             partition=manifest.partition,
+            parts=len(manifest.parts),
             counter=None if kept is None else kept.counter,
         )
         _check_base(terms)

@@ -196,9 +196,7 @@ def accounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A ledger with individual budgets: each lease, settlement and checkpoint holds what parts were charged."""
     monkeypatch.setattr(writing, "CHECKPOINT_ROWS", 4)
     planned = INDIVIDUAL.plan(4)
-    ledger = Ledger.create(
-        tmp_path / "accounts.db", PrivacyBudget.of("e", INDIVIDUAL, planned, partition="salt, 4 parts")
-    )
+    ledger = Ledger.create(tmp_path / "accounts.db", PrivacyBudget.of("e", INDIVIDUAL, planned, partition="salt"))
     for used in (1, 2):
         grant = ledger.lease(planned.event, 4, parts=4)
         ledger.settle(grant.lease, used, tuple(SECRET + part for part in range(4)))

@@ -17,12 +17,12 @@ from privmix.budget.anchor import Anchor
 from privmix.budget.ledger import PATIENCE_S, Grant, Ledger
 from privmix.budget.metrics import BudgetMetrics, LedgerHealth
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.records import from_json
 from privmix.budget.signing import SigningKey
 from privmix.budget.statement import Statement, statement
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.actors import HEAD, concurrent
 from privmix.foundation.errors import Fenced, LedgerError
+from privmix.privacy.events import from_json
 
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6

@@ -22,7 +22,6 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from privmix.budget.records import from_json
 from privmix.budget.state import Balance
 from privmix.budget.store.rows import is_linked
 from privmix.foundation.errors import (
@@ -33,7 +32,7 @@ from privmix.foundation.errors import (
     LedgerUnknown,
 )
 from privmix.foundation.files import create_atomically, locked, write_atomically
-from privmix.privacy.events import Event
+from privmix.privacy.events import Event, from_json
 
 
 class ChainEnd(BaseModel):
@@ -45,7 +44,6 @@ class ChainEnd(BaseModel):
         head: the hash of the last row.
         charged: each event, as a JSON object, and the number of tokens charged for it.
         stopped: whether the ledger grants no more private tokens.
-        parts: the number of parts with an account; 0 for a ledger without accounts, and in the earliest anchors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,7 +53,6 @@ class ChainEnd(BaseModel):
     head: str = Field(min_length=64, max_length=64)
     charged: tuple[tuple[dict[str, Any], int], ...] = ()
     stopped: bool = False
-    parts: int = Field(0, ge=0)
 
     @classmethod
     def of(cls, balance: Balance) -> Self:
@@ -65,7 +62,6 @@ class ChainEnd(BaseModel):
             head=balance.head,
             charged=tuple((event.as_dict(), count) for event, count in balance.charged.items()),
             stopped=balance.stopped,
-            parts=balance.parts,
         )
 
     @property

@@ -30,7 +30,6 @@ from privmix.budget.records import (
     Settled,
     Signed,
     Stopped,
-    from_json,
 )
 from privmix.budget.signing import SigningKey
 from privmix.budget.state import Balance, Lease, LedgerState
@@ -45,7 +44,7 @@ from privmix.foundation.errors import (
     LedgerUnsigned,
     WorkError,
 )
-from privmix.privacy.events import Event
+from privmix.privacy.events import Event, from_json
 from privmix.privacy.sampling.randomness import uniform_below
 
 T = TypeVar("T")
@@ -303,8 +302,8 @@ class Ledger:
         the lost rows, and their tokens granted again. The anchors then store the end of this chain.
 
         Raises:
-            LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, the ledger has no
-                charges yet, or the number of its parts is unknown.
+            LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, or the ledger has
+                no charges yet.
         """
         if count is not None and not 1 <= count <= MAX_LEASE:
             raise LeaseRefused(f"1 to {MAX_LEASE} tokens can be forfeited at once, not {count}")
@@ -339,12 +338,13 @@ class Ledger:
 
     def _most_charged(self, state: LedgerState, event: Event, missing: Counter[Event]) -> Grains:
         """Returns the most that the missing tokens of an event, and those that open leases hold, can have charged."""
-        parts = max(state.balance().parts, *(lost_end.parts for lost_end in self._lost.values()), 0)
-        if not parts or self.terms.horizon is None:
-            raise LeaseRefused(f"tokens of {event.kind} are missing, and nothing states the number of parts that paid")
+        if self.terms.parts is None or self.terms.horizon is None:
+            raise LeaseRefused(f"tokens of {event.kind} are missing, and the ledger has no accounts")
         released = state.charged.total() - state.held.total()
         last = state.charged.total() + missing.total()
-        return state.accounts.largest(parts, released, last, self.terms.horizon, missing[event] + state.held[event])
+        return state.accounts.largest(
+            self.terms.parts, released, last, self.terms.horizon, missing[event] + state.held[event]
+        )
 
     def take_over(self) -> None:
         """Becomes the ledger's writer now.

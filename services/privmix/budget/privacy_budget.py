@@ -1,8 +1,7 @@
 """Defines the privacy budget that a ledger keeps."""
 
 import math
-import re
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,8 +17,6 @@ LOWEST_ORDER = 1.01
 
 ANY_ORDER = 2.0
 """The order of a ledger without a finite budget or without costs, where the order does not matter."""
-
-_PARTS_OF_PARTITION = re.compile(r", (\d+) parts$")
 
 _PARTITION = (
     ". This ledger charges each part for itself, and under another partition a user who has spent one part's account "
@@ -49,7 +46,7 @@ class PrivacyBudget(BaseModel):
             one that charges all parts alike. Under another assignment, a user who spent one part's account would get
             another's.
         parts: the number of parts of the partition, whether they are served or not. Each of them has an account,
-            though a ledger has no entry of a part that was never served.
+            though a ledger has no entry of a part that was never served. None without accounts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -67,21 +64,14 @@ class PrivacyBudget(BaseModel):
     base: str | None = None
     counter: TokenCounter | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_parts(cls, fields: Any) -> Any:
-        """Takes the number of parts of an earlier ledger from its partition's id (`Manifest.partition`)."""
-        if isinstance(fields, dict) and fields.get("parts") is None and fields.get("partition"):
-            stated = _PARTS_OF_PARTITION.search(str(fields["partition"]))
-            return fields if stated is None else {**fields, "parts": int(stated[1])}
-        return fields
-
     @model_validator(mode="after")
-    def _check_base(self) -> Self:
+    def _check(self) -> Self:
         if self.base is not None and from_json(self.base).adjacency != self.adjacency:
             raise ValueError("base: its guarantee is for other neighbouring corpora than the tokens'")
         if self.counter is not None and (self.epsilon is None or self.enforced != "bound" or self.horizon is not None):
             raise ValueError("counter: it limits tokens of a fixed cost, in a budget with an epsilon and no accounts")
+        if self.horizon is not None and self.parts is None:
+            raise ValueError("parts: a ledger with accounts has one for each part")
         return self
 
     @property
@@ -104,14 +94,15 @@ class PrivacyBudget(BaseModel):
         kept: Accountant | None = None,
         base: Event | None = None,
         partition: str | None = None,
+        parts: int | None = None,
         counter: TokenCounter | None = None,
     ) -> Self:
         """Returns the budget of an ensemble that serves with `protocol`, planned from `settings`.
 
         Args:
             ensemble: the manifest's id.
-            partition: the manifest's, which states the number of its parts; ignored where all parts are charged alike.
-                Without it, all parts are those of `protocol`.
+            partition: the manifest's; ignored where all parts are charged alike.
+            parts: the number of parts of the partition, served or not; None if they are those of `protocol`.
             kept: of the existing ledger; None chooses the Rényi order at which the budget lasts longest.
             base, counter: see the attributes.
         """
@@ -127,7 +118,7 @@ class PrivacyBudget(BaseModel):
             counter=counter,
             horizon=settings.horizon,
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
-            parts=protocol.parts if settings.horizon is not None and partition is None else None,
+            parts=None if settings.horizon is None else parts or protocol.parts,
         )
 
     def check_same(self, configured: "PrivacyBudget") -> None:

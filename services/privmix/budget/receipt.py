@@ -5,7 +5,6 @@ is served only with the ledger that its receipt or the configuration names (`ver
 remembers it, too, in case the receipt is lost (`Claim`).
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -26,7 +25,7 @@ from privmix.foundation.errors import (
     LedgerUnavailable,
     LedgerUnknown,
 )
-from privmix.foundation.files import locked, sync_directory, write_atomically
+from privmix.foundation.files import create_atomically, locked, write_atomically
 
 FILE = "ledger.receipt"
 
@@ -74,17 +73,8 @@ class Receipt(BaseModel):
         Raises:
             LedgerUnavailable: the directory cannot be written, or there is a receipt and `new` is True.
         """
-        partial = ensemble / f"{FILE}.{uuid4().hex}"
         try:
-            with partial.open("x", encoding="utf-8") as file:
-                file.write(self.content().decode())
-                file.flush()
-                os.fsync(file.fileno())
-            if new:
-                os.link(partial, ensemble / FILE)
-            else:
-                partial.replace(ensemble / FILE)
-            sync_directory(ensemble)
+            (create_atomically if new else write_atomically)(ensemble / FILE, self.content())
         except FileExistsError as error:
             raise LedgerUnavailable("another process is creating it; wait and run the command again") from error
         except OSError as error:
@@ -92,8 +82,6 @@ class Receipt(BaseModel):
                 f"the directory {ensemble} cannot be written ({error.strerror}), so it cannot record its ledger: let "
                 "`privmix ledger init` write to it once, or set budget.ledger_id"
             ) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -209,10 +197,9 @@ def _anchor_existing(
     ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, claim: Claim, key: SigningKey | None
 ) -> None:
     """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
-    claim.check(identity)  # first, because an anchor that knows its end would accept it
+    claim.store(identity)  # first: an anchor that knows its end would accept it, and nothing is spent unclaimed
     anchors = anchors_of(ensemble, claim.place)
     Ledger.create(ledger, terms, identity=identity, anchors=anchors, holder=uuid4().hex, key=key)  # takes nothing over
-    claim.store(identity)
 
 
 def verified_ledger_id(

@@ -1,11 +1,10 @@
 """Defines the records in the rows of a ledger."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.privacy.events import from_json
 from privmix.privacy.protocols.individual import WHOLE
 
 # The maximum number of tokens in a lease. It keeps counts within the integers of every database and reader.
@@ -21,19 +20,16 @@ class Record(BaseModel):
     `private` names the fields that depend on the private text: no client may see them.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", ser_json_inf_nan="constants", populate_by_name=True, serialize_by_alias=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     kind: ClassVar[str]
     private: ClassVar[frozenset[str]] = frozenset()
 
 
 class Opened(Record):
-    """Opens the ledger and states its budget. `id` is the ledger's permanent id; by default, the hash of this row."""
+    """Opens the ledger and states its budget. `id` is the ledger's permanent id."""
 
     kind = "terms"
-    format: Literal[1] = 1
-    id: str | None = Field(None, min_length=1, max_length=64)
+    id: str = Field(min_length=1, max_length=64)
     terms: PrivacyBudget
     stop_after: int | None = Field(None, ge=0, description="measured tokens, drawn where the terms ask for it")
 
@@ -48,7 +44,7 @@ class Epoch(Record):
     kind = "epoch"
     writer: str | None = None
     holder: str | None = None
-    clients_needed_keys: bool = Field(False, alias="keyed")
+    clients_needed_keys: bool = False
 
 
 class Leased(Record):
@@ -145,7 +141,7 @@ class Checkpoint(Record):
     stopped: bool
     writer: str | None
     holders: tuple[str | None, ...]
-    clients_needed_keys: bool = Field(False, alias="keyed")
+    clients_needed_keys: bool = False
 
 
 class Signed(Record):
@@ -158,19 +154,3 @@ class Signed(Record):
 
 _RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Forfeited, Checkpoint, Signed)
 KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
-
-__all__ = [
-    "KINDS",
-    "MAX_LEASE",
-    "Charged",
-    "Checkpoint",
-    "Epoch",
-    "Forfeited",
-    "Leased",
-    "Opened",
-    "Record",
-    "Settled",
-    "Signed",
-    "Stopped",
-    "from_json",
-]

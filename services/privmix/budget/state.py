@@ -26,10 +26,9 @@ from privmix.budget.records import (
     Settled,
     Signed,
     Stopped,
-    from_json,
 )
 from privmix.foundation.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
-from privmix.privacy.events import Event
+from privmix.privacy.events import Event, from_json
 
 # The number of closed leases and of charges that a checkpoint keeps, so that a call repeated by Ray gets its first
 # answer.
@@ -126,11 +125,6 @@ class Balance:
     clients_needed_keys: bool = False
     signature: Signature | None = None
 
-    @property
-    def parts(self) -> int:
-        """The number of parts with an account: those of the partition, served or not."""
-        return max(self.terms.parts or 0, len(self.accounts.charged), len(self.accounts.held))
-
 
 class LedgerState:
     """Holds the state of one ledger. Only rows change it, one at a time."""
@@ -160,7 +154,7 @@ class LedgerState:
         self._closed: dict[str, None] = {}
         match _record(first):
             case Opened() as opened:
-                self.id = opened.id or first.hash
+                self.id = opened.id
                 self.terms, self.stop_after = opened.terms, opened.stop_after
             case Checkpoint() as checkpoint:
                 self._restore(checkpoint)

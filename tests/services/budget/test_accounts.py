@@ -36,7 +36,7 @@ EVENT = SETTINGS.plan(PARTS).event
 
 @pytest.fixture(scope="module")
 def terms() -> PrivacyBudget:
-    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(PARTS), partition="salt, 5 parts")
+    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(PARTS), partition="salt", parts=5)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Claim: whatever a restored ledger lost, `forfeit` charges each account at least what its part can have paid."""
 
-import json
 import random
 import shutil
 from collections.abc import Sequence
@@ -9,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from privmix.budget.accounts import Grains
-from privmix.budget.anchor import Anchor, ChainEnd, DirectoryAnchor
+from privmix.budget.anchor import Anchor, DirectoryAnchor
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.foundation.errors import LeaseRefused, LedgerMismatch
+from privmix.foundation.errors import LeaseRefused
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
-from tests.services.budget.events import COARSE
 
 PARTS, FEW = 8, 3
 HORIZON = 64
@@ -25,7 +23,7 @@ EVENT = SETTINGS.plan(PARTS).event
 
 @pytest.fixture(scope="module")
 def terms() -> PrivacyBudget:
-    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(FEW), partition=f"salt, {PARTS} parts")
+    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(FEW), partition="salt", parts=PARTS)
 
 
 class World:
@@ -151,36 +149,6 @@ def test_parts_beyond_the_partition_are_refused(world: World) -> None:
 
 
 def test_a_number_of_tokens_empties_the_accounts_of_all_parts(world: World, tmp_path: Path) -> None:
-    """What an operator does whose earlier version forfeited too little."""
     world.spend(FEW, 5)
     Ledger.restore(tmp_path / "ledger.db", read(tmp_path / "ledger.db").terms).forfeit(HORIZON)
     assert read(tmp_path / "ledger.db").accounts.charged == (WHOLE,) * PARTS
-
-
-def test_the_terms_of_an_earlier_ledger_state_the_parts_in_their_partition(terms: PrivacyBudget) -> None:
-    earlier = json.loads(terms.model_dump_json(exclude={"parts"}))
-    assert PrivacyBudget(**earlier) == terms
-    assert terms.parts == PARTS
-    with pytest.raises(LedgerMismatch, match="parts is 8 there and 9 here"):
-        terms.check_same(terms.model_copy(update={"parts": 9}))
-
-
-def test_an_anchor_states_the_parts_too(world: World, tmp_path: Path) -> None:
-    """The terms of the earliest ledgers with accounts state neither a partition nor a number of parts."""
-    world.spend(FEW, 1)
-    balance = world.ledger.balance()
-    assert ChainEnd.of(balance).parts == PARTS
-    assert (end := DirectoryAnchor(tmp_path / "anchors").read(balance.id)) is not None
-    assert end.parts == PARTS
-    assert ChainEnd.model_validate_json(end.model_dump_json(exclude={"parts"})).parts == 0
-
-
-def test_a_ledger_whose_parts_are_unknown_forfeits_nothing(tmp_path: Path, terms: PrivacyBudget) -> None:
-    unknown = terms.model_copy(update={"partition": None, "parts": None})
-    ledger = Ledger.create(tmp_path / "ledger.db", unknown)
-    with pytest.raises(LeaseRefused, match="number of parts"):
-        ledger.lease(EVENT, 1, None, 1)
-    with pytest.raises(LeaseRefused, match="nothing was ever charged"):
-        ledger.forfeit(1)
-    ledger.lease(COARSE, 1)
-    assert ledger.forfeit(1) == {COARSE: 1}

@@ -8,7 +8,6 @@ from privmix.budget import ledger as module
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.budget.records import Epoch
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.verification import verify
 from privmix.foundation.errors import Fenced
@@ -162,9 +161,3 @@ class UnconfirmedTransaction:
         self._transaction.__exit__(*error)  # type: ignore[attr-defined]
         if error == (None, None, None):
             raise ConnectionError
-
-
-def test_a_takeover_is_stored_as_in_earlier_ledgers() -> None:
-    body = '{"writer":"one","holder":"here","keyed":true}'
-    assert Epoch.model_validate_json(body).clients_needed_keys
-    assert Epoch(writer="one", holder="here", clients_needed_keys=True).model_dump_json() == body

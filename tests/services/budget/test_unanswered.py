@@ -241,7 +241,7 @@ async def test_a_cancelled_step_loses_no_lease(budget: Budget) -> None:
 
 
 async def test_a_lease_of_accounts_is_returned(path: Path, budget: Budget) -> None:
-    terms = PrivacyBudget.of("clinic", INDIVIDUAL, ACCOUNTED, partition="salt, 3 parts")
+    terms = PrivacyBudget.of("clinic", INDIVIDUAL, ACCOUNTED, partition="salt")
     accounted = Budget(path.with_name("accounts.db"), terms)
     client = BudgetClient(accounted, 4)
     accounted.away = "unconfirmed"

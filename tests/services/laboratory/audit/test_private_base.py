@@ -123,7 +123,7 @@ def balances(
     """Yields the balances of a ledger for 64 parts that charges this base, after these numbers of tokens."""
     settings = kind(epsilon=8, delta=DELTA, tokens=1024).on_base(base)
     protocol = settings.plan(64)
-    terms = PrivacyBudget.of(manifest.ensemble, settings, protocol, base=base, partition="salt, 64 parts")
+    terms = PrivacyBudget.of(manifest.ensemble, settings, protocol, base=base)
     terms = counted(terms, protocol.event, settings.planned)
     assert (terms.counter is not None) == (kind in COUNTED)
     event = settings.plan(parts, terms.accountant).event
