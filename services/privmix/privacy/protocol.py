@@ -150,7 +150,6 @@ class Protocol(ABC):
     Attributes:
         name: the name in configuration and commands.
         noisy: whether `distribution` draws noise, so that it must be called again for every token.
-        effort: the cost of a release relative to one without noise. Audits release fewer tokens by this factor.
         halves: whether each part has two models, each trained on half of its users. Models 2i and 2i + 1 then belong
             to part i; otherwise model i belongs to part i.
         parts: the number of parts in the ensemble.
@@ -159,7 +158,6 @@ class Protocol(ABC):
 
     name: ClassVar[str]
     noisy: ClassVar[bool] = False
-    effort: ClassVar[int] = 1
     halves: ClassVar[bool] = False
     parts: int
     order: float | None
@@ -254,26 +252,6 @@ class Protocol(ABC):
         weights = self.distribution(answers).weights.double()
         return weights / weights.sum(dim=1, keepdim=True)
 
-    def formula(self, public: Reals, rows: Reals) -> Reals | None:
-        """Returns the distribution of one token given the draw by the paper's formula, float64 [V].
-
-        It shares no code with `distribution`; audits compare the releases with it. It uses the radius that remains
-        after the mechanism makes room for rounding, if it does. None if there is no such formula.
-
-        Args:
-            public: float64 [V], probabilities of the public model.
-            rows: float64 [n, V], probabilities of the n models drawn.
-        """
-        return None
-
-    @property
-    def formula_error(self) -> float:
-        """The largest difference of a probability between `formula` and a release that rounding explains.
-
-        The default is several times the rounding to float32 and to integers.
-        """
-        return 3e-5
-
     def chance_bounds(self, answers: Answers, tokens: Tensor) -> tuple[Reals, Reals] | None:
         """Returns upper bounds of the probabilities of int64 ``tokens`` [S], and their losses as a release has them.
 
@@ -290,13 +268,6 @@ class Protocol(ABC):
     def models(self) -> int:
         """The number of models that the protocol needs from the ensemble."""
         return self.parts * (2 if self.halves else 1)
-
-    @property
-    def expected_rows(self) -> float:
-        """The average number of part rows for a token."""
-        if self.rows is not None:
-            return float(self.rows)
-        return sum(count * chance for (count,), chance in self.draws((self.models,)).items())
 
     @property
     @abstractmethod

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
-import scipy
-
 from privmix.foundation.lazily import torch
-from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.blocks import scratch, totals
 from privmix.privacy.mollifiers.rows import clip_scales
 
@@ -150,22 +146,3 @@ def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None
     weight = torch.minimum((high - 1) / (largest - 1).clamp_min(0), (1 - low) / (1 - smallest).clamp_min(0))
     weight = weight.clamp_(max=1)
     return inside.mul_(weight).add_(1 - weight).clamp_(low, high).mul_(public)
-
-
-def defined(public: Reals, row: Reals, radius: float, by: Projection) -> Reals:
-    """Computes the projection by its definition with a root search, float64 [V], for audits of `clip` and `mix`.
-
-    Args:
-        public: float64 [V], probabilities of the public model.
-        row: float64 [V], probabilities of the part.
-    """
-    public, row = public / public.sum(), row / row.sum()
-    low, high = math.exp(-radius), math.exp(radius)
-    ratios = row / public
-    if by == "mix":
-        room = [(high - 1) / (ratios.max() - 1), (1 - low) / (1 - ratios.min())] if ratios.max() > 1 else [1.0]
-        return np.asarray(public + min(1.0, *room) * (row - public))
-    scale = scipy.optimize.bisect(
-        lambda log: float(public @ np.clip(np.exp(log) * ratios, low, high)) - 1, -100.0, 100.0, xtol=1e-13
-    )
-    return np.asarray(public * np.clip(math.exp(scale) * ratios, low, high))

@@ -24,7 +24,6 @@ from pydantic import Field, model_validator
 from privmix.foundation.lazily import torch
 from privmix.privacy.accounting import leave_one_out, planning
 from privmix.privacy.accounting.channel import worst_pair
-from privmix.privacy.arrays import Reals
 from privmix.privacy.events import (
     SEPARATE_PARTS,
     Accountant,
@@ -165,7 +164,6 @@ class AdaPMixed(Protocol):
 
     name: ClassVar[str] = "adapmixed"
     noisy: ClassVar[bool] = True
-    effort: ClassVar[int] = 32
     parts: int
     mollifier: Mollifier = "ratio"
     projection: Projection = "clip"
@@ -222,20 +220,6 @@ class AdaPMixed(Protocol):
             own = Answers(answers.public[s : s + 1], rows, answers.models[s : s + 1])
             laws[s] = integer_weights(own, _unchanged)[0]
         return laws / laws.sum(dim=1, keepdim=True)
-
-    def formula(self, public: Reals, rows: Reals) -> Reals | None:
-        """Returns the distribution of a token whose query passes the screening."""
-        if self.radius is None:
-            return None
-        radius = self.radius - slack(self.parts, self.radius)
-        moved = [projection.defined(public, row, radius, self.projection) for row in rows]
-        return np.asarray(np.mean(moved, axis=0))
-
-    @property
-    def formula_error(self) -> float:
-        """A row at the bounds of its ball lacks as much of 1 as the ball is smaller; the projection spreads it."""
-        error = super().formula_error
-        return error if self.radius is None else max(error, slack(self.parts, self.radius))
 
     @cached_property
     def event(self) -> ScreenedRatioEvent | ScreenedRenyiEvent:

@@ -29,7 +29,6 @@ from privmix.privacy import reduction
 from privmix.privacy.accounting import planning
 from privmix.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
 from privmix.privacy.accounting.dominating_pair import symmetric_pld
-from privmix.privacy.arrays import Reals
 from privmix.privacy.events import (
     PLD_INTERVAL,
     Accountant,
@@ -209,24 +208,6 @@ class Exponential(Protocol):
             if sum(drawn) == self.sample
         }
 
-    def formula(self, public: Reals, rows: Reals) -> Reals:
-        radius = self.radius - slack(self.sample, self.radius)
-        logs = np.log(rows / public)
-        first, second = np.zeros(len(rows)), np.zeros(len(rows))
-        for row, log_ratios in enumerate(logs):
-            first[row] = _log_mean(public, log_ratios, radius)
-            second[row] = _log_mean(public, log_ratios + first[row], radius)
-        slopes = np.divide(second - first, first, out=np.zeros(len(rows)), where=first != 0)
-        centres = np.clip(first / (1 - np.clip(slopes, 0, _MAX_SLOPE)), -radius, radius)
-        clipped = np.clip(logs + centres[:, None], -radius, radius)
-        weights = public * np.exp(clipped.mean(axis=0))
-        return np.asarray(weights / weights.sum())
-
-    @property
-    def formula_error(self) -> float:
-        """A mean of clipped log-ratios is wrong by half a step at most, and a probability by half of that."""
-        return max(super().formula_error, self._step / 4)
-
     @cached_property
     def event(self) -> FixedSizeExponentialEvent:
         return FixedSizeExponentialEvent(self.parts, self.sample, self.radius)
@@ -278,10 +259,6 @@ class ExponentialSettings(Settings):
             before=self.spent_before,
         )
         return Exponential(parts, sample, radius)
-
-
-def _log_mean(public: Reals, log_ratios: Reals, radius: float) -> float:
-    return float(np.log(public @ np.exp(np.clip(log_ratios, -radius, radius)) / public.sum()))
 
 
 def slack(sample: int, radius: float) -> float:

@@ -112,7 +112,6 @@ class GNMax(Protocol):
 
     name: ClassVar[str] = "gnmax"
     noisy: ClassVar[bool] = True
-    effort: ClassVar[int] = 4
     parts: int
     sigma: float
     candidates: int = 100

@@ -26,7 +26,6 @@ from pydantic import Field
 from privmix.foundation.lazily import torch
 from privmix.privacy import accounting, reduction
 from privmix.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
-from privmix.privacy.arrays import Reals
 from privmix.privacy.events import SEPARATE_PARTS, Accountant, Divergences, Event, Guarantee, Orders
 from privmix.privacy.mollifiers.blocks import totals
 from privmix.privacy.mollifiers.rows import clipped_means, clipped_moments, clipped_sums
@@ -217,25 +216,6 @@ class Individual(Protocol):
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         weights = (sums / self.parts).add_(1).mul_(public).mul_(_SCALE).round_().long()
         return Release(weights, charges=charges)
-
-    def formula(self, public: Reals, rows: Reals) -> Reals:
-        """Returns the distribution of a token that may take an equal share of full accounts."""
-        fraction = WHOLE // self.tokens / WHOLE
-        affordable = math.sqrt(fraction * self.size * self.parts**2 * (1 - self.lower))
-        tilts = []
-        for row in rows:
-            ratios = np.divide(row, public, out=np.zeros_like(row), where=public > 0)
-            clipped = np.clip(ratios, 0, 1 + self.cap)
-            centre = public @ clipped
-            strength = min(_STRONGEST, affordable / math.sqrt(1 + public @ (clipped - centre) ** 2))
-            below, above = self.lower / strength, min(self.upper / strength, self.cap)
-            centre = public @ np.clip(ratios, centre - below, centre + above)
-            clipped = np.clip(ratios, centre - below, centre + above)
-            mean = public @ clipped
-            limits = self.lower / (mean - centre + below), self.upper / (centre + above - mean)
-            scale = min(strength, affordable / math.sqrt(1 + public @ (clipped - mean) ** 2), *limits)
-            tilts.append(scale * (clipped - mean))
-        return np.asarray(public * (1 + np.mean(tilts, axis=0)))
 
     def worst_pairs(self) -> Iterable[Pair]:
         """Yields two tokens, of which the part says one before and the other after; the others agree or are silent."""

@@ -28,7 +28,6 @@ from privmix.foundation.lazily import torch
 from privmix.privacy.accounting import planning, published
 from privmix.privacy.accounting.channel import WorstCaseRatios, draw_chances, worst_channel, worst_pair
 from privmix.privacy.accounting.dominating_pair import symmetric_pld
-from privmix.privacy.arrays import Reals
 from privmix.privacy.events import (
     PLD_INTERVAL,
     SEPARATE_PARTS,
@@ -213,19 +212,6 @@ class PMixed(Protocol):
             )
             for drawn in product(*(range(count + 1) for count in kinds))
         }
-
-    def formula(self, public: Reals, rows: Reals) -> Reals | None:
-        if self.radius is None:
-            return None
-        radius = self.radius - slack(1, self.radius)
-        moved = [projection.defined(public, row, radius, self.projection) for row in rows]
-        return np.asarray(np.mean(moved, axis=0) if moved else public / public.sum())
-
-    @property
-    def formula_error(self) -> float:
-        """A row at the bounds of its ball lacks as much of 1 as the ball is smaller; the projection spreads it."""
-        error = super().formula_error
-        return error if self.radius is None else max(error, slack(1, self.radius))
 
     @cached_property
     def event(self) -> RatioEvent | PublishedEvent:

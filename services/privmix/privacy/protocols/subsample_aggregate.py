@@ -120,7 +120,6 @@ class SubsampleAggregate(Protocol):
 
     name: ClassVar[str] = "subsample-aggregate"
     noisy: ClassVar[bool] = True
-    effort: ClassVar[int] = 4
     order = None
     parts: int
     scale: float

@@ -30,7 +30,7 @@ def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -
     assert outcome.possible == 0 or math.isfinite(outcome.loss)
     if not protocol.event.measured:
         assert outcome.answered == POSITIONS
-        assert outcome.asked == pytest.approx(protocol.expected_rows, abs=1e-9) or protocol.draws((1,)).keys() > {(1,)}
+        assert outcome.asked == pytest.approx(protocol.rows, abs=1e-9) or protocol.draws((1,)).keys() > {(1,)}
 
 
 def test_every_row_of_a_table_has_the_budget_and_a_label_of_its_own() -> None:

@@ -34,6 +34,7 @@ from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_su
 from privmix.privacy.settings import Settings
 from tests.support import mechanisms
 from tests.support.accounts import account_faults
+from tests.support.formulas import has_formula
 from tests.support.mechanisms import Attacked, audited, sampled, variants
 
 DELTA = 1e-5
@@ -52,7 +53,7 @@ def cases(of: Callable[[type[Settings]], bool]) -> list[Any]:
 
 
 EVERY = cases(lambda settings: True)
-WITH_FORMULA = cases(lambda settings: settings.mechanism.formula is not Protocol.formula)
+WITH_FORMULA = cases(lambda settings: has_formula(settings.mechanism))
 """Of other protocols, the tokens show the noise, and half the noise is detected."""
 WITH_RADIUS = [case for case in WITH_FORMULA if case in cases(lambda settings: "radius" in settings.model_fields)]
 
