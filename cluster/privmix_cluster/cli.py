@@ -1,8 +1,11 @@
 """Defines the command `privmix`. Each of its verbs is in a file of the same name in `privmix_cluster.commands`."""
 
+import sys
 from collections.abc import Mapping
+from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -33,6 +36,12 @@ VERBS: Mapping[str, str] = {
 """The verbs in the order of the help, with the first line of their own help: listing them imports none of them."""
 
 
+_FULL = "free some space, then run it again to continue"
+_CLOSED = "choose a place that this user can write (HOME, TMPDIR and PRIVMIX_CACHE name some)"
+FIXES: Mapping[int, str] = {ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _CLOSED, EPERM: _CLOSED, EROFS: _CLOSED}
+"""The fixes of a machine's limits, which no command can foresee."""
+
+
 class Commands(TyperGroup):
     """Prints expected errors as messages, without a traceback.
 
@@ -51,12 +60,23 @@ class Commands(TyperGroup):
             if missing is None:
                 raise
             _end(ctx, missing, 1)
+        except OSError as error:
+            cause = getattr(error, "cause", error)
+            if cause.errno not in FIXES:
+                raise
+            _end(ctx, f"{cause.filename or 'a file'}: {cause.strerror}; {FIXES[cause.errno]}", 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to continue", 130)
 
 
 class Verbs(Commands):
     """Imports the file of a verb only when the verb is called, because importing all of them takes many seconds."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")  # KOI8-R and CP1251 have no epsilon and no bars
+        return super().main(*arguments, **options)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(VERBS)

@@ -1,8 +1,10 @@
 """Claim: an expected error is one line, and its exit code tells users' errors from others."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from errno import EACCES, ENOSPC
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from privmix.foundation.errors import ConfigurationError, InputError, LedgerCorrupt, WorkError
-from privmix_cluster.cli import VERBS, Commands, load
+from privmix_cluster.cli import FIXES, VERBS, Commands, load
 from privmix_cluster.cli import app as privmix
 
 
@@ -24,6 +26,8 @@ from privmix_cluster.cli import app as privmix
         (WorkError("part-0: failed"), 1),
         (LedgerCorrupt("row 3 was changed"), 1),
         (KeyboardInterrupt(), 130),
+        (OSError(ENOSPC, "No space left on device", "parts"), 1),
+        (PermissionError(EACCES, "Permission denied", "/home/x"), 1),
     ],
 )
 def test_an_error_is_one_line_and_a_code(error: BaseException, code: int) -> None:
@@ -39,8 +43,18 @@ def test_an_error_is_one_line_and_a_code(error: BaseException, code: int) -> Non
 
     result = CliRunner().invoke(app, ["work"])
     words = str(error) or "interrupted; run it again to continue"
+    if isinstance(error, OSError):
+        words = f"{error.filename}: {error.strerror}; {FIXES[error.errno or 0]}"
     assert (result.exit_code, result.stderr) == (code, f"privmix work: {words}\n")
     assert CliRunner().invoke(app, ["rest"]).exit_code == 0
+
+
+@pytest.mark.parametrize("encoding", ["koi8-r", "cp1251", "ascii"])
+def test_an_output_of_few_characters_ends_no_command(encoding: str) -> None:
+    command = [sys.executable, "-m", "privmix", "protocols"]  # which prints names of authors
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    ran = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 def test_an_unexpected_error_is_not_hidden() -> None:

@@ -72,6 +72,9 @@ def _temporary(path: Path, private: bool) -> Iterator[tuple[Path, BinaryIO]]:
     try:
         with os.fdopen(descriptor, "w+b") as file:
             yield temporary, file
+    except OSError as error:
+        error.filename = error.filename or str(path)  # writing does not know the name
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

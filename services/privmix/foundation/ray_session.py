@@ -6,7 +6,9 @@ clients with its token, and listens only on the loopback interface.
 
 import logging
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -40,17 +42,47 @@ def connected(address: str | None = None) -> Iterator[None]:
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     address = address or os.environ.get("RAY_ADDRESS")
-    secure(address)
+    address = None if address == "local" else address  # as if it were not set, so that it listens on loopback alone
+    if address:
+        wait_for(address)
     local = {} if address else {"include_dashboard": False}
     try:
+        os.environ.setdefault("HOME", str(Path.home()))  # Ray's processes look for the token there
+        secure(address)
         with _without_settings():
             ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise WorkError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        how = (
+            f"reached at {address}"
+            if address
+            else "started, with its files in RAY_TMPDIR or TMPDIR and its token in HOME"
+        )
+        raise WorkError(f"Ray could not be {how}: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def wait_for(address: str, patience_s: float = 30.0) -> None:
+    """Waits until something listens at the address of a cluster. Ray itself would wait for 14 minutes, silently.
+
+    Raises:
+        WorkError: nothing does after `patience_s`.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    deadline = time.monotonic() + patience_s
+    while port.isdigit():  # not `auto`, which Ray finds at once or not at all
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise WorkError(
+                    f"Ray could not be reached at {address} (--address or RAY_ADDRESS): {error}; start the cluster, or "
+                    "leave the address out"
+                ) from error
+        time.sleep(0.5)
 
 
 @contextmanager

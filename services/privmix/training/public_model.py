@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from zipfile import is_zipfile
 
+from jinja2 import TemplateError, TemplateSyntaxError
 from safetensors import SafetensorError, safe_open
 
 from privmix.foundation.errors import InputError, PublicModelError
@@ -133,6 +134,16 @@ def _check_loadable(path: Path) -> None:
             f"model {path}: its tokenizer is missing or damaged ({type(error).__name__}); "
             "put the tokenizer files of this model into the directory"
         ) from error
+    try:
+        if tokenizer.chat_template:
+            tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise PublicModelError(
+            f"model {path}: its chat template is damaged (line {error.lineno}: {error.message}); copy "
+            "chat_template.jinja or tokenizer_config.json again"
+        ) from error
+    except (TemplateError, TypeError, ValueError):
+        pass  # a template may refuse a conversation
     embeddings = config.get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest < 0:

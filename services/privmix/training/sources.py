@@ -4,6 +4,7 @@ for source in sources(["notes/*.csv", "saved"]):
     source.rows(fields)
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob as _matching
@@ -84,8 +85,11 @@ def check(given: Sequence[str]) -> None:
     if not given:
         raise CorpusError("corpus: name at least one file")
     for each in given:
-        if not (Path(each).exists() or _glob(each)):
-            raise CorpusError(f"corpus {each}: there is no such file or directory")
+        if Path(each).exists() or _glob(each):
+            continue
+        if re.match(r"\w{2,}:/", each):  # `Path` makes one slash of two
+            raise CorpusError(f"corpus {re.sub(':/+', '://', each, count=1)}: is a URL; download it, and name the file")
+        raise CorpusError(f"corpus {each}: there is no such file or directory")
 
 
 def _glob(pattern: str) -> list[str]:

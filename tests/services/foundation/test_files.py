@@ -1,11 +1,12 @@
 """Claim: JSON Lines come back as they were written, and files and directories have the mode that the umask allows."""
 
 import os
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
-from privmix.foundation.files import building, create_atomically, write_atomically
+from privmix.foundation.files import building, create_atomically, replacing, write_atomically
 from privmix.foundation.json_lines import load_lines, write_lines
 
 
@@ -37,3 +38,12 @@ def test_modes_follow_the_umask_and_what_is_private_is_its_owners(tmp_path: Path
     file, folder = (0o600, 0o700) if private else (0o666 & ~umask, 0o777 & ~umask)
     assert modes == {"written": file, "created": file, "built": folder}
     assert ((tmp_path / "written").read_bytes(), (tmp_path / "created").read_bytes()) == (b"2", b"3")
+
+
+def test_a_full_disk_is_named_and_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    write_atomically(path, b"old")
+    with pytest.raises(OSError, match="No space") as error, replacing(path):
+        raise OSError(ENOSPC, "No space left on device")  # as a write does, which has no name
+    assert error.value.filename == str(path)
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"old", [path])

@@ -1,6 +1,7 @@
 """Claim: a cluster that a command starts listens on loopback, and runs nothing without the token."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import ray
 
 from privmix.foundation import ray_session
+from privmix.foundation.errors import WorkError
 
 STARTED = """
 import os, subprocess, sys
@@ -85,10 +87,40 @@ def test_no_worker_inherits_the_settings_of_the_environment(monkeypatch: pytest.
     monkeypatch.setattr(ray, "init", lambda **_: seen.update(os.environ))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray_session, "secure", lambda address: None)
-    with ray_session.connected("127.0.0.1:1"):
+    with ray_session.connected("auto"):
         assert all(os.environ[name] == "value" for name in secret), "the command itself reads them"
     assert not set(secret) & set(seen)
     assert seen["PRIVMIX_CACHE"] == "value"
+
+
+def test_a_local_address_starts_a_cluster_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would listen on all addresses, with a dashboard and a token file that others can read."""
+    told: list[object] = []
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: told.append(options["include_dashboard"]))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_session, "secure", told.append)
+    with ray_session.connected():
+        assert told == [None, False]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "[::1]:9"])
+def test_a_dead_cluster_is_named(address: str) -> None:
+    with pytest.raises(WorkError, match=re.escape(f"not be reached at {address} (--address or RAY_ADDRESS)")):
+        ray_session.wait_for(address, patience_s=0)
+
+
+def test_a_cluster_that_cannot_be_started_says_where_its_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise OSError("AF_UNIX path length cannot exceed 107 bytes")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_session, "secure", lambda address: None)
+    with pytest.raises(WorkError, match=r"its files in RAY_TMPDIR or TMPDIR .*: AF_UNIX"), ray_session.connected():
+        pass
 
 
 def test_what_ray_says_while_it_connects_is_no_result(
@@ -98,7 +130,8 @@ def test_what_ray_says_while_it_connects_is_no_result(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: print("a warning"))
     monkeypatch.setattr(ray, "shutdown", lambda: print("another"))
-    with ray_session.joined("192.0.2.1:6379"):
+    monkeypatch.setattr(ray_session, "secure", lambda address: None)
+    with ray_session.joined("auto"):
         pass
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "a warning\nanother\n")

@@ -119,6 +119,12 @@ def test_missing_file(tmp_path: Path) -> None:
         Corpus(tmp_path / "none.jsonl")
 
 
+@pytest.mark.parametrize("given", ["s3://bucket/notes.jsonl", Path("s3://bucket/notes.jsonl")])
+def test_a_url_is_named_as_one(given: Path | str) -> None:
+    with pytest.raises(CorpusError, match=r"corpus s3://bucket/notes\.jsonl: is a URL; download it"):
+        Corpus(given)
+
+
 def test_dataset_directory(tmp_path: Path) -> None:
     rows = {"user": ["ann", "bob", "cy"], "text": ["hello", None, SECRET], "other": [1, 2, 3]}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "data")

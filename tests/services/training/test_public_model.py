@@ -99,6 +99,11 @@ def quantised(directory: Path) -> None:
     set_config(directory, quantization_config={"quant_method": "gptq", "bits": 4})
 
 
+def template(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    (directory / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
+
+
 def own_code(directory: Path) -> None:
     set_config(directory, model_type="x_custom", auto_map={"AutoConfig": "configuration_x.XC"})
 
@@ -112,6 +117,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     cut_bin: r"pytorch_model\.bin: is damaged or cut",
     adapter: r"holds an adapter .*move adapter_config\.json",
     quantised: r"are quantised \(config\.json, quantization_config: gptq\)",
+    template: r"its chat template is damaged \(line 1: .*copy chat_template\.jinja",
     own_code: r"brings its own code \(config\.json, auto_map\)",
 }
 

@@ -192,7 +192,7 @@ class AdaPMixed(Protocol):
             case ScreenedRatioEvent(parts, radius):
                 low, high = radii(parts)
                 if not low <= radius <= high:
-                    raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {radius:g}")
+                    raise ValueError(f"radius must be from {low} to {high} with these parts, got {radius}")
             case ScreenedRenyiEvent(order=order, beta=beta):
                 if self.enforce == "bound":
                     raise ValueError("enforce must be 'measured' with the renyi mollifier: it has no bound")

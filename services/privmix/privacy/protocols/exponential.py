@@ -143,7 +143,7 @@ class Exponential(Protocol):
     def __post_init__(self) -> None:
         low, high = radii(self.event.sample)
         if not low <= self.radius <= high:
-            raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {self.radius:g}")
+            raise ValueError(f"radius must be from {low} to {high} with these parts, got {self.radius}")
 
     @property
     def rows(self) -> int:

@@ -158,7 +158,7 @@ class PMixed(Protocol):
         if isinstance(event, RatioEvent):
             low, high = radii(1)
             if not low <= event.radius <= high:
-                raise ValueError(f"radius must be from {low:.3g} to {high:.3g}, got {event.radius:g}")
+                raise ValueError(f"radius must be from {low} to {high}, got {event.radius}")
 
     @property
     def rows(self) -> int | None:
