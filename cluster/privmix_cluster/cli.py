@@ -61,7 +61,7 @@ class Commands(TyperGroup):
                 raise
             _end(ctx, missing, 1)
         except OSError as error:
-            cause = getattr(error, "cause", error)
+            cause: Any = getattr(error, "cause", error)
             if cause.errno not in FIXES:
                 raise
             _end(ctx, f"{cause.filename or 'a file'}: {cause.strerror}; {FIXES[cause.errno]}", 1)
