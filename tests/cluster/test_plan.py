@@ -66,6 +66,14 @@ def test_a_radius_is_evaluated() -> None:
         assert exact <= shown <= exact + 1e-9
 
 
+@pytest.mark.parametrize("tokens", ["1e6", "1e8"])
+def test_an_epsilon_that_nobody_would_promise_is_a_renyi_bound(tokens: str) -> None:
+    evaluated = json.loads(privmix("plan", "--parts", "64", "--radius", "0.3", "--tokens", tokens, "--json").stdout)
+    assert evaluated["epsilon_pld"] is None
+    assert evaluated["epsilon_rdp"] > 64
+    assert f"({accounting.shown(evaluated['epsilon_rdp'])}, 1e-05)" in evaluated["statement"]
+
+
 def test_the_divergences_are_those_of_an_independent_computation() -> None:
     for entry in json.loads(REFERENCE.read_text())["divergences"]:
         given = {"parts": entry["parts"], "q": entry["q"], "radius": entry["radius"]}

@@ -29,8 +29,8 @@ _MARGIN = 2.0**-8
 _ROUNDING = 2.0**-50
 
 _MAX_COUNT = 2**22
-# Beyond it, exact composition gains nothing that anyone would promise, and its grid fills gigabytes.
-_MAX_EPSILON = 64.0
+MAX_EPSILON = 64.0
+"""Beyond it, exact composition gains nothing that anyone would promise, and its grid fills gigabytes."""
 
 
 def largest_count(event: Event, epsilon: float, delta: float, before: Mapping[Event, int], least: int) -> int | None:
@@ -72,7 +72,7 @@ def is_countable(event: Event, epsilon: float) -> bool:
 
     Every token costs the same, whatever the private text, and its pair is known; the grid of losses has a bounded size.
     """
-    return epsilon <= _MAX_EPSILON and not event.measured and not event.once and event.pld() is not None
+    return epsilon <= MAX_EPSILON and not event.measured and not event.once and event.pld() is not None
 
 
 def excess(

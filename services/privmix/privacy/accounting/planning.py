@@ -1,5 +1,6 @@
 """Plans a budget: computes the cost of a number of tokens, and the largest parameter that a budget allows."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
@@ -35,7 +36,8 @@ class Cost:
     Attributes:
         epsilon_rdp: from Rényi divergences at ``best_order``.
         best_order: the order with the smallest epsilon, the one to fix when a ledger is created.
-        epsilon_pld: from the privacy loss distribution; None if no dominating pair is known.
+        epsilon_pld: from the privacy loss distribution; None if no dominating pair is known, or if the Rényi epsilon
+            or the number of tokens is too large to compose it.
     """
 
     event: Event
@@ -68,13 +70,14 @@ def cost(
     """
     spent = {event: tokens, **(before or {})}
     best = accounting.epsilon(accounting.rdp(spent, orders), delta, orders)
+    too_large = counting.MAX_EPSILON < best.epsilon < math.inf or composition.paid(event, tokens) > _MAX_COUNTED
     return Cost(
         event=event,
         tokens=tokens,
         delta=delta,
         epsilon_rdp=best.epsilon,
         best_order=best.order,
-        epsilon_pld=accounting.pld_epsilon(spent, delta),
+        epsilon_pld=None if too_large else accounting.pld_epsilon(spent, delta),
     )
 
 
