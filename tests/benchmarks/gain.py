@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl [--write]
 
-`privmix plan --users` looks its `gain_expected` up in the table that this benchmark writes
+`privmix plan --users` looks its gains up in the table that this benchmark writes
 (`training/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
 out; the others' text makes parts with the default options of `privmix train`, once readers and once texts (`KINDS`):
 

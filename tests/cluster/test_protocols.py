@@ -59,7 +59,6 @@ def test_what_a_budget_buys_is_what_that_costs(protocol: str) -> None:
 def test_a_protocol_without_a_bound_says_so() -> None:
     submix = planned("submix", "--parts", "16", "--epsilon", "8", "--random-stopping", "10")
     assert submix["epsilon_rdp"] is submix["epsilon_pld"] is submix["best_order"] is None
-    assert submix["rdp_per_token"]["values"] == [None]
     assert submix["fixed_length"]["epsilon"] > 8
     assert "operational privacy" in submix["statement"]
     assert "No epsilon is stated" in submix["statement"]

@@ -314,10 +314,10 @@ def _proposed_parts(size: "StatedSize | None", output: Path, options: TrainingOp
         err=True,
     )
     better = propose(Requirements(population, budget))
-    if better.gain and proposal.gain and better.gain.mean > proposal.gain.mean:
+    if better.worth > proposal.worth:
         typer.echo(
-            f"--part-kind {better.part_kind} is expected to gain more: {better.gain.mean:.2f} nats per token with "
-            f"{better.protocol.parts} parts instead of {proposal.gain.mean:.2f}, by `privmix plan --users`.",
+            f"--part-kind {better.part_kind} is expected to gain more: {better.worth:.2f} nats per token with "
+            f"{better.protocol.parts} parts instead of {proposal.worth:.2f}, by `privmix plan --users`.",
             err=True,
         )
     return parts

@@ -10,7 +10,7 @@ does not cover.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -47,7 +47,6 @@ LEAVES_OUT = (
     "the gain of averaging over more parts than were measured",
     "parts with more text than was measured: they count as the largest measured part",
     "users whose texts are much longer than others', which make parts of unequal size",
-    "a private base, whose tokens cost nothing (its own expectation is `private_base`): privmix evaluate measures both",
 )
 
 
@@ -120,16 +119,20 @@ class Proposal:
     Attributes:
         part_kind: what a part is.
         kept: the fraction of the ensemble's gain, in nats per token, that the protocol keeps.
-        gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
-        by_corpus: the mean of that gain on each measured corpus; empty if the size of the corpus is unknown.
+        by_corpus: the gain over the public model on each measured corpus, in nats per token; empty if the size of the
+            corpus is unknown.
     """
 
     part_kind: PartKind
     settings: Settings
     protocol: Protocol
     kept: Range
-    gain: Range | None
-    by_corpus: Mapping[str, float] = field(default_factory=dict)
+    by_corpus: Mapping[str, float]
+
+    @property
+    def gain(self) -> Range | None:
+        """The gain over the public model, in nats per token; None if the size of the corpus is unknown."""
+        return Range.of([*self.by_corpus.values()]) if self.by_corpus else None
 
     @property
     def radius(self) -> float:
@@ -137,27 +140,15 @@ class Proposal:
         return _radius(self.protocol)
 
     @property
-    def details(self) -> Mapping[str, Any]:
-        """The parameters that follow from the budget, besides the radius."""
-        return {name: value for name, value in self.settings.details(self.protocol).items() if name != "radius"}
+    def parameters(self) -> Mapping[str, Any]:
+        """The parameters of the protocol besides the radius and the budget, chosen or derived from it."""
+        derived = {name: value for name, value in self.settings.details(self.protocol).items() if name != "radius"}
+        return self.settings.model_dump(include={"q", "sample"}) | derived
 
     @property
     def worth(self) -> float:
         """The number by which proposals are compared."""
         return (self.gain or self.kept).mean
-
-    def is_better_than(self, other: "Proposal") -> bool:
-        """Returns whether it is worth more by above `TOLERANCE`."""
-        return self.worth > (1 + TOLERANCE) * other.worth
-
-    def expectation(self) -> dict[str, Any]:
-        """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
-        return {
-            "share_kept": asdict(self.kept),
-            "nats_a_token": None if self.gain is None else asdict(self.gain),
-            "source": Measured.load(self.part_kind).source(self.settings.protocol),
-            "leaves_out": list(LEAVES_OUT),
-        }
 
 
 class Measured:
@@ -323,12 +314,10 @@ def _expect(
     settings, planned = chosen
     measured = Measured.load(part_kind)
     fractions = measured.kept(protocol, _radius(planned))
-    tokens = wanted.population.tokens
-    if tokens is None:
-        return Proposal(part_kind, settings, planned, Range.of(fractions), None)
-    # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
-    # the fraction that a radius keeps.
-    gains = measured.gain(tokens / parts)
-    kept_gains = [fraction * nats for fraction, nats in zip(fractions, gains, strict=True)]
-    of_each = measured.by_corpus(kept_gains)
-    return Proposal(part_kind, settings, planned, Range.of(fractions), Range.of(kept_gains), of_each)
+    tokens, by_corpus = wanted.population.tokens, {}
+    if tokens is not None:
+        # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller
+        # is the fraction that a radius keeps.
+        gains = measured.gain(tokens / parts)
+        by_corpus = measured.by_corpus([fraction * nats for fraction, nats in zip(fractions, gains, strict=True)])
+    return Proposal(part_kind, settings, planned, Range.of(fractions), by_corpus)

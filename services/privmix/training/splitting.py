@@ -11,7 +11,8 @@ and the fraction of an ensemble's gain that is left on a base, by the base's. `L
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,7 @@ from privmix.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.training.dp_sgd import planned
 from privmix.training.expectation import (
     MIN_USERS_PER_PART_OF_UNKNOWN_SIZE,
+    TOLERANCE,
     Population,
     Proposal,
     Range,
@@ -100,7 +102,7 @@ class Division:
     Attributes:
         share: 0 for an ensemble on the public model, 1 for DP-SGD without parts.
         base: the gain of the base over the public model on each measured corpus, in nats per token, for any number of
-            tokens.
+            tokens; empty, as `added`, if the size of the corpus is unknown.
         parts: the ensemble on the base; None at a share of 1.
         added: what the ensemble adds on each corpus, for the tokens of the budget.
     """
@@ -112,19 +114,43 @@ class Division:
     added: Mapping[str, float]
 
     @property
-    def gain(self) -> Range:
-        """The gain over the public model while the budget lasts, in nats per token."""
-        return Range.of([gain + self.added[name] for name, gain in self.base.items()])
+    def gain(self) -> Range | None:
+        """The gain over the public model while the budget lasts, in nats per token; None if the size is unknown."""
+        return Range.of([gain + self.added[name] for name, gain in self.base.items()]) if self.base else None
 
-    def expectation(self) -> dict[str, Any]:
-        """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
-        return {
-            "nats_a_token": asdict(self.gain),
-            "of_the_base": asdict(Range.of([*self.base.values()])),
-            "of_the_parts": asdict(Range.of([*self.added.values()])),
-            "source": MeasuredBases.load().source,
-            "leaves_out": list(LEAVES_OUT),
-        }
+    @property
+    def worth(self) -> float:
+        """The number by which divisions are compared."""
+        if (gain := self.gain) is None:
+            assert self.parts is not None  # without a gain, nothing is known of a base
+            return self.parts.worth
+        return gain.mean
+
+
+def alternatives(wanted: Requirements) -> list[Division]:
+    """Returns the ways to spend a budget, the best first: parts alone, a private base alone, and parts on such a base.
+
+    Of ways that are nearly the best, the one with the fewest rows for a token comes first. Individual budgets ask all
+    parts for every token, so they never come first unless they are named. Without the size of the corpus, nothing is
+    known of bases.
+
+    Raises:
+        InputError: no choice meets the requirements.
+    """
+    chosen = propose(wanted)
+    alone = [propose(replace(wanted, part_kind=kind)) for kind in wanted.kinds]
+    found: list[Division | None] = [_alone(wanted, proposal) for proposal in alone]
+    if chosen.gain is not None:
+        found = [divide(wanted, chosen, (1.0,)), *found, divide(wanted, chosen, SHARES[1:-1])]
+    possible = [division for division in found if division is not None]
+    most = max(division.worth for division in possible)
+    best = next(division for division in possible if division.worth >= (1 - TOLERANCE) * most)
+    if wanted.protocol is None:
+        with suppress(InputError):  # a budget can be too small for accounts
+            own = replace(wanted, protocol="individual", part_kind=chosen.part_kind)
+            possible.append(_alone(wanted, propose(own)))
+    others = [division for division in possible if division is not best]
+    return [best, *sorted(others, key=lambda division: -division.worth)]
 
 
 def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHARES) -> Division | None:
@@ -138,7 +164,7 @@ def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHAR
     roughly = propose(fixed, roughly=True)
     divisions = [_division(share, fixed, roughly, roughly=True) for share in shares]
     possible = [division for division in divisions if division is not None]
-    possible.sort(key=lambda division: division.gain.mean, reverse=True)
+    possible.sort(key=lambda division: division.worth, reverse=True)
     exact = (_division(division.share, fixed, alone) for division in possible)
     return next((division for division in exact if division is not None), None)
 
@@ -196,10 +222,9 @@ def _users(size: StatedSize | None, parts: int | None) -> int:
 
 def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: bool = False) -> Division | None:
     """Returns the expectation at a share; None if what is left of the budget is too small."""
-    epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
-    nothing = dict.fromkeys(measured.table["corpora"], 0.0)
     if not share:
-        return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing})
+        return _alone(wanted, alone)
+    epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
     try:
         # Without the name of a run, plans on this base are the same each time, and are made once (`_planned`).
         options = DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta)
@@ -208,5 +233,9 @@ def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: b
     except InputError:
         return None
     base = measured.gain(signal(event, wanted.population.users))
-    added = nothing if parts is None else measured.added(base, parts.by_corpus)
+    added = dict.fromkeys(base, 0.0) if parts is None else measured.added(base, parts.by_corpus)
     return Division(epsilon, share, base, parts, added)
+
+
+def _alone(wanted: Requirements, parts: Proposal) -> Division:
+    return Division(wanted.budget.epsilon, 0.0, dict.fromkeys(parts.by_corpus, 0.0), parts, parts.by_corpus)

@@ -93,7 +93,7 @@ def test_a_proposal_of_individual_budgets_has_their_parameters() -> None:
     protocol = IndividualSettings(**BUDGET.limits()).plan(proposal.protocol.parts)
     assert proposal.protocol == protocol
     assert proposal.radius == pytest.approx(protocol.parts * (protocol.size / BUDGET.tokens) ** 0.5)
-    assert proposal.details == {"lower": protocol.lower, "upper": protocol.upper, "account": protocol.size}
+    assert proposal.parameters == {"lower": protocol.lower, "upper": protocol.upper, "account": protocol.size}
     assert proposal.gain is not None
     assert proposal.gain.mean > 0
 

@@ -17,6 +17,7 @@ from privmix.training.splitting import (
     TOKENS_PER_USER,
     Division,
     MeasuredBases,
+    alternatives,
     base_share,
     divide,
     signal,
@@ -39,7 +40,7 @@ def divided(tokens: int, shares: tuple[float, ...] = SHARES) -> Division:
 
 def test_the_corpora_of_bases_are_measured_for_parts_too_so_that_their_gains_add_up() -> None:
     tables = json.loads(splitting.BASE_TABLE.read_bytes()), json.loads(expectation.TABLE.read_bytes())
-    assert set(tables[0]["corpora"]) <= set(tables[1]["part_kind"]["reader"]["corpora"])
+    assert set(tables[0]["corpora"]) == set(tables[1]["part_kind"]["reader"]["corpora"])
     for corpus in tables[0]["corpora"].values():
         assert len(corpus["gain_by_signal"]) >= 4
         assert all(0 < kept <= 1.2 for kept in corpus["kept_by_gain"].values())
@@ -65,7 +66,7 @@ def test_no_other_share_gains_more() -> None:
     requirements, measured = wanted(16_384), MeasuredBases.load()
     alone, chosen = propose(requirements), divided(16_384)
     own = [alone.by_corpus[name] for name in chosen.base]
-    assert chosen.gain.mean >= sum(own) / len(own)
+    assert chosen.worth >= sum(own) / len(own)
     beside = SHARES[SHARES.index(chosen.share) + 1]
     for share in (0.1, 0.5, beside, 0.9):
         event = planned(DpSgdOptions(epsilon=8.0 * share))
@@ -73,7 +74,7 @@ def test_no_other_share_gains_more() -> None:
         assert parts.radius < alone.radius
         base = measured.gain(signal(event, POPULATION.users))
         both = {name: base[name] + added for name, added in measured.added(base, parts.by_corpus).items()}
-        assert chosen.gain.mean * (1.005 if share == beside else 1) >= sum(both.values()) / len(both) - 1e-12
+        assert chosen.worth * (1.005 if share == beside else 1) >= sum(both.values()) / len(both) - 1e-12
 
 
 def test_the_more_tokens_the_larger_is_the_base() -> None:
@@ -93,9 +94,31 @@ def test_a_weak_base_leaves_an_ensemble_its_gain() -> None:
     assert measured.gain(0.0) == dict.fromkeys(alone, 0.0)
 
 
-def test_without_the_size_of_the_corpus_nothing_is_divided() -> None:
-    requirements = replace(wanted(1_024), population=Population(2_000))
-    assert divide(requirements, propose(requirements)) is None
+@pytest.mark.parametrize("population", [Population(1_200, 180_000), Population(1_200)])
+def test_the_best_way_comes_first_and_each_way_once(population: Population) -> None:
+    """A corpus that is too small for parts gains four times as much by a base. Without its size, bases are unknown."""
+    requirements = Requirements(population, TokenBudget(epsilon=8.0, delta=1e-5, tokens=16_384))
+    best, *others = alternatives(requirements)
+    rows = {
+        (way.share, way.parts and way.parts.settings.protocol, way.parts and way.parts.part_kind): way
+        for way in (best, *others)
+    }
+    worths = [way.worth for way in others]
+    assert worths == sorted(worths, reverse=True)
+    assert len(rows) == 1 + len(others)
+    own = next(way for (_, protocol, _), way in rows.items() if protocol == "individual")
+    assert own is not best, "it asks all parts"
+    assert own.parts == propose(replace(requirements, protocol="individual", part_kind=propose(requirements).part_kind))
+    if population.tokens is None:
+        assert (best.share, best.gain, best.parts) == (0.0, None, propose(requirements))
+        assert divide(requirements, propose(requirements)) is None
+        return
+    assert 0 < best.share < 1
+    assert best.worth >= 4 * max(way.worth for (share, *_), way in rows.items() if not share and way is not own)
+    assert {share for share, *_ in rows} == {0.0, best.share, 1.0}
+    assert {kind for share, _, kind in rows if not share} == {"reader", "text"}
+    named = alternatives(replace(requirements, protocol="individual", part_kind="reader"))
+    assert [way.parts and way.parts.settings.protocol for way in named].count("individual") == 2
 
 
 def test_a_share_needs_the_size_or_the_number_of_parts() -> None:
@@ -118,7 +141,7 @@ def test_over_a_grid_no_division_is_expected_to_gain_less_than_dp_sgd_or_the_ens
             assert division is not None
             gains = measured.gain(signal(planned(DpSgdOptions(epsilon=epsilon)), users))
             of_parts = [alone.by_corpus[name] for name in gains]
-            assert division.gain.mean >= max(sum(gains.values()), sum(of_parts)) / len(gains) - 1e-12
+            assert division.worth >= max(sum(gains.values()), sum(of_parts)) / len(gains) - 1e-12
             if 0 < division.share < 1:
                 assert base_share(stated, None, budget) == division.share
             else:
