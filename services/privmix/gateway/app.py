@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from ray.util.metrics import Counter
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -13,16 +14,17 @@ from starlette.responses import HTMLResponse
 
 from privmix.gateway.access_log import REQUEST_ID, AccessLog
 from privmix.gateway.access_record import CLIENT_GONE
-from privmix.gateway.catalogue import CatalogueRoutes, health_routes, version_route
+from privmix.gateway.catalogue import CatalogueRoutes, public_routes
 from privmix.gateway.console import ConsoleRoutes
 from privmix.gateway.errors import ApiError, from_http
 from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
 from privmix.gateway.keys import KeyService
-from privmix.gateway.metrics import refusals
 from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import describe
 from privmix.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from privmix.gateway.settings import RequestSettings
+
+refusals = Counter("privmix_refusals", "Requests that were refused, by the code of OpenAI's error shape.", ("reason",))
 
 _FOLDER = Path(__file__).parent / "static"
 # Allows the inline scripts and styles of the pages and requests to this host only.
@@ -96,8 +98,7 @@ def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
     for router in (
-        health_routes(served, keys),
-        version_route(),
+        public_routes(served, keys),
         static_pages(),
         GenerationRoutes(settings, served, keys).router(),
         CatalogueRoutes(settings, served, keys).router(),

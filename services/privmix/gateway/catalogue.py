@@ -4,10 +4,8 @@ import asyncio
 from functools import partial
 from importlib.metadata import version
 from time import time
-from typing import Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from privmix.budget.statement import Statement
@@ -15,7 +13,7 @@ from privmix.gateway.access_record import access_record
 from privmix.gateway.answers import Json
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
-from privmix.gateway.openapi import REFUSALS, body
+from privmix.gateway.openapi import body
 from privmix.gateway.preparation import read_body
 from privmix.gateway.schema import DetokenizeRequest, TokenizeRequest
 from privmix.gateway.settings import RequestSettings
@@ -24,66 +22,50 @@ from privmix.keys.records import Scope
 RETRY_AFTER_S = "5"
 
 
-class Health(BaseModel):
-    """Holds the response of `/health`. `troubles` says for each actor in `missing` why it cannot work.
-
-    Without the keys actor and its database, no request is admitted, so the status is "unavailable".
-    """
-
-    status: Literal["ok", "unavailable"]
-    missing: list[str]
-    troubles: dict[str, str]
-
-
-def health_routes(served: ServedModel, keys: KeyService) -> APIRouter:
-    """Returns the routes `/livez`, `/readyz` and `/health`.
+def public_routes(served: ServedModel, keys: KeyService) -> APIRouter:
+    """Returns the routes that need no key: `/livez`, `/readyz`, `/health` and `/version`.
 
     `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and the model works: its
     ledger can be written and its shards answer. A spent budget does not change it: no other process could answer more.
-    `/health` adds the reasons.
+    `/health` says for each actor in `missing` why it cannot work.
     """
-    router = APIRouter()
+    router = APIRouter(tags=["service"])
+
+    async def health() -> Json:
+        keys_trouble, troubles = await asyncio.gather(keys.trouble(), served.status.troubles())
+        troubles = ({} if keys_trouble is None else {"keys": keys_trouble}) | troubles
+        return {"status": "unavailable" if troubles else "ok", "missing": list(troubles), "troubles": troubles}
+
+    def response(body: Json) -> Response:
+        ready = body["status"] == "ok"
+        headers = {"cache-control": "no-store", **({} if ready else {"retry-after": RETRY_AFTER_S})}
+        return JSONResponse(body, 200 if ready else 503, headers)
 
     @router.get("/livez")
     async def livez() -> Response:
-        return _response({"status": "ok"}, ready=True)
+        return response({"status": "ok"})
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        state = await _health(served, keys)
-        ready = state.status != "unavailable"
-        return _response({"status": "ok" if ready else "unavailable"}, ready=ready)
+        return response({"status": (await health())["status"]})
 
     @router.get("/health")
-    async def health() -> Response:
-        state = await _health(served, keys)
-        return _response(state.model_dump(), ready=state.status != "unavailable")
+    async def health_() -> Response:
+        return response(await health())
+
+    @router.get("/version")
+    async def version_() -> Json:
+        """Return the version of privmix."""
+        return {"version": version("privmix")}
 
     return router
-
-
-async def _health(served: ServedModel, keys: KeyService) -> Health:
-    keys_trouble, troubles = await asyncio.gather(keys.trouble(), served.status.troubles())
-    troubles = ({} if keys_trouble is None else {"keys": keys_trouble}) | troubles
-    return Health(status="unavailable" if troubles else "ok", missing=list(troubles), troubles=troubles)
-
-
-def _response(body: dict[str, object], *, ready: bool) -> Response:
-    headers = {"cache-control": "no-store", **({} if ready else {"retry-after": RETRY_AFTER_S})}
-    return JSONResponse(body, 200 if ready else 503, headers)
 
 
 # Every key may list `/v1/models`.
 _SCOPES: dict[str, Scope] = {"/v1/privacy": "privacy", "/tokenize": "generate", "/detokenize": "generate"}
 
-
 COUNTED_CONTEXTS = 8
 """How many contexts of a model a text may fill whose tokens `/tokenize` counts."""
-
-
-def _client(request: Request) -> str:
-    """Returns the id of the request's key, which `_authorise` found."""
-    return access_record(request).key or ""
 
 
 class CatalogueRoutes:
@@ -92,11 +74,12 @@ class CatalogueRoutes:
     def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
         self._served = served
+        self._context_length = served.ensemble.context_length
         self._keys = keys
         self._started = int(time())
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["service"], responses=REFUSALS, dependencies=[Depends(self._authorise)])
+        router = APIRouter(tags=["service"], dependencies=[Depends(self._authorise)])
         router.add_api_route("/v1/models", self.models, methods=["GET"])
         router.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         router.add_api_route("/v1/privacy", self.privacy, methods=["GET"])
@@ -120,6 +103,18 @@ class CatalogueRoutes:
         self._served.check_name(name)
         return self._model(name)
 
+    def _model(self, name: str) -> Json:
+        """Describes a name of the model. `max_model_len` is vLLM's field: the tokens of prompt and answer together."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "privmix",
+            "root": name,
+            "parent": None,
+            "max_model_len": self._context_length,
+        }
+
     async def privacy(self) -> Statement:
         """Return the privacy guarantee, and the spent and remaining budget.
 
@@ -131,54 +126,26 @@ class CatalogueRoutes:
     async def tokenize(self, request: Request) -> Json:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
         with self._keys.opened(request):
-            return await self._tokenized(request)
-
-    async def _tokenized(self, request: Request) -> Json:
-        body = TokenizeRequest.parse(await self._sent(request))
-        served = self._served
-        served.check_name(body.model)
-        prompts, client, context_length = served.prompts, _client(request), served.ensemble.context_length
-        limit = COUNTED_CONTEXTS * context_length
-        if body.messages is not None:
-            ((*tokens,),) = await prompts.chat_tokens(body.messages, limit, client)
-        else:
-            special = body.add_special_tokens is not False
-            tokens = [*await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)]
-        pieces = await prompts.pieces(tokens, client) if body.return_token_strs else None
-        return {"count": len(tokens), "max_model_len": context_length, "tokens": tokens, "token_strs": pieces}
+            body = TokenizeRequest.parse(await self._sent(request))
+            self._served.check_name(body.model)
+            prompts, client, limit = self._served.prompts, _client(request), COUNTED_CONTEXTS * self._context_length
+            if body.messages is not None:
+                (tokens,) = await prompts.chat_tokens(body.messages, limit, client)
+            else:
+                special = body.add_special_tokens is not False
+                tokens = await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)
+            pieces = await prompts.pieces(tokens, client) if body.return_token_strs else None
+        return {"count": len(tokens), "max_model_len": self._context_length, "tokens": tokens, "token_strs": pieces}
 
     async def detokenize(self, request: Request) -> Json:
         """Return the text of token ids. This costs no budget."""
         with self._keys.opened(request):
-            return await self._detokenized(request)
-
-    async def _detokenized(self, request: Request) -> Json:
-        body = DetokenizeRequest.parse(await self._sent(request))
-        served = self._served
-        served.check_name(body.model)
-        served.prompts.check(body.tokens, served.ensemble.context_length, "tokens")
-        return {"prompt": await served.prompts.text(body.tokens, _client(request))}
-
-    def _model(self, name: str) -> Json:
-        """Describes a name of the model. `max_model_len` is vLLM's field: the tokens of prompt and answer together."""
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "privmix",
-            "root": name,
-            "parent": None,
-            "max_model_len": self._served.ensemble.context_length,
-        }
+            body = DetokenizeRequest.parse(await self._sent(request))
+            self._served.check_name(body.model)
+            self._served.prompts.check(body.tokens, self._context_length, "tokens")
+            return {"prompt": await self._served.prompts.text(body.tokens, _client(request))}
 
 
-def version_route() -> APIRouter:
-    """Returns the route `/version`, which needs no key."""
-    router = APIRouter(tags=["service"])
-
-    @router.get("/version")
-    async def privmix_version() -> Json:
-        """Return the version of privmix."""
-        return {"version": version("privmix")}
-
-    return router
+def _client(request: Request) -> str:
+    """Returns the id of the request's key, which `identify` found."""
+    return access_record(request).key or ""

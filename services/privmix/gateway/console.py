@@ -20,7 +20,6 @@ from privmix.gateway.answers import event
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
-from privmix.gateway.openapi import REFUSALS
 from privmix.gateway.places import PLACES, Places
 from privmix.gateway.settings import RequestSettings
 from privmix.gateway.status import ShardReport
@@ -69,7 +68,7 @@ class ConsoleRoutes:
         self._streams = Places(STREAMS_OF_KEY, PLACES, (message, "too_many_open_requests"))
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["service"], responses=REFUSALS)
+        router = APIRouter(tags=["service"])
         router.add_api_route("/v1/console", self.console, methods=["GET"], response_model=Snapshot)
         return router
 

@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from ray.util.metrics import Counter
 
 from privmix.gateway.access_record import access_record
 from privmix.gateway.admission import (
@@ -17,12 +18,13 @@ from privmix.gateway.admission import (
 )
 from privmix.gateway.answers import Answer, to_json
 from privmix.gateway.keys import KeyService
-from privmix.gateway.metrics import requests
 from privmix.gateway.models import ServedModel
-from privmix.gateway.openapi import REFUSALS, body
+from privmix.gateway.openapi import body
 from privmix.gateway.preparation import prepare, read_body
 from privmix.gateway.schema import ChatRequest, CompletionRequest
 from privmix.gateway.settings import RequestSettings
+
+requests = Counter("privmix_requests", "Requests for a generation, refused ones included.")
 
 ANSWERED_BY = "x-privmix-answered-by"
 WRITE_INTERVAL_S = 0.01
@@ -41,7 +43,7 @@ class GenerationRoutes:
         self._keys = keys
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["generation"], responses=REFUSALS)
+        router = APIRouter(tags=["generation"])
         router.add_api_route(
             "/v1/completions",
             self.completions,
