@@ -86,7 +86,7 @@ async def prepare(
     Raises:
         ApiError: 400 or 404, which names the first invalid field.
     """
-    request = kind.parse(sent, settings.fallbacks)
+    request = kind.parse(sent, settings)
     served.check_name(request.model)
     if request.n > settings.max_n:
         raise invalid("n", f"request at most {settings.max_n} choices")
@@ -105,7 +105,7 @@ async def prepare(
     length = answer_length(request, longest, settings.max_tokens, context)
     if structure is not None:
         check_shortest(request, structure, length, min(settings.max_tokens, context - longest))
-    options = request.options(settings.fallbacks)
+    options = request.options(settings)
     stops = request.stop if structure is None or structure.has_stops else []
     grammar = None if structure is None else structure.grammar
     generations = [

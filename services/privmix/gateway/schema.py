@@ -5,7 +5,6 @@ Sources: the OpenAI API reference (completions, chat completions); vLLM's extens
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
 from pydantic import (
@@ -22,13 +21,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from privmix.gateway.errors import CUSTOM, from_validation
+from privmix.gateway.settings import LEAST_TEMPERATURE, ClientSettings
 from privmix.gateway.unsupported import has_effect
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128
-# At lower temperatures, distributions collapse to one token and scaled logits overflow in float32.
-LEAST_TEMPERATURE = 0.01
 
 GREEDY = (
     "greedy decoding would take every token from the public model alone and still be charged to the privacy budget; "
@@ -39,32 +37,18 @@ OWN_RANDOMNESS = (
 )
 
 
-@dataclass(frozen=True)
-class Fallbacks:
-    """Says what replaces requests that cannot be private. By default they are refused.
-
-    The models of `schema` get it as pydantic's validation context.
-
-    Attributes:
-        greedy_temperature: the temperature for greedy requests (`temperature: 0`, `top_p: 0`, `top_k: 1`).
-        ignore_seed: accept a `seed` without effect.
-    """
-
-    greedy_temperature: float | None = None
-    ignore_seed: bool = False
-
-
-REFUSE = Fallbacks()
-
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list in a body, whose validation ends at its first error. Only that is answered, and to describe the errors of all
 items of a large body takes pydantic seconds and a lot of memory."""
 
 
-def fallbacks(info: ValidationInfo) -> Fallbacks:
+_DEFAULTS = ClientSettings()
+
+
+def _settings(info: ValidationInfo) -> ClientSettings:
     """Returns the context of this validation."""
-    return info.context if isinstance(info.context, Fallbacks) else REFUSE
+    return info.context if isinstance(info.context, ClientSettings) else _DEFAULTS
 
 
 def refused(code: str, message: str) -> PydanticCustomError:
@@ -75,7 +59,7 @@ def refused(code: str, message: str) -> PydanticCustomError:
 
 def _not_greedy(fix: str, greedy: Callable[[float], bool]) -> AfterValidator:
     def check(value: float, info: ValidationInfo) -> float:
-        if greedy(value) and fallbacks(info).greedy_temperature is None:
+        if greedy(value) and _settings(info).greedy_temperature is None:
             raise refused("unsupported_value", GREEDY.format(fix=fix))
         return value
 
@@ -90,7 +74,7 @@ TopK = Annotated[int, Field(ge=-1), _not_greedy("use a top_k above 1, or 0 for a
 
 
 def _seed(value: object, info: ValidationInfo) -> object:
-    if value is not None and not fallbacks(info).ignore_seed:
+    if value is not None and not _settings(info).ignore_seed:
         raise refused("unsupported_parameter", OWN_RANDOMNESS)
     return value
 
@@ -179,14 +163,14 @@ class Body(BaseModel):
         return {key: value for key, value in data.items() if value is not None and (key in known or key == unknown)}
 
     @classmethod
-    def parse(cls, body: bytes, fallbacks: Fallbacks = REFUSE) -> Self:
+    def parse(cls, body: bytes, settings: ClientSettings = _DEFAULTS) -> Self:
         """Parses a request body.
 
         Raises:
             ApiError: 400, which names the first invalid field.
         """
         try:
-            return cls.model_validate_json(body, context=fallbacks)
+            return cls.model_validate_json(body, context=settings)
         except ValidationError as error:
             raise from_validation(error) from None
 
@@ -268,21 +252,11 @@ class GenerationRequest(Body):
         """Whether the client requests greedy decoding."""
         return self.temperature < LEAST_TEMPERATURE or self.top_p == 0 or self.top_k == 1
 
-    def options(self, fallbacks: Fallbacks = REFUSE) -> SamplingOptions:
-        """Returns the sampling options. An accepted greedy request is sampled at `fallbacks.greedy_temperature`."""
-        if self.greedy and fallbacks.greedy_temperature is not None:
-            return SamplingOptions(fallbacks.greedy_temperature)
+    def options(self, settings: ClientSettings = _DEFAULTS) -> SamplingOptions:
+        """Returns the sampling options. An accepted greedy request is sampled at `settings.greedy_temperature`."""
+        if self.greedy and settings.greedy_temperature is not None:
+            return SamplingOptions(settings.greedy_temperature)
         return SamplingOptions(self.temperature, self.top_p, self.top_k if self.top_k > 0 else None)
-
-    @property
-    def json_answer(self) -> tuple[str, dict[str, Any] | bool] | None:
-        """The field that asks for JSON, and the schema of the answer; None without such a field."""
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.json_schema is None:
-            return "response_format", {"type": "object"}
-        return "response_format.json_schema.schema", wanted.json_schema.schema_
 
     @property
     def token_limit(self) -> tuple[str, int | None]:

@@ -14,8 +14,10 @@ from pydantic import (
     SecretStr,
 )
 
-from privmix.gateway.schema import LEAST_TEMPERATURE, Fallbacks
 from privmix.keys.messages import AdmissionLimits
+
+# At lower temperatures, distributions collapse to one token and scaled logits overflow in float32.
+LEAST_TEMPERATURE = 0.01
 
 
 class ClientSettings(BaseModel):
@@ -42,11 +44,6 @@ class ClientSettings(BaseModel):
     max_n: int = Field(8, gt=0)
     max_prompts: int = Field(64, gt=0)
     max_tokens: int = Field(1024, gt=0)
-
-    @property
-    def fallbacks(self) -> Fallbacks:
-        """What replaces requests that cannot be private."""
-        return Fallbacks(self.greedy_temperature, self.ignore_seed)
 
 
 class ServedEnsemble(BaseModel):

@@ -1,23 +1,20 @@
 """Translates what a request says about the form of its answer to a grammar, and checks it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from privmix.gateway.errors import invalid
-from privmix.gateway.schema import GenerationRequest, StructuredOutputs
+from privmix.gateway.schema import GenerationRequest
 from privmix.structure.compiler import Compiler
 from privmix.structure.errors import StructureError
-from privmix.structure.grammar import ANY_OBJECT, StructureKind, of_kind
+from privmix.structure.grammar import of_choice, of_json_schema, of_regex
 
-Wish = tuple[str, StructureKind, Any]
-"""The field that asks for a structure, its kind, and what it says (`of_kind`)."""
-
+ANY_OBJECT = {"type": "object"}
 MAX_CPU_S = 4.0
 """The seconds of a processor that the compilations of all answers to a request may take."""
-_CUT_BY_STOP = ("structured_outputs.regex",)
-"""Structures whose texts a stop string may end, as vLLM's examples do. It would break JSON, or the text of a choice."""
+REGEX = "structured_outputs.regex"
+"""The field whose texts a stop string may end, as in vLLM's examples. It would break JSON, or the text of a choice."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Structure:
     @property
     def has_stops(self) -> bool:
         """Whether a stop string ends an answer."""
-        return self.field in _CUT_BY_STOP
+        return self.field == REGEX
 
 
 async def structure_of(request: GenerationRequest, answers: int, compiler: Compiler, client: str) -> Structure | None:
@@ -55,9 +52,9 @@ async def structure_of(request: GenerationRequest, answers: int, compiler: Compi
         return None
     if len(wishes) > 1:
         raise invalid(wishes[1][0], f"conflicts with {wishes[0][0]}; give only one of them")
-    field, kind, described = wishes[0]
+    field, make = wishes[0]
     try:
-        begun = await compiler.begun(partial(of_kind, kind, described), client)
+        begun = await compiler.begun(make, client)
     except StructureError as error:
         raise invalid(field, str(error)) from None
     if answers > (most := max(1, int(MAX_CPU_S / max(begun.cpu_s, 1e-6)))):
@@ -67,23 +64,18 @@ async def structure_of(request: GenerationRequest, answers: int, compiler: Compi
     return Structure(field, begun.grammar, begun.start.shortest or 0)
 
 
-def _wishes(request: GenerationRequest) -> Iterator[Wish]:
-    if (wanted := request.json_answer) is not None:
-        field, schema = wanted
-        yield field, "json", schema
-    if request.structured_outputs is not None:
-        yield from _structured_outputs(request.structured_outputs)
-
-
-def _structured_outputs(wish: StructuredOutputs) -> Iterator[Wish]:
-    described: dict[StructureKind, Any] = {
-        "regex": wish.regex,
-        "choice": wish.choice,
-    }
-    if wish.json_ is not None:
-        yield "structured_outputs.json", "json", wish.json_
-    for kind, value in described.items():
-        if value is not None:
-            yield f"structured_outputs.{kind}", kind, value
-    if wish.json_object:
-        yield "structured_outputs.json_object", "json", ANY_OBJECT
+def _wishes(request: GenerationRequest) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yields each field that asks for a structure, with a function that returns the grammar."""
+    wanted, wish = request.response_format, request.structured_outputs
+    if wanted is not None and wanted.json_schema is not None:
+        yield "response_format.json_schema.schema", partial(of_json_schema, wanted.json_schema.schema_)
+    elif wanted is not None and wanted.type == "json_object":
+        yield "response_format", partial(of_json_schema, ANY_OBJECT)
+    if wish is not None and wish.json_ is not None:
+        yield "structured_outputs.json", partial(of_json_schema, wish.json_)
+    if wish is not None and wish.json_object:
+        yield "structured_outputs.json_object", partial(of_json_schema, ANY_OBJECT)
+    if wish is not None and wish.regex is not None:
+        yield REGEX, partial(of_regex, wish.regex)
+    if wish is not None and wish.choice is not None:
+        yield "structured_outputs.choice", partial(of_choice, wish.choice)

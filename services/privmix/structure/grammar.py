@@ -7,8 +7,8 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llguidance import LLMatcher
 
@@ -25,11 +25,6 @@ from privmix.structure.limits import (
 )
 
 Schema = Mapping[str, Any] | bool
-ANY_OBJECT: Schema = {"type": "object"}
-
-StructureKind = Literal["json", "regex", "choice"]
-"""The ways in which a client describes an answer."""
-
 _ONE_LINE = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -41,20 +36,6 @@ _ONE_LINE = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values are schemas by names."""
 _JOINING = {"$ref", "allOf", "anyOf", "oneOf"}
-
-
-def of_kind(kind: StructureKind, described: Any) -> str:
-    """Returns the grammar of a description, which is what the function of its kind takes.
-
-    Raises:
-        StructureError: see that function.
-    """
-    functions: Mapping[StructureKind, Callable[[Any], str]] = {
-        "json": of_json_schema,
-        "regex": of_regex,
-        "choice": of_choice,
-    }
-    return functions[kind](described)
 
 
 def of_json_schema(schema: Schema | str) -> str:

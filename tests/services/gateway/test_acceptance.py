@@ -11,11 +11,10 @@ from privmix.gateway.preparation import answer_length
 from privmix.gateway.schema import (
     ChatRequest,
     CompletionRequest,
-    Fallbacks,
     GenerationRequest,
     Message,
 )
-from privmix.gateway.settings import RequestSettings
+from privmix.gateway.settings import ClientSettings, RequestSettings
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.support.app import MakeClient, ensemble
 
@@ -111,8 +110,8 @@ GREEDY: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}, 
 @pytest.mark.parametrize("fields", GREEDY)
 def test_greedy_requests_are_sampled_if_the_operator_allows_it(make_client: MakeClient, fields: dict[str, Any]) -> None:
     assert make_client(greedy_temperature=0.7).post(COMPLETIONS, json=COMPLETION | fields).status_code == 503
-    request = CompletionRequest.parse(json.dumps(COMPLETION | fields).encode(), Fallbacks(greedy_temperature=0.7))
-    assert request.options(Fallbacks(greedy_temperature=0.7)) == SamplingOptions(0.7)
+    request = CompletionRequest.parse(json.dumps(COMPLETION | fields).encode(), ClientSettings(greedy_temperature=0.7))
+    assert request.options(ClientSettings(greedy_temperature=0.7)) == SamplingOptions(0.7)
 
 
 def test_a_seed_is_ignored_if_the_operator_allows_it(make_client: MakeClient) -> None:
