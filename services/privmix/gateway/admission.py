@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
-from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -170,9 +169,6 @@ async def stream_answer(
         yield error_event(failure)
 
 
-RETRY_S = 1.0
-
-
 class Admission:
     """Admits one request to an ensemble and submits its generations."""
 
@@ -208,50 +204,17 @@ class Admission:
             id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations)
         )
         limited = divide_tokens(generations, admitted.tokens)
-        truncated = {generation.id for generation in limited if generation.max_charged is not None}
+        truncated = frozenset(generation.id for generation in limited if generation.max_charged is not None)
         started = [generation for generation in limited if generation.max_charged != 0]
-        later = [generation.id for generation in started[admitted.generations :]]
 
         async def settle(used: int | None) -> None:
             await self._keys.settle(id_, used)
 
-        async with self._client.submit(
-            started, arrived=self._arrived, truncated=frozenset(truncated), held_back=later, on_end=settle
-        ) as queue:
+        async with self._client.submit(started, arrived=self._arrived, truncated=truncated, on_end=settle) as queue:
             for generation in limited:
                 if generation.max_charged == 0:
                     queue.put(Delta(generation.id, "", (), "share"))
-            async with self._in_pieces(id_, queue, later, admitted.generations, len(limited) - len(started)):
-                yield queue
-
-    @asynccontextmanager
-    async def _in_pieces(
-        self, id_: str, queue: ResponseQueue, later: Sequence[str], piece: int, never_started: int
-    ) -> AsyncIterator[None]:
-        """Starts the generations that do not fit in the first piece, as the service has places for them."""
-        work = [self._enter(id_, queue, later, piece), self._leave(id_, queue, never_started)] if later else []
-        tasks = [asyncio.create_task(task, context=Context()) for task in work]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _enter(self, id_: str, queue: ResponseQueue, later: Sequence[str], piece: int) -> None:
-        for number in range(0, len(later), piece):
-            ids = later[number : number + piece]
-            while not await self._keys.enter(id_, len(ids)):
-                await asyncio.sleep(RETRY_S)
-            await self._client.start(queue, ids)
-
-    async def _leave(self, id_: str, queue: ResponseQueue, left: int) -> None:
-        """Gives the places of generations that have ended to other requests."""
-        while not queue.finished:
-            await queue.has_ended.wait()
-            queue.has_ended.clear()
-            ended, left = queue.ended - left, queue.ended
-            await self._keys.leave(id_, ended)
+            yield queue
 
 
 def divide_tokens(generations: Sequence[Generation], tokens: int) -> list[Generation]:

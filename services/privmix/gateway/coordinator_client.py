@@ -87,7 +87,6 @@ class CoordinatorClient:
         *,
         arrived: float | None = None,
         truncated: frozenset[str] = frozenset(),
-        held_back: Iterable[str] = (),
         on_end: OnEnd | None = None,
     ) -> AsyncIterator[ResponseQueue]:
         """Starts generations. Cancels those that have not ended when the context exits.
@@ -95,14 +94,13 @@ class CoordinatorClient:
         Args:
             arrived: when the request arrived, by `time.monotonic()`; now if None.
             truncated: the ids of generations that got fewer tokens than the client requested.
-            held_back: the ids of generations that `start` starts later.
             on_end: called once after the last token with the number of charged tokens, or None if it is unknown.
 
         Raises:
             ApiError: 429 or 503, nothing was started.
         """
         arrived = time.monotonic() if arrived is None else arrived
-        queue = ResponseQueue(generations, self._stall_timeout_s, self.counters, arrived, truncated, held_back)
+        queue = ResponseQueue(generations, self._stall_timeout_s, self.counters, arrived, truncated)
         self._queues.add(queue)
         try:
             await self._submit_unassigned(queue, first=True)
@@ -110,11 +108,6 @@ class CoordinatorClient:
         finally:
             queue.closed = True
             self._background.start(self._finish(queue, on_end))
-
-    async def start(self, queue: ResponseQueue, ids: Iterable[str]) -> None:
-        """Starts generations that were held back, as `_resume` continues others."""
-        queue.held_back.difference_update(ids)
-        await self._resume(queue)
 
     async def _submit_unassigned(self, queue: ResponseQueue, *, first: bool = False) -> None:
         """Submits the unassigned generations, and retries until coordinators have accepted all of them.
@@ -223,8 +216,6 @@ class CoordinatorClient:
 
     async def _finish(self, queue: ResponseQueue, on_end: OnEnd | None) -> None:
         """Cancels the open generations and reports the charged tokens once the last of them has arrived."""
-        for id_ in queue.held_back:
-            queue.open.pop(id_, None)  # it never started, so it charged nothing
         async with queue.submitting:
             running = [state.attempt for state in queue.open.values() if state.attempt]
         await _cancel(running)

@@ -146,8 +146,8 @@ def refusal(refused: Refused, generations: int) -> ApiError:
     """Returns the HTTP error for a refusal of the keys actor."""
     limit, headers = refused.limit, {}
     match refused.reason:
-        case "more_than_live_streams":
-            message = f"prompts x n is {generations}, but this key may have {limit} concurrent answers; reduce it"
+        case "request_too_large":
+            message = f"prompts x n is {generations}, but a request of this key may have {limit}; send several requests"
             return invalid("n", message, "request_too_large")
         case "share_exhausted":
             return _spent("this key's share of the privacy budget is exhausted; it does not refill", "share_exhausted")

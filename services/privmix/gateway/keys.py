@@ -150,21 +150,6 @@ class KeyService:
             raise refusal(outcome, generations)
         return outcome
 
-    async def enter(self, id_: str, generations: int) -> bool:
-        """See `Keys.enter`. Returns False if the call has failed for good.
-
-        Waits for an actor that is away, because Ray keeps the call for it: a second call would take the places again.
-        """
-        with suppress(ApiError):
-            await self._call(Keys.enter, id_, generations)
-            return True
-        return False
-
-    async def leave(self, id_: str, generations: int) -> None:
-        """See `Keys.leave`. `settle` gives up the places too."""
-        with suppress(ApiError):
-            await self.ask(Keys.leave, id_, generations)
-
     async def trouble(self) -> str | None:
         """Returns why keys cannot be checked and charged now; None if they can."""
         if self._actor is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -58,8 +58,6 @@ class ResponseQueue:
         may_have_started: whether a coordinator may have started a generation.
         closed: whether the request is over. Its open generations are cancelled and not submitted again.
         submitting: held while generations are submitted.
-        held_back: the ids of generations that may not start yet.
-        ended: the number of generations that have ended. `has_ended` is set when it grows.
     """
 
     def __init__(
@@ -69,11 +67,7 @@ class ResponseQueue:
         counters: Counters,
         arrived: float,
         truncated: frozenset[str] = frozenset(),
-        held_back: Iterable[str] = (),
     ) -> None:
-        self.held_back = set(held_back)
-        self.ended = 0
-        self.has_ended = asyncio.Event()
         self.open = {generation.id: GenerationState(generation) for generation in generations}
         self.charged = 0
         self.may_have_started = False
@@ -97,8 +91,6 @@ class ResponseQueue:
         self._count(delta)
         if delta.finish_reason is not None:
             self.open.pop(delta.id, None)
-            self.ended += 1
-            self.has_ended.set()
         elif delta.id in self.open:
             self.open[delta.id].add(delta)
         if not self.open:
@@ -126,8 +118,8 @@ class ResponseQueue:
 
     @property
     def unassigned(self) -> list[GenerationState]:
-        """The open generations that may start and that no coordinator has."""
-        return [state for id_, state in self.open.items() if state.attempt is None and id_ not in self.held_back]
+        """The open generations that no coordinator has."""
+        return [state for state in self.open.values() if state.attempt is None]
 
     @property
     def drained(self) -> bool:

@@ -82,14 +82,6 @@ class Keys:
         self._heartbeats.setdefault(gateway, time.monotonic())
         return await self._open.admit(id_, identity, limits, wanted, generations, gateway)
 
-    async def enter(self, id_: str, generations: int) -> None:
-        """See `OpenRequests.enter`."""
-        await self._open.enter(id_, generations)
-
-    async def leave(self, id_: str, generations: int) -> None:
-        """See `OpenRequests.leave`."""
-        await self._open.leave(id_, generations)
-
     async def settle(self, id_: str, used: int | None) -> None:
         """See `OpenRequests.settle`."""
         await self._open.settle(id_, used)
@@ -101,7 +93,7 @@ class Keys:
 
     async def traffic(self) -> TrafficReport:
         """Returns the traffic of all gateways."""
-        return self._traffic.report(waiting=self._open.waiting)
+        return self._traffic.report(waiting=self._open.queue.waiting)
 
     async def _are_required(self) -> bool:
         """Returns whether clients need a key. Once they do, they always do, so that answer is never read again."""

@@ -5,9 +5,10 @@ While several keys ask, none fills the capacity: another's next request would wa
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from privmix.keys.messages import AdmissionLimits
 
 TIMES_FREE = 3
 """What a key may have live at most, as a multiple of what stays free: three quarters of the capacity for one key, and
@@ -16,96 +17,78 @@ RECENT_S = 60.0
 """How long after its last request a key counts as one that asks."""
 
 
-class QueueFull(Exception):  # noqa: N818 (the name says the state)
-    """Too many generations already wait."""
-
-
 @dataclass
 class _KeyQueue:
-    """Holds the requests of one key: the number of `live` generations, and the waiting requests in arrival order."""
+    """Holds the number of `live` generations of a key, and its `waiting` requests with theirs in arrival order."""
 
     live: int = 0
-    waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+    waiting: dict[asyncio.Future[None], int] = field(default_factory=dict)
 
 
 class FairQueue:
-    """Limits the live generations to `capacity` and shares them fairly among keys.
+    """Limits the live generations to the capacity and shares them fairly among keys.
 
     Free capacity goes to the waiting key with the fewest live generations; among equal keys, to the one that was served
     least recently. So a key with many requests gets what the others leave, and cannot fill the queue. If another key
-    has asked lately, a key that has live generations may have at most `TIMES_FREE` times as many as stay free. A
-    request larger than `capacity` runs alone. Not thread-safe: belongs to one event loop.
+    has asked lately, a key that has live generations may have at most `TIMES_FREE` times as many as stay free. Not
+    thread-safe: belongs to one event loop.
 
     Args:
         clock: returns seconds.
+
+    Attributes:
+        limits: the limits of the service, which may change.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        max_waiting: int,
-        max_waiting_of_key: int | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: AdmissionLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
         self._clock = clock
         self._last, self._last_of_others = ("", -RECENT_S), -RECENT_S
-        self._capacity = capacity
-        self._max_waiting = max_waiting
-        self.max_waiting_of_key = max_waiting if max_waiting_of_key is None else max_waiting_of_key
-        self._keys: dict[str, _KeyQueue] = {}
-        self.live = 0
-        self.waiting = 0
+        self._keys: dict[str, _KeyQueue] = {}  # the key that was served last is the last one
+
+    @property
+    def live(self) -> int:
+        """The number of live generations."""
+        return sum(queue.live for queue in self._keys.values())
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting generations."""
+        return sum(sum(queue.waiting.values()) for queue in self._keys.values())
 
     def restore(self, key: str, generations: int) -> None:
         """Counts generations that were live before this process started."""
-        self._start(self._keys.setdefault(key, _KeyQueue()), generations)
+        self._keys.setdefault(key, _KeyQueue()).live += generations
 
-    async def acquire(self, key: str, generations: int, *, unlimited: bool = False) -> None:
-        """Returns when the request may start. If it is cancelled, it holds no capacity.
+    async def acquire(self, key: str, generations: int) -> bool:
+        """Returns True when the request may start; at once False if too many of its key or of all keys wait already.
 
-        Args:
-            unlimited: let it wait however many wait already, such as the rest of a request that has started.
-
-        Raises:
-            QueueFull: the request would have to wait, and too many of its key or of all keys already wait.
+        If it is cancelled, it holds no capacity.
         """
         self._note(key)
-        queue = self._keys.setdefault(key, _KeyQueue())
-        is_next = all(queue.live < other.live for other in self._keys.values() if other.waiting)
-        if is_next and self._fits(key, generations):
-            self._start(queue, generations)
-            return
-        waiting_of_key = sum(waiting for waiting, _ in queue.waiting)
-        too_many = self.waiting + generations > self._max_waiting or (
-            waiting_of_key + generations > self.max_waiting_of_key
-        )
-        if too_many and not unlimited:
-            self._remove_if_idle(key)
-            raise QueueFull
-        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.waiting.append((generations, started))
-        self.waiting += generations
+        started = asyncio.get_running_loop().create_future()
+        self._keys.setdefault(key, _KeyQueue()).waiting[started] = generations
+        self._start_waiting()
+        if started.done():
+            return True
+        own = sum(self._keys[key].waiting.values())
+        if self.waiting > self.limits.max_waiting or own > self.limits.max_waiting_of_key:
+            started.cancel()
+            self._start_waiting()
+            return False
         try:
             await started
         except asyncio.CancelledError:
             if not started.cancelled():
                 self.free(key, generations)
-            elif (generations, started) in queue.waiting:
-                queue.waiting.remove((generations, started))
-                self.waiting -= generations
-                self._remove_if_idle(key)
-                self._start_waiting()
+            self._start_waiting()
             raise
+        return True
 
     def free(self, key: str, generations: int) -> None:
         """Frees the capacity of generations that have ended."""
-        if queue := self._keys.get(key):
-            ended = min(generations, queue.live)
-            queue.live -= ended
-            self.live -= ended
-            self._remove_if_idle(key)
-            self._start_waiting()
+        self._keys[key].live -= generations
+        self._start_waiting()
 
     def _note(self, key: str) -> None:
         """Keeps when a key asked, and when another one did."""
@@ -119,36 +102,24 @@ class FairQueue:
         return self._clock() - (self._last_of_others if last == key else at) < RECENT_S
 
     def _start_waiting(self) -> None:
-        """Starts the waiting requests for which there is capacity."""
-        while self.waiting:
-            waiting_keys = (key for key, queue in self._keys.items() if queue.waiting)
-            key = min(waiting_keys, key=lambda key: self._keys[key].live)
+        """Starts the waiting requests for which there is capacity. Forgets those that were cancelled, and idle keys."""
+        for queue in self._keys.values():
+            queue.waiting = {started: own for started, own in queue.waiting.items() if not started.cancelled()}
+        self._keys = {key: queue for key, queue in self._keys.items() if queue.live or queue.waiting}
+        while keys := [key for key, queue in self._keys.items() if queue.waiting]:
+            key = min(keys, key=lambda key: self._keys[key].live)
             queue = self._keys[key]
-            generations, started = queue.waiting[0]
-            if not started.cancelled() and not self._fits(key, generations):
+            started, generations = next(iter(queue.waiting.items()))
+            if not self._fits(key, generations):
                 return
-            queue.waiting.popleft()
-            self.waiting -= generations
-            if started.cancelled():
-                self._remove_if_idle(key)
-                continue
-            # Moves the key behind its equals, because insertion order breaks ties.
-            self._keys[key] = self._keys.pop(key)
-            self._start(queue, generations)
+            del queue.waiting[started]
+            queue.live += generations
             started.set_result(None)
+            self._keys[key] = self._keys.pop(key)
 
     def _fits(self, key: str, generations: int) -> bool:
-        free = self._capacity - self.live - generations
-        if self.live == 0 or free < 0:
-            return self.live == 0
-        live = self._keys[key].live
-        return not live or not self._others_ask(key) or live + generations <= TIMES_FREE * free
-
-    def _start(self, queue: _KeyQueue, generations: int) -> None:
-        queue.live += generations
-        self.live += generations
-
-    def _remove_if_idle(self, key: str) -> None:
-        queue = self._keys.get(key)
-        if queue and not queue.live and not queue.waiting:
-            del self._keys[key]
+        live, own = self.live, self._keys[key].live
+        free = self.limits.capacity - live - generations
+        if not live:  # also if the capacity is less than it was
+            return True
+        return free >= 0 and (not own or not self._others_ask(key) or own + generations <= TIMES_FREE * free)

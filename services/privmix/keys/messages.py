@@ -10,9 +10,9 @@ Refusal = Literal[
     "daily_share_exhausted",
     "live_streams",
     "overloaded",
-    "more_than_live_streams",
+    "request_too_large",
 ]
-"""Waiting does not help after the last one: the share can never admit such a request."""
+"""Waiting does not help after the last one: such a request is never admitted."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class AdmissionLimits:
     max_waiting: int
 
     @property
-    def piece(self) -> int:
-        """The number of generations that a request starts at once. A larger request starts the rest piece by piece."""
-        return max(1, self.capacity // 8)
+    def largest_request(self) -> int:
+        """The number of generations that a request may have, so that it leaves places for others."""
+        return max(1, self.capacity // 2)
 
     @property
     def max_waiting_of_key(self) -> int:
@@ -64,14 +64,9 @@ class AdmissionLimits:
 
 @dataclass(frozen=True)
 class Admitted:
-    """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards.
-
-    Attributes:
-        generations: how many of its generations may start now. The gateway calls `enter` before it starts more.
-    """
+    """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards."""
 
     tokens: int
-    generations: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Refused:
     """Refuses a request. Nothing was charged.
 
     Attributes:
-        limit: the limit of the share that the request exceeds.
+        limit: the number of concurrent generations that the request exceeds.
         retry_after_s: None if waiting does not help or the time is unknown.
     """
 

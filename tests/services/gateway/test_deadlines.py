@@ -53,7 +53,7 @@ class Busy:
 
     async def admit(self, *_: object) -> Admitted:
         await asyncio.sleep(1)
-        return Admitted(1, 1)
+        return Admitted(1)
 
 
 class Hung(Busy):

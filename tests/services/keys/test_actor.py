@@ -75,9 +75,9 @@ async def until(state: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def in_queue(keys: Keys, limits: AdmissionLimits) -> int:
+def in_queue(keys: Keys) -> int:
     """Returns how many generations wait for capacity."""
-    return keys._open._queue_for(limits).waiting
+    return keys._open.queue.waiting
 
 
 def for_tokens(keys: Keys) -> int:
@@ -122,7 +122,7 @@ async def test_a_request_that_its_share_can_never_admit_is_refused_at_once(place
     identity = await new_key(keys, "k", Share(live_streams=2))
     refused = await keys.request("a", identity, 1, 3, GATEWAY)
     assert isinstance(refused, Refused)
-    assert (refused.reason, refused.retry_after_s) == ("more_than_live_streams", None)
+    assert (refused.reason, refused.retry_after_s) == ("request_too_large", None)
     assert keys.store.account("k").usage.charged == 0
 
 
@@ -137,29 +137,15 @@ async def test_live_streams_are_counted_and_released(place: str) -> None:
     await admitted(keys, "b", identity, 1)
 
 
-async def test_a_large_request_shares_the_capacity_with_another_key(place: str) -> None:
-    """16 generations, twice the capacity, start one by one; the other key's request starts after one has ended."""
+async def test_a_request_that_leaves_no_places_is_refused(place: str) -> None:
     keys = start(place, capacity=8)
     large, small = [await new_key(keys, name, Share(tokens=100)) for name in ("large", "small")]
-    outcome = await keys.request("large", large, 16, 16, GATEWAY)
-    assert isinstance(outcome, Admitted)
-    assert (outcome.tokens, outcome.generations) == (16, 1)
-    entering = [asyncio.create_task(keys.enter("large", 1)) for _ in range(15)]
-    async with asyncio.timeout(30):
-        while sum(task.done() for task in entering) < 7:
-            await asyncio.sleep(0.01)
-    other = asyncio.create_task(keys.request("small", small, 1, 1, GATEWAY))
-    await until(lambda: in_queue(keys, keys._room) == 9)
-    assert not other.done()
-    await keys.leave("large", 1)
-    assert isinstance(await asyncio.wait_for(other, 120), Admitted)
-    assert sum(task.done() for task in entering) == 7
+    assert await keys.request("too large", large, 16, 5, GATEWAY) == Refused("request_too_large", 4)
+    assert isinstance(await keys.request("large", large, 16, 4, GATEWAY), Admitted)
+    assert await admitted(keys, "small", small, 1) == 1
+    assert keys._open.queue.live == 5
     await keys.settle("large", 8)
-    await asyncio.wait(entering)
-    await keys.settle("small", 1)
-    assert await admitted(keys, "next", small, 1) == 1
-    limits = AdmissionLimits(8, max_waiting=1000)
-    assert (keys._open._queue_for(limits).live, keys._open._queue_for(limits).waiting) == (1, 0)
+    assert keys._open.queue.live == 1
     assert keys.store.account("large").usage.spent == 8
 
 
@@ -277,7 +263,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     await admitted(keys, "first", identity, 4)
     waits_for_capacity = asyncio.create_task(keys.request("second", identity, 2, 1, GATEWAY))
     waits_for_tokens = asyncio.create_task(keys.request("third", identity, 9, 1, GATEWAY))
-    await until(lambda: in_queue(keys, keys._room) == for_tokens(keys) == 1)
+    await until(lambda: in_queue(keys) == for_tokens(keys) == 1)
     assert not waits_for_capacity.done()
     assert not waits_for_tokens.done()
     await keys.settle("second", 0)
@@ -295,7 +281,7 @@ async def test_a_restarted_actor_continues_from_the_database(place: str) -> None
     after = start(place, capacity=1)
     assert await admitted(after, "a", identity, 6) == 6, "Ray repeats calls after a restart"
     waiting = asyncio.create_task(after.request("b", identity, 4, 1, GATEWAY))
-    await until(lambda: in_queue(after, after._room) == 1)
+    await until(lambda: in_queue(after) == 1)
     assert not waiting.done(), "the first request still runs"
     await after.settle("a", 5)
     await waiting

@@ -5,13 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from privmix.keys.fair_queue import RECENT_S, FairQueue, QueueFull
+from privmix.keys.fair_queue import RECENT_S, FairQueue
+from privmix.keys.messages import AdmissionLimits
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_key_with_many_requests_does_not_delay_others() -> None:
-    queue = FairQueue(capacity=4, max_waiting=1000)
+    queue = FairQueue(AdmissionLimits(4, 1000))
     order: list[str] = []
 
     async def run(key: str) -> None:
@@ -30,7 +31,7 @@ async def test_a_key_with_many_requests_does_not_delay_others() -> None:
 
 async def test_keys_that_ask_for_much_leave_room_for_others() -> None:
     now = 1000.0
-    queue = FairQueue(capacity=64, max_waiting=1000, clock=lambda: now)
+    queue = FairQueue(AdmissionLimits(64, 1000), clock=lambda: now)
     await queue.acquire("light", 1)
     queue.free("light", 1)
     tasks = [asyncio.create_task(queue.acquire(key, 1)) for key in ("long", "other") for _ in range(80)]
@@ -46,7 +47,7 @@ async def test_keys_that_ask_for_much_leave_room_for_others() -> None:
 
 async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
     now = 1000.0
-    queue = FairQueue(capacity=8, max_waiting=100, clock=lambda: now)
+    queue = FairQueue(AdmissionLimits(8, 100), clock=lambda: now)
     await queue.acquire("light", 1)
     queue.free("light", 1)
     tasks = [asyncio.create_task(queue.acquire("long", 1)) for _ in range(12)]
@@ -65,7 +66,7 @@ async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
 
 
 async def test_keys_with_equal_demand_alternate() -> None:
-    queue = FairQueue(capacity=1, max_waiting=1000)
+    queue = FairQueue(AdmissionLimits(1, 1000))
     order: list[str] = []
     await queue.acquire("first", 1)
 
@@ -82,7 +83,7 @@ async def test_keys_with_equal_demand_alternate() -> None:
 
 
 async def test_a_cancelled_request_leaks_no_capacity() -> None:
-    queue = FairQueue(capacity=2, max_waiting=10)
+    queue = FairQueue(AdmissionLimits(2, 10))
     await queue.acquire("a", 2)
     cancelled = [asyncio.create_task(queue.acquire("b", 1)) for _ in range(2)]
     remaining = asyncio.create_task(queue.acquire("c", 2))
@@ -98,33 +99,38 @@ async def test_a_cancelled_request_leaks_no_capacity() -> None:
 
 
 async def test_a_request_beyond_the_waiting_limit_is_refused() -> None:
-    queue = FairQueue(capacity=1, max_waiting=2)
-    await queue.acquire("a", 1)
-    waiting = asyncio.create_task(queue.acquire("a", 2))
+    queue = FairQueue(AdmissionLimits(2, max_waiting=8))
+    await queue.acquire("a", 2)
+    waiting = [asyncio.create_task(queue.acquire(key, 2)) for key in "abcd"]
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull):
-        await queue.acquire("b", 1)
-    queue.free("a", 1)
-    await waiting
+    assert not await queue.acquire("e", 1)
+    assert queue.waiting == 8
+    for key in "abcd":
+        queue.free("a" if key == "a" else chr(ord(key) - 1), 2)
+        await asyncio.sleep(0)
+    assert [await task for task in waiting] == [True] * 4
 
 
-async def test_a_request_larger_than_the_capacity_runs_alone() -> None:
-    queue = FairQueue(capacity=4, max_waiting=100)
-    await queue.acquire("a", 9)
-    small = asyncio.create_task(queue.acquire("b", 1))
+async def test_a_capacity_that_became_smaller_lets_requests_run_alone() -> None:
+    queue = FairQueue(AdmissionLimits(8, 100))
+    assert await queue.acquire("a", 4)
+    queue.limits = AdmissionLimits(2, 100)
+    waiting = [asyncio.create_task(queue.acquire(key, generations)) for key, generations in (("b", 4), ("c", 1))]
     await asyncio.sleep(0)
-    assert not small.done()
-    queue.free("a", 9)
-    await small
+    queue.free("a", 4)
+    assert await waiting[0]
+    assert not waiting[1].done()
+    queue.free("b", 4)
+    assert await waiting[1]
+    assert (queue.live, queue.waiting) == (1, 0)
 
 
 async def test_a_key_cannot_fill_the_waiting_places() -> None:
-    queue = FairQueue(capacity=2, max_waiting=8, max_waiting_of_key=2)
+    queue = FairQueue(AdmissionLimits(2, max_waiting=8))
     await queue.acquire("busy", 2)
     waiting = [asyncio.create_task(queue.acquire("busy", 1)) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull):
-        await queue.acquire("busy", 1)
+    assert not await queue.acquire("busy", 1)
     other = asyncio.create_task(queue.acquire("other", 1))
     await asyncio.sleep(0)
     queue.free("busy", 1)
