@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from privmix.foundation import ray_session
-from privmix.laboratory.evaluation import workbench
+from privmix.laboratory.evaluation import evaluate, workbench
 from privmix.training import public_model, tasks
 
 
@@ -17,7 +17,7 @@ def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_session, "connected", nullcontext)
     monkeypatch.setattr(tasks, "train_adapters", _train_adapters)
     here = SimpleNamespace(put=lambda value: value, cluster_resources=lambda: {"CPU": 1})
-    monkeypatch.setattr(workbench, "connected", nullcontext)
+    monkeypatch.setattr(evaluate, "connected", nullcontext)
     monkeypatch.setattr(workbench, "run_as_ray_tasks", _run_jobs)
     monkeypatch.setattr(workbench, "ray", here)
 

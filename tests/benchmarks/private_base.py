@@ -42,7 +42,7 @@ from privmix.engine.engine import AdapterFiles
 from privmix.foundation.files import building, write_atomically, write_files
 from privmix.foundation.units import DELTA
 from privmix.laboratory.evaluation.estimate import Estimate
-from privmix.laboratory.evaluation.text import Block, EvaluationText, Positions, texts_of_users
+from privmix.laboratory.evaluation.text import Block, EvaluationText, Positions, cut_blocks, streams_of_users
 from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
 from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from privmix.privacy.protocols.individual import IndividualSettings
@@ -360,12 +360,11 @@ def label(method: str, epsilon: float, tokens: int) -> str:
 def positions_of_users(held_out: Corpus, tokenizer: Any, size: Size) -> EvaluationText:
     """Returns a run of each held-out user: some of the first positions, drawn without a secret: the text is public."""
     random = np.random.default_rng(1)
-    texts = texts_of_users(held_out, tokenizer, context=CONTEXT, tokens=CONTEXT)
     blocks, runs, positions = list[Block](), list[Positions](), 0
-    for text in texts:
-        if text.positions < 2 or len(runs) == size.runs:
+    for stream in streams_of_users(held_out, tokenizer):
+        block = next(iter(cut_blocks(stream[:CONTEXT], CONTEXT)), None)
+        if block is None or len(block.targets) < 2 or len(runs) == size.runs:
             continue
-        (block,) = text.blocks
         count = min(size.run_tokens, len(block.targets))
         blocks.append(replace(block, targets=tuple(sorted(random.permutation(block.targets)[:count].tolist()))))
         runs.append(positions + np.arange(count))

@@ -10,7 +10,7 @@ from torch import Tensor
 from privmix.engine.engine import AdapterFiles
 from privmix.laboratory.evaluation.estimate import Estimate
 from privmix.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
-from privmix.laboratory.evaluation.tasks import score, score_public
+from privmix.laboratory.evaluation.tasks import score_adapters, score_base
 from privmix.laboratory.evaluation.text import EvaluationText
 from privmix.privacy.events import Event
 from privmix.privacy.protocol import Protocol, Release
@@ -73,7 +73,7 @@ def kept_states(model: Path, text: EvaluationText, output: Path, name: str) -> t
     """Returns the files of a model's output layer and hidden states, which are computed unless they are there."""
     head, states = output / f"{name}.head", output / f"{name}.npy"
     if not (head.exists() and is_whole(states, text.positions)):
-        score_public(model, text, "auto", head, states)
+        score_base(model, text, "auto", states, head)
     return head, states
 
 
@@ -92,5 +92,5 @@ def kept_rows(
         original: the states of the public model, if the model is a private base.
     """
     if missing := [pair for pair in parts if not is_whole(pair[1], text.positions)]:
-        score(model, missing, text, "auto")
+        score_adapters(model, text, "auto", [files for files, _ in missing], [path for _, path in missing])
     return RowReader.open(EnsembleRows(*states, tuple(path for _, path in parts), original=original))

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmix.laboratory.evaluation.options import EvaluationOptions
-from privmix_cluster.console import console, display
+from privmix_cluster.console import display
 from privmix_cluster.methods import BUDGET, MethodOptions
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import CorpusOptions, JsonOption
+from privmix_cluster.tables import show_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from privmix.laboratory.evaluation.estimate import Estimate
     from privmix.laboratory.evaluation.results import Result, ResultTable
 
 _MEASURED = {"Measurement": ("run_tokens", "runs", "context", "precision")}
@@ -66,64 +64,44 @@ def evaluate(
 
 
 def _show(table: "ResultTable", sweep: str | None) -> None:
-    from rich.table import Table
-
     from privmix.privacy import accounting
 
-    shown, budget, best = console(), table.budget, table.best_certified()
+    budget, best = table.budget, table.best_certified()
     title = f"epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} for {budget.tokens} tokens"
     if sweep is not None and sweep not in type(budget).model_fields:
         title += f", {sweep} {table.value}"
-    columns = ("method", "parts", "guarantee", "perplexity", "95 %", "change", "epsilon (Rényi)", "(PLD)")
-    rows = Table(*columns, title=title, title_justify="left")
-    for result in table.results:
-        rows.add_row(*_cells(result))
-    shown.print(rows)
-    shown.print(_gains(table))
+    show_table(title, [_row(result) for result in table.results])
+    show_table("nats a token, by context", [_gains(result) for result in table.results if result.gains])
     if best is not None:
         print(f"Best of the methods that are certified for users: {best.name}, {best.parts} parts")
 
 
-def _gains(table: "ResultTable") -> "Table":
-    """Returns the gains over the public model by the number of tokens before a position."""
-    from rich.table import Table
-
-    ranges = {(gain.first, gain.last): gain.positions for result in table.results for gain in result.gains}
-    columns = (f"{first} to {last}, {positions} tokens" for (first, last), positions in ranges.items())
-    shown = Table("nats a token, by context", *columns)
-    for result in table.results:
-        if result.problem is None and result.protocol != "public":
-            gains = {(gain.first, gain.last): gain.gain for gain in result.gains}
-            name = f"{result.name}, at most" if result.bounded else result.name
-            shown.add_row(name, *(_interval(gains.get(each)) for each in ranges))
-    return shown
-
-
-def _interval(value: "Estimate | None") -> str:
-    if value is None:
-        return "-"
-    ends = "" if value.low is None or value.high is None else f" ({value.low:.3f} to {value.high:.3f})"
-    return f"{value.mean:.3f}{ends}"
-
-
-def _cells(result: "Result") -> tuple[str, ...]:
-    if result.problem is not None or result.perplexity is None:
-        return result.name, str(result.parts), "-", "not at this budget", "", "", "", ""
-    low, high = result.perplexity.low, result.perplexity.high
-    measured, bound = result.reached.measured, "at least " if result.bounded else ""
-    return (
-        result.name,
-        str(result.parts),
-        result.status,
-        f"{bound}{result.perplexity.mean:.2f}",
-        "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
-        "" if result.change is None else f"{bound}{100 * (result.change.mean - 1):+.1f} %",
-        _epsilon(result.reached.rdp) if measured is None else f"{_epsilon(measured)} measured",
-        _epsilon(result.reached.pld),
-    )
-
-
-def _epsilon(epsilon: float | None) -> str:
+def _row(result: "Result") -> dict[str, object]:
     from privmix.privacy import accounting
 
-    return "-" if epsilon is None else accounting.shown(epsilon)
+    named = {"method": result.name, "parts": result.parts}
+    if result.problem is not None or result.perplexity is None:
+        return {**named, "perplexity": "not at this budget"}
+    low, high = result.perplexity.low, result.perplexity.high
+    measured, bound = result.reached.measured, "at least " if result.bounded else ""
+    rdp, pld = (None if each is None else accounting.shown(each) for each in (result.reached.rdp, result.reached.pld))
+    return {
+        **named,
+        "guarantee": result.status,
+        "perplexity": f"{bound}{result.perplexity.mean:.2f}",
+        "95 %": None if low is None or high is None else f"{low:.2f} to {high:.2f}",
+        "change": None if result.change is None else f"{bound}{100 * (result.change.mean - 1):+.1f} %",
+        "epsilon (Rényi)": rdp if measured is None else f"{accounting.shown(measured)} measured",
+        "(PLD)": pld,
+    }
+
+
+def _gains(result: "Result") -> dict[str, object]:
+    """Returns the gains over the public model by the number of tokens before a position."""
+    row: dict[str, object] = {"method": f"{result.name}, at most" if result.bounded else result.name}
+    for each in result.gains:
+        own = each.gain
+        ends = "" if own is None or own.low is None or own.high is None else f" ({own.low:.3f} to {own.high:.3f})"
+        place = f"{each.first} to {each.last}, {each.positions} tokens"
+        row[place] = None if own is None else f"{own.mean:.3f}{ends}"
+    return row

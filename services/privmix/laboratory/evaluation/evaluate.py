@@ -8,15 +8,16 @@ results.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from privmix.foundation.errors import InputError, WorkError
 from privmix.foundation.progress import Display
+from privmix.foundation.ray_session import connected
 from privmix.laboratory.evaluation import methods
-from privmix.laboratory.evaluation.cases import Case, PlannedCase
+from privmix.laboratory.evaluation.cases import Case
 from privmix.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
 from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix.laboratory.evaluation.results import (
@@ -64,8 +65,8 @@ def evaluate(
         revision = ensembles.main.public_revision
         bench = Workbench(ensembles.base, revision, text, output, options.precision, shown)
         comparison = _Comparison(ensembles, options, bench)
-        with ExitStack() as cluster:
-            comparison.compute(cluster)
+        with connected():
+            comparison.compute()
         return comparison.results(documents)
 
 
@@ -76,32 +77,33 @@ class _Comparison:
         self._ensembles = ensembles
         self._options = options
         self._bench = bench
-        self._text = bench.text
         self._halves = bool(ensembles.main.halves)
-        self._planned: dict[Case, PlannedCase | str] = {}
+        self._cases: dict[tuple[Path, Settings], Case | str] = {}
 
-    def compute(self, cluster: ExitStack) -> None:
-        self._bench.compute_rows(self._models(), cluster)
-        for value in self._options.points:
-            for _, case in self._rows_of_table(value):
-                self._plan(case)
-        self._bench.compute_outcomes(self._wanted(), cluster)
+    def compute(self) -> None:
+        self._bench.compute_rows(self._models())
+        rows = (row for value in self._options.points for row in self._methods(value))
+        cases = (self._case(ensemble, settings) for _, ensemble, settings in rows)
+        self._bench.compute_outcomes([case for case in cases if isinstance(case, Case)])
 
-    def results(self, documents: list[Document]) -> Evaluation:
-        main, options = self._ensembles.main, self._options
+    def results(self, documents: Sequence[Document]) -> Evaluation:
+        main, options, text = self._ensembles.main, self._options, self._bench.text
         return Evaluation(
             documents=len(documents),
             users=len({document.user for document in documents}),
-            positions=len(self._text.runs[0]),
-            runs=len(self._text.runs),
-            apart=self._text.apart,
+            positions=len(text.runs[0]),
+            runs=len(text.runs),
+            apart=text.apart,
             context=options.context,
             parts=main.parts,
             halves=self._halves,
             base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
             sweep=options.sweep,
             tables=tuple(
-                ResultTable(value, options.budget(value), tuple(self._table(value))) for value in options.points
+                ResultTable(
+                    value, options.budget(value), tuple(self._result(*method) for method in self._methods(value))
+                )
+                for value in options.points
             ),
         )
 
@@ -111,82 +113,63 @@ class _Comparison:
         if self._halves:
             yield main, main.halves
 
-    def _wanted(self) -> Iterator[tuple[int, PlannedCase]]:
-        """Yields each run with each of its protocols."""
-        for run in range(len(self._text.runs)):
-            for planned in self._planned.values():
-                if isinstance(planned, PlannedCase):
-                    yield run, planned
-
-    def _rows_of_table(self, value: str | None) -> Iterator[tuple[str, Case]]:
-        main, budget = self._ensembles.main, self._options.budget(value)
-        yield from self._references()
-        if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
-            yield self._case(trained, methods.dp_sgd(budget, private_training(trained.manifest)))
-        for based in self._ensembles.on_bases:
+    def _methods(self, value: str | None) -> Iterator[tuple[str, TrainedEnsemble, Settings]]:
+        """Yields the label, the ensemble and the settings of each row of a table."""
+        ensembles, budget = self._ensembles, self._options.budget(value)
+        main, finetuned = ensembles.main, ensembles.finetuned
+        references: list[tuple[TrainedEnsemble, Settings]] = [(main, PublicSettings())]
+        references += [] if finetuned is None else [(finetuned, FinetunedSettings())]
+        references += [(main, EnsembleSettings())]
+        if (trained := ensembles.dp_sgd_for(budget.epsilon)) is not None:
+            references.append((trained, methods.dp_sgd(budget, private_training(trained.manifest))))
+        for based in ensembles.on_bases:
             if (training := based.base_training) is not None and training.epsilon <= budget.epsilon:
-                yield self._case(based, methods.dp_sgd(budget, training))
-        yield from self._included(main, value, self._halves)
-        for other in sorted(self._ensembles.others, key=lambda ensemble: -ensemble.parts):
-            yield self._case(other, EnsembleSettings())
-            yield from self._included(other, value, halves=False)
+                references.append((based, methods.dp_sgd(budget, training)))
+        yield from ((methods.label(settings), ensemble, settings) for ensemble, settings in references)
+        yield from self._private(main, value, self._halves)
+        for other in sorted(ensembles.others, key=lambda ensemble: -ensemble.parts):
+            yield methods.label(EnsembleSettings()), other, EnsembleSettings()
+            yield from self._private(other, value, halves=False)
 
-    def _included(self, ensemble: TrainedEnsemble, value: str | None, halves: bool) -> Iterator[tuple[str, Case]]:
-        """Yields each case to evaluate once: a value of a field can make several alike."""
-        labels: dict[Case, str] = {}
+    def _private(
+        self, ensemble: TrainedEnsemble, value: str | None, halves: bool
+    ) -> Iterator[tuple[str, TrainedEnsemble, Settings]]:
+        """Yields each protocol once: a value of a field can make several alike. The budget pays a private base too."""
+        training, labels = ensemble.base_training, dict[Settings, str]()
         for label, settings in methods.chosen(self._options, value, ensemble.parts, halves, check=False):
-            labels.setdefault(self._case(ensemble, settings)[1], label)
-        yield from ((label, case) for case, label in labels.items())
+            labels.setdefault(settings if training is None else settings.on_base(training.event), label)
+        yield from ((label, ensemble, settings) for settings, label in labels.items())
 
-    def _references(self) -> Iterator[tuple[str, Case]]:
-        main, finetuned = self._ensembles.main, self._ensembles.finetuned
-        yield self._case(main, PublicSettings())
-        if finetuned is not None:
-            yield self._case(finetuned, FinetunedSettings())
-        yield self._case(main, EnsembleSettings())
+    def _result(self, label: str, ensemble: TrainedEnsemble, settings: Settings) -> Result:
+        case, training = self._case(ensemble, settings), ensemble.base_training
+        epsilon = None if training is None or isinstance(settings, PublicSettings) else training.epsilon
+        if isinstance(case, str):
+            return impossible(label, ensemble.directory.name, settings, ensemble.parts, case, base=epsilon)
+        public = self._case(self._ensembles.main, PublicSettings())
+        assert isinstance(public, Case)
+        outcomes = self._bench.outcomes
+        return result(label, case, outcomes.all(case), outcomes.all(public), base=epsilon)
 
-    def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> tuple[str, Case]:
-        """Returns settings, of which the budget pays the ensemble's private base too, and their label."""
-        training = ensemble.base_training
-        if training is not None and not isinstance(settings, _WITHOUT_BASE):
-            settings = settings.on_base(training.event)
-        return methods.label(settings), Case(ensemble.directory, settings)
+    def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> Case | str:
+        """Returns settings with their plan, or why they are impossible. Planning takes a second, so it is kept."""
+        key = ensemble.directory, settings
+        if key not in self._cases:
+            self._cases[key] = self._planned(ensemble, settings)
+        return self._cases[key]
 
-    def _table(self, value: str | None) -> Iterator[Result]:
-        runs = len(self._text.runs)
-        return (self._result(label, case, runs) for label, case in self._rows_of_table(value))
-
-    def _result(self, label: str, case: Case, runs: int) -> Result:
-        planned = self._planned[case]
-        training = self._of(case).base_training
-        epsilon = None if training is None or isinstance(case.settings, PublicSettings) else training.epsilon
-        if isinstance(planned, str):
-            return impossible(label, case, self._of(case).parts, planned, base=epsilon)
-        public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
-        assert isinstance(public, PlannedCase)
-        outcomes, public_outcomes = (self._bench.outcomes.first(protocol, runs) for protocol in (planned, public))
-        return result(label, case, planned.protocol, outcomes, public_outcomes, base=epsilon)
-
-    def _plan(self, case: Case) -> None:
-        if case in self._planned:
-            return
-        ensemble = self._of(case)
-        if isinstance(case.settings, PublicSettings):
-            self._planned[case] = PlannedCase(case, case.settings.plan(ensemble.parts), self._bench.public_files)
-        elif isinstance(case.settings, DpSgdSettings) and ensemble.manifest.dp_sgd is None:  # the base, without parts
-            self._planned[case] = PlannedCase(case, case.settings.plan(1), self._bench.base_files(ensemble))
-        else:
-            try:
-                protocol = case.settings.plan(ensemble.parts)
-                _check_base(case.settings, protocol, ensemble.base_training)
-            except ValueError as error:
-                self._planned[case] = str(error)
-                return
-            adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
-            self._planned[case] = PlannedCase(case, protocol, self._bench.files(ensemble, adapters))
-
-    def _of(self, case: Case) -> TrainedEnsemble:
-        return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)
+    def _planned(self, ensemble: TrainedEnsemble, settings: Settings) -> Case | str:
+        name, bench = ensemble.directory.name, self._bench
+        if isinstance(settings, PublicSettings):
+            return Case(name, settings, settings.plan(ensemble.parts), bench.public_files)
+        if isinstance(settings, DpSgdSettings) and ensemble.manifest.dp_sgd is None:  # the base, without parts
+            return Case(name, settings, settings.plan(1), bench.base_files(ensemble))
+        try:
+            protocol = settings.plan(ensemble.parts)
+            _check_base(settings, protocol, ensemble.base_training)
+        except ValueError as error:
+            return str(error)
+        adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
+        return Case(name, settings, protocol, bench.files(ensemble, adapters))
 
 
 def _check_base(settings: Settings, protocol: Protocol, base: PrivateTraining | None) -> None:

@@ -58,9 +58,7 @@ class Result:
         perplexity: over the runs and the true tokens that the public model can release (`SUPPORT_FLOOR`); no protocol
             releases another one. Infinite if the method gives such a token probability 0.
         possible: the fraction of true tokens with a positive probability.
-        possible_perplexity: the perplexity of those tokens.
         change: the ratio of the perplexity to the public model's on the same tokens.
-        hits: the probability that the released token is the true one.
         answered: the fraction of tokens answered before the budget was used up.
         asked: the average number of part models queried for a token.
         problem: why the settings are impossible. Then there are no numbers.
@@ -80,9 +78,7 @@ class Result:
     sentence: str
     perplexity: Estimate | None = None
     possible: float | None = None
-    possible_perplexity: Estimate | None = None
     change: Estimate | None = None
-    hits: Estimate | None = None
     answered: float | None = None
     asked: float | None = None
     reached: EpsilonSpent = EpsilonSpent()
@@ -111,7 +107,6 @@ def _perplexity(result: Result) -> float:
 def result(
     label: str,
     case: Case,
-    protocol: Protocol,
     outcomes: Sequence[TrialResult],
     public: Sequence[TrialResult],
     base: float | None = None,
@@ -121,32 +116,31 @@ def result(
     Args:
         base: see `Result`.
     """
+    settings, protocol = case.settings, case.protocol
     positions = sum(outcome.positions for outcome in outcomes)
     possible = sum(outcome.possible for outcome in outcomes) / positions
     losses = [outcome.loss for outcome in outcomes]
     pairs = list(zip(outcomes, public, strict=True))
     everywhere = all(outcome.possible >= reference.possible for outcome, reference in pairs)
     spent = max(outcome.charged for outcome in outcomes)
-    cost = reached(case.settings, protocol, spent, outcomes)
+    cost = reached(settings, protocol, spent, outcomes)
     return Result(
         label=label,
         protocol=protocol.name,
-        ensemble=case.ensemble.name,
+        ensemble=case.ensemble,
         parts=protocol.parts,
-        parameters=parameters(case.settings, protocol),
+        parameters=parameters(settings, protocol),
         status=protocol.guarantee.status,
         notion=protocol.guarantee.notion,
         adjacency=protocol.guarantee.adjacency,
-        sentence=_sentence(case.settings, protocol, cost, spent) + _paid_for(case.settings, protocol, base),
+        sentence=_sentence(settings, protocol, cost, spent) + _paid_for(settings, protocol, base),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
-        possible_perplexity=Estimate.of_logarithms(losses) if possible > 0 else None,
         change=(
             Estimate.of_logarithms([outcome.loss - reference.loss for outcome, reference in pairs])
             if everywhere
             else None
         ),
-        hits=Estimate.of([outcome.hits for outcome in outcomes]),
         answered=sum(outcome.answered for outcome in outcomes) / positions,
         asked=sum(outcome.asked for outcome in outcomes) / len(outcomes),
         reached=cost,
@@ -168,21 +162,11 @@ def _gains(outcomes: Sequence[TrialResult], public: Sequence[TrialResult]) -> It
         yield Gain(first, last, sum(counts), Estimate.of_ratio(differences, counts) if everywhere else None)
 
 
-def impossible(label: str, case: Case, parts: int, problem: str, base: float | None = None) -> Result:
+def impossible(
+    label: str, ensemble: str, settings: Settings, parts: int, problem: str, base: float | None = None
+) -> Result:
     """Returns the result of settings that the budget or the ensemble does not allow. `base`: see `Result`."""
-    return Result(
-        label=label,
-        protocol=case.settings.protocol,
-        ensemble=case.ensemble.name,
-        parts=parts,
-        parameters={},
-        status="none",
-        notion="",
-        adjacency="",
-        sentence="",
-        problem=problem,
-        base=base,
-    )
+    return Result(label, settings.protocol, ensemble, parts, {}, "none", "", "", "", problem=problem, base=base)
 
 
 def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[TrialResult]) -> EpsilonSpent:

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,6 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.engine import PartKind
 from privmix.laboratory.evaluation.options import Precision
 from privmix.laboratory.evaluation.scoring import Head
 
@@ -30,28 +29,17 @@ _FORMAT = 5
 HIDDEN_TYPE = np.float32
 
 
-@dataclass(frozen=True)
-class RowInputs:
-    """Holds all inputs of the content of a file.
+def row_file(base: str, adapter: str | None, part_kind: str | None, text: str, precision: Precision) -> str:
+    """Returns the name of the file with a model's hidden states, a hash of all that determines them.
 
-    Attributes:
+    Args:
         base: the revision of the base model.
         adapter: the SHA-256 of the adapter; None for the base model.
         part_kind: what the adapter is; None for the base model.
         text: the digest of the text.
-        precision: the precision of the models.
     """
-
-    base: str
-    adapter: str | None
-    part_kind: PartKind | None
-    text: str
-    precision: Precision
-
-    @property
-    def file(self) -> str:
-        content = json.dumps([_FORMAT, *astuple(self)])
-        return f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
+    content = json.dumps([_FORMAT, base, adapter, part_kind, text, precision])
+    return f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
 
 
 @contextmanager

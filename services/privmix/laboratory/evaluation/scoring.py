@@ -27,9 +27,6 @@ from privmix.training.packing import similar
 
 # The maximum number of tokens in a batch. More are not faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
-# The maximum number of rows in a block. On a CPU, small blocks reuse their memory: new pages cost more than the
-# arithmetic on them.
-_ROWS_AT_ONCE = {"cpu": 32, "cuda": 4096}
 
 
 class Head:
@@ -126,21 +123,6 @@ class Scorer:
                         yield number, index, row[torch.tensor(blocks[index].targets, device=row.device) - 1]
         finally:
             model.unload()
-
-    def log_probabilities(
-        self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
-    ) -> Iterator[tuple[int, int, int, Tensor]]:
-        """Computes log-probabilities at the targets of all blocks, for each adapter or, without any, the base model.
-
-        Yields:
-            the index of an adapter (0 for the base model), of a block, and of a target in the block, and float32 [n, V]
-            for this target and the targets after it, in any order.
-        """
-        for number, index, hidden in self.hidden_states(blocks, adapters):
-            first = 0
-            for states in torch.split(hidden, _ROWS_AT_ONCE[self._model.device.type]):
-                yield number, index, first, self.head.log_probabilities(states)
-                first += len(states)
 
 
 class _Constant(nn.Module):

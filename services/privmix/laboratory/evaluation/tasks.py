@@ -21,23 +21,19 @@ from privmix.privacy.protocol import Protocol
 from privmix.privacy.settings import Settings
 
 
-def score_public(base: Path, text: EvaluationText, precision: Precision, head: Path, public: Path) -> None:
+def score_base(base: Path, text: EvaluationText, precision: Precision, states: Path, head: Path) -> None:
     """Writes the base model's output layer and its hidden states."""
-    scorer = _scorer(base, precision)
-    scorer.head.save(head)
-    _score(scorer, [], text, [public])
+    _scorer(base, precision).head.save(head)
+    score_adapters(base, text, precision, (), [states])
 
 
-def score(
-    base: Path, adapters: Sequence[tuple[AdapterFiles, Path]], text: EvaluationText, precision: Precision
+def score_adapters(
+    base: Path, text: EvaluationText, precision: Precision, adapters: Sequence[AdapterFiles], states: Sequence[Path]
 ) -> None:
-    """Writes the hidden states of adapters, each to its file."""
-    _score(_scorer(base, precision), [files for files, _ in adapters], text, [path for _, path in adapters])
-
-
-def _score(scorer: Scorer, adapters: Sequence[AdapterFiles], text: EvaluationText, paths: Sequence[Path]) -> None:
+    """Writes the hidden states of adapters, each to its file; without any, those of the base model."""
+    scorer = _scorer(base, precision)
     with ExitStack() as files:
-        writers = [files.enter_context(writing(path, (text.positions, scorer.head.size))) for path in paths]
+        writers = [files.enter_context(writing(path, (text.positions, scorer.head.size))) for path in states]
         for model, index, hidden in scorer.hidden_states(text.blocks, adapters):
             writers[model](text.offsets[index], hidden)
 

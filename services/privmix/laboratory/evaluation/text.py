@@ -87,7 +87,7 @@ def held_out_text(
     Raises:
         InputError: the corpus has no text to evaluate.
     """
-    blocks = [block for user in _streams(documents, tokenizer) for block in _cut(user, context)]
+    blocks = [block for user in streams_of_users(documents, tokenizer) for block in cut_blocks(user, context)]
     if not blocks:
         raise InputError("held-out text: has no document of at least two tokens")
     chosen, positions = [], 0
@@ -101,32 +101,17 @@ def held_out_text(
     return EvaluationText(tuple(chosen), tuple((start + np.arange(length)) % positions for start in starts))
 
 
-def texts_of_users(
-    documents: Iterable[Document], tokenizer: Any, *, context: int, tokens: int
-) -> Sequence[EvaluationText]:
-    """Returns a text of one run for each user: the first `tokens` tokens of the user, which no other user changes.
-
-    A user without a token to evaluate has a text without blocks.
-    """
-    texts = []
-    for stream in _streams(documents, tokenizer):
-        blocks = tuple(_cut(stream[:tokens], context))
-        positions = sum(len(block.targets) for block in blocks)
-        texts.append(EvaluationText(blocks, (np.arange(positions),)))
-    return texts
+Stream = list[tuple[int, bool]]
+"""Pairs of a token and whether it is evaluated."""
 
 
-# Pairs of a token and whether it is evaluated.
-_Stream = list[tuple[int, bool]]
-
-
-def _streams(documents: Iterable[Document], tokenizer: Any) -> Iterable[_Stream]:
+def streams_of_users(documents: Iterable[Document], tokenizer: Any) -> Iterable[Stream]:
     """Returns each user's documents in order, each followed by the end token of training, which is not evaluated.
 
     Adapters were not trained with other separators such as a blank line: on the speeches, with one, an adapter's gain
     over the public model falls from 0.34 to 0.15 nats per token.
     """
-    users: dict[str, _Stream] = defaultdict(list)
+    users: dict[str, Stream] = defaultdict(list)
     people = PeopleText(tokenizer)
     for document in documents:
         told = document.conversation
@@ -135,7 +120,8 @@ def _streams(documents: Iterable[Document], tokenizer: Any) -> Iterable[_Stream]
     return users.values()
 
 
-def _cut(stream: _Stream, context: int) -> Iterable[Block]:
+def cut_blocks(stream: Stream, context: int) -> Iterable[Block]:
+    """Yields the blocks of up to `context` tokens that have a token to evaluate."""
     for start in range(0, len(stream), context):
         block = _block(stream[start : start + context])
         if block.targets:

@@ -27,8 +27,6 @@ from privmix.privacy.settings import Settings
 _POSITIONS_AT_ONCE = 32
 CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
 """The ranges of the number of tokens before a position for which results are shown."""
-WINDOWS = 8
-"""The number of equal windows of a run, in the order of release, for which results are kept."""
 # The maximum number of log-probabilities in a batch, which several passes process.
 _VALUES_AT_ONCE = 2**25
 
@@ -44,12 +42,10 @@ class TrialResult:
         charged: the number of charged tokens.
         possible: the number of true tokens with a positive probability.
         loss: the mean of -log p, in nats, over the possible tokens.
-        hits: the mean probability that the released token is the true one.
         asked: the mean number of part models queried for a token.
         epsilon: the epsilon of the answered tokens at the ledger's order; None if it is unbounded.
         contexts: for each range of `CONTEXTS`, the number of possible tokens with so many tokens before them, and the
             sum of their -log p in nats.
-        windows: the same for each of the `WINDOWS` windows of the run.
     """
 
     positions: int
@@ -57,11 +53,9 @@ class TrialResult:
     charged: int
     possible: int
     loss: float
-    hits: float
     asked: float
     epsilon: float | None
     contexts: tuple[tuple[int, float], ...] = ()
-    windows: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,8 +97,7 @@ class Trial:
         self._budget = InMemoryBudget(_terms(settings, protocol), protocol.event)
         self._repeats = max(1, (released or settings.tokens) // positions)
         self._answered = 0
-        self._logs: list[Reals] = []
-        self._hits: list[Reals] = []
+        self._chances: list[Reals] = []
         self._targets: list[Targets] = []
         self._asked = 0
 
@@ -123,18 +116,16 @@ class Trial:
             answered = self._budget.charge(losses.repeat(self._repeats, axis=0).tolist()) // self._repeats
         self._answered += answered
         self._asked += sum(map(len, draws))
-        private, public = private[:answered], self._public_chances(answers, tokens, answered)
-        with np.errstate(divide="ignore"):
-            self._logs += [np.log(private), np.log(public)]
-        self._hits += [private, public]
+        self._chances += [private[:answered], self._public_chances(answers, tokens, answered)]
 
     @property
     def chances(self) -> Reals:
         """The probability of each true token so far, float64 [positions]."""
-        return np.concatenate(self._hits)
+        return np.concatenate(self._chances)
 
     def outcome(self) -> TrialResult:
-        logs, hits = np.concatenate(self._logs), self.chances
+        with np.errstate(divide="ignore"):
+            logs = np.log(self.chances)
         possible = np.isfinite(logs) & np.concatenate([targets.counted for targets in self._targets])
         contexts = np.concatenate([targets.contexts for targets in self._targets])
         epsilon = self._budget.epsilon
@@ -144,14 +135,9 @@ class Trial:
             charged=self._budget.charged,
             possible=int(possible.sum()),
             loss=float(-logs[possible].mean()) if possible.any() else math.inf,
-            hits=float(hits.mean()),
             asked=self._asked / len(logs),
             epsilon=epsilon if math.isfinite(epsilon) else None,
             contexts=tuple(_sum_in(first, last, contexts[possible], -logs[possible]) for first, last in CONTEXTS),
-            windows=tuple(
-                (len(window), float(-logs[window].sum()))
-                for window in (own[possible[own]] for own in np.array_split(np.arange(len(logs)), WINDOWS))
-            ),
         )
 
     def _private_chances(self, answers: Answers, drawn: Answers, tokens: Tensor) -> tuple[Reals, Reals | None]:

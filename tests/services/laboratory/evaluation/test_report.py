@@ -11,6 +11,7 @@ from privmix.laboratory.evaluation.cases import Case
 from privmix.laboratory.evaluation.methods import label, private
 from privmix.laboratory.evaluation.report import JSON_FILE, PLOT_FILE, write_report
 from privmix.laboratory.evaluation.results import Evaluation, Result, ResultTable, impossible, result
+from privmix.laboratory.evaluation.rows import EnsembleRows
 from privmix.laboratory.evaluation.trial import TrialResult
 from privmix.privacy.protocols.ensemble import EnsembleSettings
 from privmix.privacy.protocols.gnmax import GNMaxSettings
@@ -28,19 +29,15 @@ def outcomes(settings: Settings) -> list[TrialResult]:
     """Returns two runs; a protocol that chooses among candidates cannot release a tenth of the tokens."""
     loss, few = LOSSES.get(settings.protocol, 3.95), settings.protocol in ("gnmax", "subsample-aggregate")
     contexts = ((40, 40 * loss), (40 if few else 50, 50 * (loss + 0.1)), (0, 0.0), (0, 0.0))
-    return [
-        TrialResult(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5, contexts) for run in range(2)
-    ]
+    return [TrialResult(100, 100, 100, 90 if few else 100, loss + run / 10, 16.0, 1.5, contexts) for run in range(2)]
 
 
 def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinite() -> None:
     def of(possible: int) -> list[TrialResult]:
-        return [TrialResult(100, 100, 100, possible, 3.9, 0.25, 16.0, 1.5) for _ in range(2)]
+        return [TrialResult(100, 100, 100, possible, 3.9, 16.0, 1.5) for _ in range(2)]
 
-    settings = EnsembleSettings()
-    protocol = settings.plan(PARTS)
-    case = Case(Path("16"), settings)
-    alike, fewer = (result("", case, protocol, of(possible), of(99)) for possible in (99, 98))
+    case = case_of(EnsembleSettings())
+    alike, fewer = (result("", case, of(possible), of(99)) for possible in (99, 98))
     assert alike.perplexity is not None
     assert alike.perplexity.mean == pytest.approx(math.exp(3.9))
     assert alike.possible == 0.99
@@ -49,13 +46,16 @@ def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinit
     assert fewer.change is None
 
 
+def case_of(settings: Settings, parts: int = PARTS) -> Case:
+    return Case(str(parts), settings, settings.plan(parts), EnsembleRows(Path("head"), Path("public"), ()))
+
+
 def result_of(settings: Settings, parts: int = PARTS) -> Result:
-    case = Case(Path(str(parts)), settings)
     try:
-        protocol = settings.plan(parts)
+        case = case_of(settings, parts)
     except ValueError as error:
-        return impossible(label(settings), case, parts, str(error))
-    return result(label(settings), case, protocol, outcomes(settings), outcomes(PublicSettings()))
+        return impossible(label(settings), str(parts), settings, parts, str(error))
+    return result(label(settings), case, outcomes(settings), outcomes(PublicSettings()))
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_the_plot_has_a_line_or_a_row_for_each_method(
 
 def test_a_bound_of_a_perplexity_is_never_the_best() -> None:
     budget = TokenBudget(epsilon=4, delta=1e-5, tokens=100)
-    case = Case(Path(str(PARTS)), GNMaxSettings.model_validate(budget.limits()))
-    bound = result("", case, case.settings.plan(PARTS), outcomes(EnsembleSettings()), outcomes(PublicSettings()))
+    case = case_of(GNMaxSettings.model_validate(budget.limits()))
+    bound = result("", case, outcomes(EnsembleSettings()), outcomes(PublicSettings()))
     own = result_of(PMixedSettings.model_validate(budget.limits()))
     assert bound.perplexity is not None
     assert own.perplexity is not None

@@ -1,8 +1,8 @@
 """Claim: stored rows equal the models' own, can be loaded again, and are never confused with another model's."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +14,13 @@ from privmix.engine.engine import AdapterFiles
 from privmix.engine.reader_attention import record
 from privmix.engine.switching import using
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.rows import EnsembleRows, RowInputs, RowReader, is_whole, read
+from privmix.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole, read, row_file
 from privmix.laboratory.evaluation.scoring import Scorer
-from privmix.laboratory.evaluation.tasks import score, score_public
+from privmix.laboratory.evaluation.tasks import score_adapters, score_base
 from privmix.laboratory.evaluation.text import Block, EvaluationText
 from tests.ensembles import write_adapters
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 from tests.tiny import write_tiny_model
-
-ORIGIN = RowInputs(base="b" * 64, adapter="a" * 64, part_kind="reader", text="t" * 64, precision="float32")
 
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
@@ -42,16 +40,10 @@ def blocks(tokens: tuple[int, ...]) -> list[Block]:
 
 
 def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list[dict[int, torch.Tensor]]:
-    """Joins the pieces of each adapter (or the base model) and block to float32 [targets, V]."""
-    rows_of = [
-        {
-            index: torch.full((len(block.targets), scorer.head.vocabulary), torch.nan)
-            for index, block in enumerate(blocks)
-        }
-        for _ in adapters or [None]
-    ]
-    for which, index, first, rows in scorer.log_probabilities(blocks, adapters):
-        rows_of[which][index][first : first + len(rows)] = rows
+    """Returns the log-probabilities of each adapter (or the base model) at the targets of each block, [targets, V]."""
+    rows_of: list[dict[int, torch.Tensor]] = [{} for _ in adapters or [None]]
+    for which, index, hidden in scorer.hidden_states(blocks, adapters):
+        rows_of[which][index] = scorer.head.log_probabilities(hidden)
     return rows_of
 
 
@@ -130,8 +122,8 @@ def test_stored_hidden_states_give_the_scorers_distributions(
     files = EnsembleRows(tmp_path / "head.safetensors", tmp_path / "public.npy", (tmp_path / "first.npy",))
     text = EvaluationText(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
     reader = AdapterFiles(adapters["first"], "reader")
-    score_public(model, text, "auto", files.head, files.public)
-    score(model, [(reader, files.models[0])], text, "auto")
+    score_base(model, text, "auto", files.public, files.head)
+    score_adapters(model, text, "auto", [reader], [files.models[0]])
     public, first = RowReader.open(files)(text.runs[0])
     scorer = Scorer(model)
     for rows, rows_of in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
@@ -156,10 +148,10 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -
         Scorer(tmp_path, "float32")
 
 
-def test_rows_of_another_origin_have_another_file_name(field: str) -> None:
-    other = {"precision": "bfloat16", "part_kind": "lora"}.get(field, "0" * 64)
-    assert replace(ORIGIN, **{field: other}).file != ORIGIN.file  # type: ignore[arg-type]
-    assert replace(ORIGIN, adapter=None).file != ORIGIN.file
+def test_rows_of_another_origin_have_another_file_name() -> None:
+    own: tuple[Any, ...] = ("b" * 64, "a" * 64, "reader", "t" * 64, "float32")
+    others = [(*own[:index], "0", *own[index + 1 :]) for index in range(len(own))]
+    assert len({row_file(*inputs) for inputs in (own, *others, (own[0], None, None, *own[3:]))}) == 7
 
 
 def test_an_incomplete_file_is_ignored(tmp_path: Path) -> None:

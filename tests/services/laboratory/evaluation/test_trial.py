@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from privmix.laboratory.evaluation.rows import RowReader, writing
-from privmix.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
+from privmix.laboratory.evaluation.trial import TrialResult, run_trials
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
@@ -53,7 +53,6 @@ def test_references_are_the_distributions_themselves(written: StoredRows) -> Non
     assert ensemble.loss == pytest.approx(mean_loss(mean, written.tokens), rel=1e-3)
     assert ensemble.loss < public.loss - 0.1
     assert (public.asked, ensemble.asked) == (0, PARTS)
-    assert public.hits == pytest.approx(np.exp(written.public.numpy()[np.arange(POSITIONS), written.tokens]).mean())
 
 
 @pytest.mark.parametrize("projection", ["clip", "mix"])
@@ -91,17 +90,14 @@ def test_a_budget_for_more_tokens_pays_for_each_position_several_times(written: 
 
 
 def test_individual_budgets_fade_after_their_horizon(written: StoredRows) -> None:
-    """The run stands for 16 horizons. Each window's gain is that over the public model on the same positions."""
+    """The run stands for 16 horizons, in which the accounts are nearly spent."""
     settings = PublicSettings(), IndividualSettings(epsilon=8, tokens=POSITIONS)
     planned = [(each, each.plan(PARTS)) for each in settings]
     everywhere = np.arange(POSITIONS), written.tokens
-    public, own = run_trials(planned, RowReader.open(written.files), *everywhere, released=16 * POSITIONS)
-    assert [count for count, _ in own.windows] == [POSITIONS // WINDOWS] * WINDOWS
-    assert sum(loss for _, loss in own.windows) == pytest.approx(own.loss * POSITIONS)
-    gains = [before - after for (_, before), (_, after) in zip(public.windows, own.windows, strict=True)]
-    assert gains[0] > 4 * abs(gains[-1]), "the accounts are nearly spent"
+    public, faded = run_trials(planned, RowReader.open(written.files), *everywhere, released=16 * POSITIONS)
     (within,) = run_trials(planned[1:], RowReader.open(written.files), *everywhere)
-    assert within.loss < own.loss
+    assert within.loss < faded.loss < public.loss
+    assert public.loss - within.loss > 2 * (public.loss - faded.loss)
 
 
 def test_measured_losses_are_paid_several_times_too(written: StoredRows) -> None:
@@ -150,7 +146,6 @@ def test_a_plurality_of_candidates_cannot_release_every_token(written: StoredRow
     )
     for outcome in (gnmax, aggregate):
         assert 0 < outcome.possible < POSITIONS
-        assert 0 < outcome.hits < 1
 
 
 def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> None:
