@@ -70,13 +70,20 @@ def _temporary(path: Path, private: bool) -> Iterator[tuple[Path, BinaryIO]]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
-        with os.fdopen(descriptor, "w+b") as file:
+        with _naming(path), os.fdopen(descriptor, "w+b") as file:
             yield temporary, file
-    except OSError as error:
-        error.filename = error.filename or str(path)  # writing does not know the name
-        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Names a path in an error of writing, such as that of a full disk, which has no name of its own."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _sync(file: BinaryIO) -> None:
@@ -143,7 +150,8 @@ def building(target: Path, *, private: bool = False) -> Iterator[Path]:
     temporary = target.with_name(f"{_unfinished_prefix(target)}{secrets.token_hex(8)}")
     temporary.mkdir(0o700 if private else 0o777)
     try:
-        yield temporary
+        with _naming(target):
+            yield temporary
         _sync_tree(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)

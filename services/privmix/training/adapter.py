@@ -122,13 +122,13 @@ def check_changeable(model: Any, base_name: str, options: TrainingOptions) -> No
     """Raises InputError if the model, with weights or without, lacks modules that an adapter changes."""
     if options.part_kind == "reader" and not hasattr(model.get_decoder(), "layers"):
         raise InputError(
-            f"model {base_name}: readers change the layers of models that are built like Llama, Qwen, Gemma, Mistral "
-            f"or Phi, and {model.config.model_type} is not; choose one of them, or --part-kind lora"
+            f"model {base_name}: readers change the layers of models that are built like Llama, Qwen, Gemma or "
+            f"Mistral, and {model.config.model_type} is not; choose one of them, or --part-kind lora"
         )
     try:
         check_modules(model, options.targets)
     except ReaderError as error:
-        raise InputError(f"targets: {error}") from error
+        raise InputError(f"targets: {error}; name modules that it has (--targets)") from error
 
 
 def _changed_layers(model: Any, options: TrainingOptions) -> range:

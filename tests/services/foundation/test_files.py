@@ -47,3 +47,6 @@ def test_a_full_disk_is_named_and_leaves_the_old_content(tmp_path: Path) -> None
         raise OSError(ENOSPC, "No space left on device")  # as a write does, which has no name
     assert error.value.filename == str(path)
     assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"old", [path])
+    with pytest.raises(OSError, match="No space") as error, building(tmp_path / "part"):
+        raise OSError(ENOSPC, "No space left on device")
+    assert error.value.filename == str(tmp_path / "part")

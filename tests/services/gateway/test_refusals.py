@@ -305,6 +305,14 @@ def test_a_compressed_body_is_refused(client: TestClient) -> None:
     check(response.json(), "body", "unsupported_encoding")
 
 
+def test_a_body_that_an_upgrade_lost_says_so(client: TestClient) -> None:
+    headers = JSON | {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEA"}
+    response = client.post(COMPLETIONS, content=b"", headers=headers)
+    assert response.status_code == 400
+    check(response.json(), "upgrade", "invalid_value")
+    assert "HTTP_1_1" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
 def test_a_body_as_it_is_may_say_so(client: TestClient, encoding: str) -> None:
     response = client.post(COMPLETIONS, json=COMPLETION, headers={"content-encoding": encoding})

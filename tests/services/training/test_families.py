@@ -35,7 +35,7 @@ from privmix.foundation.errors import InputError
 from privmix.privacy.sampling.clipping import GRAINS
 from privmix.training import determinism, per_unit
 from privmix.training.adapter import train_adapter, with_lora
-from privmix.training.options import TrainingOptions
+from privmix.training.options import READER_TARGETS, TrainingOptions
 from privmix.training.packing import Tokens
 
 CPU, BLOCK, CLIP = torch.device("cpu"), 16, 1e-3
@@ -120,10 +120,25 @@ def test_a_part_depends_on_no_other(name: str, tmp_path: Path) -> None:
     assert trained(tokens) == alone
 
 
-def test_readers_on_another_family_are_refused_by_its_name(tmp_path: Path) -> None:
-    base, options = family("gpt2", tmp_path)
-    with pytest.raises(InputError, match="model mine: readers change the layers of models that are built like Llama"):
-        with_lora(base, "mine", options.model_copy(update={"part_kind": "reader"}), CPU)
+REFUSED_READERS = {
+    "gpt2": "model mine: readers change the layers of models that are built like Llama",
+    "phi": "targets: the model has no modules named .*o_proj",
+    "phi3": "targets: the model has no modules named .*q_proj",
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_readers_change_a_family_or_are_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    base, options = family(name, tmp_path)
+    experts = "mo" in name or name == "mixtral"
+    targets = ("q_proj", "o_proj") if experts else READER_TARGETS
+    readers = options.model_copy(update={"part_kind": "reader", "targets": targets})
+    if name in REFUSED_READERS:
+        with pytest.raises(InputError, match=REFUSED_READERS[name]):
+            with_lora(base, "mine", readers, CPU)
+    else:
+        changed = {found for found, _ in with_lora(base, "mine", readers, CPU).named_modules()}
+        assert all(any(found.endswith(f"{target}.lora_A") for found in changed) for target in targets)
 
 
 def draws(module: nn.Module, _: Any, output: Tensor) -> Tensor:
