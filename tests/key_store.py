@@ -6,7 +6,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from privmix.keys import reservations, store
-from privmix.keys.records import Key, KeyAccount, ShareUsage
+from privmix.keys.records import Key, KeyAccount, ShareLimit, ShareUsage
 from privmix.keys.reservations import Exhausted, Reservation
 from privmix.keys.store import KeyStore
 
@@ -29,6 +29,9 @@ class RequestStore(KeyStore):
 
     def settle(self, id_: str, used: int | None) -> str | None:
         return self._do(lambda connection: reservations.settle(connection, id_, used))
+
+    def spent_ratios(self) -> dict[tuple[str, ShareLimit], float]:
+        return self._do(reservations.spent_ratios)
 
     def opened(self) -> list[Reservation]:
         return self._do(reservations.opened)

@@ -59,6 +59,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
         (("revoke", "nobody"), "no key has the name or id 'nobody'"),
         (("create", "team"), "name: a key named 'team' exists already"),
         (("limit", "team", "--tokens", "-1"), "tokens"),
+        (("limit", "team", "--tokens-per-day", "9" * 30), "tokens"),
     ],
 )
 def test_an_impossible_command_has_a_clear_error(database: str, arguments: tuple[str, ...], said: str) -> None:

@@ -14,6 +14,7 @@ from privmix_cluster.options import JsonOption
 
 if TYPE_CHECKING:
     from privmix.keys.records import KeyAccount, Share
+    from privmix.keys.store import KeyStore
 
 keys = typer.Typer(
     name="keys", help="Manage the service's API keys and their shares of the budget.", no_args_is_help=True
@@ -28,9 +29,12 @@ DatabaseOption = Annotated[
     ),
 ]
 KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
-TokensOption = Annotated[int | None, typer.Option(min=0, help="The total number of tokens of the privacy budget.")]
-DayOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget per day (UTC).")]
-StreamsOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of concurrent streams.")]
+MOST = 2**53 - 1  # every database and JSON reader can hold it
+TokensOption = Annotated[
+    int | None, typer.Option(min=0, max=MOST, help="The total number of tokens of the privacy budget.")
+]
+DayOption = Annotated[int | None, typer.Option(min=0, max=MOST, help="Tokens of the privacy budget per day (UTC).")]
+StreamsOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="The maximum number of concurrent streams.")]
 
 
 class ScopeChoice(Enum):
@@ -40,12 +44,14 @@ class ScopeChoice(Enum):
     PRIVACY = "privacy"
 
 
-def _place(database: str | None) -> str:
-    from privmix.database.service import default_database
+def _store(database: str | None, *, create: bool = False) -> "KeyStore":
+    from privmix.database.service import ServiceDatabase, default_database
+    from privmix.keys.store import KeyStore
     from privmix_cluster.secret_files import variable
 
     named = database or variable("PRIVMIX_KEYS__DATABASE")
-    return named or default_database(variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db")
+    place = named or default_database(variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db")
+    return KeyStore(ServiceDatabase(place, create=create))
 
 
 @keys.command()
@@ -65,11 +71,9 @@ def create(
 ) -> None:
     """Create a key. Its secret is printed only once; the service stores only a hash."""
     from privmix.database.clock import now
-    from privmix.database.service import ServiceDatabase
     from privmix.keys.records import SCOPES
-    from privmix.keys.store import KeyStore
 
-    key, secret = KeyStore(ServiceDatabase(_place(database))).create(
+    key, secret = _store(database, create=True).create(
         name,
         owner=owner,
         scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else SCOPES,
@@ -82,10 +86,7 @@ def create(
 @keys.command("list")
 def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show every key, its share and its usage."""
-    from privmix.database.service import ServiceDatabase
-    from privmix.keys.store import KeyStore
-
-    accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
+    accounts = _store(database).accounts()
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
@@ -107,11 +108,8 @@ def limit(
     database: DatabaseOption = None,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
-    from privmix.database.service import ServiceDatabase
-    from privmix.keys.store import KeyStore
-
     share = _share_of(context)
-    KeyStore(ServiceDatabase(_place(database), create=False)).limit(key, share)
+    _store(database).limit(key, share)
     limits = ", ".join(f"{name} {value}" for name, value in share.model_dump(exclude_none=True).items())
     Console().print(f"{escape(key)}: {limits or 'no limits'}")
 
@@ -124,20 +122,14 @@ def rotate(
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a new secret, which is printed only once."""
-    from privmix.database.service import ServiceDatabase
-    from privmix.keys.store import KeyStore
-
-    rotated, secret = KeyStore(ServiceDatabase(_place(database), create=False)).rotate(key, timedelta(seconds=grace_s))
+    rotated, secret = _store(database).rotate(key, timedelta(seconds=grace_s))
     _print_secret(rotated.model_dump(mode="json"), secret.text, as_json)
 
 
 @keys.command()
 def revoke(key: KeyArgument, database: DatabaseOption = None) -> None:
     """Revoke a key permanently. Its usage stays on record."""
-    from privmix.database.service import ServiceDatabase
-    from privmix.keys.store import KeyStore
-
-    revoked = KeyStore(ServiceDatabase(_place(database), create=False)).revoke(key)
+    revoked = _store(database).revoke(key)
     Console().print(f"{escape(revoked.name)} is revoked")
 
 

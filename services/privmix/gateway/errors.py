@@ -11,8 +11,6 @@ from starlette.responses import JSONResponse
 from privmix.foundation.errors import (
     CoordinatorError,
     CoordinatorStopping,
-    KeysError,
-    KeysUnavailable,
     Overloaded,
     WorkError,
 )
@@ -133,13 +131,6 @@ def from_coordinator(error: CoordinatorError) -> ApiError:
     if isinstance(error, CoordinatorStopping):
         return stopping()
     return unavailable(str(error) or "the coordinator cannot accept this request now")
-
-
-def from_keys(error: KeysError) -> ApiError:
-    """Returns the HTTP error for an error of the keys actor."""
-    if isinstance(error, KeysUnavailable):
-        return unavailable("the database of the keys cannot be used now")
-    return ApiError(400, str(error), code="invalid_value", param=str(error).partition(":")[0])
 
 
 def refusal(refused: Refused, generations: int) -> ApiError:

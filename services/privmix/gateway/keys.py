@@ -15,12 +15,12 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
 from privmix.foundation.actors import find_actor, remote
-from privmix.foundation.errors import KeysError
+from privmix.foundation.errors import KeysUnavailable
 from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
 from privmix.gateway.access_record import access_record
 from privmix.gateway.background import Background
-from privmix.gateway.errors import ApiError, forbidden, from_keys, limited, refusal, unauthorised, unavailable
+from privmix.gateway.errors import ApiError, forbidden, limited, refusal, unauthorised, unavailable
 from privmix.gateway.places import PLACES, InvalidRequests, Places
 from privmix.gateway.settings import ClientSettings
 from privmix.gateway.web_pages import check_sender
@@ -123,12 +123,7 @@ class KeyService:
         return hmac.digest(self._cache_secret, identity.id.encode(), "sha256").hex()
 
     async def admit(
-        self,
-        id_: str,
-        identity: Identity,
-        limits: AdmissionLimits,
-        wanted: int,
-        generations: int,
+        self, id_: str, identity: Identity, limits: AdmissionLimits, wanted: int, generations: int
     ) -> Admitted:
         """Returns when the request may start. It is charged then, so `settle` must follow.
 
@@ -165,14 +160,7 @@ class KeyService:
         Nothing else settles a request of a gateway that is alive, so its tokens and its places would be held for ever.
         """
 
-        async def settle() -> None:
-            try:
-                await self.ask(Keys.settle, id_, used)
-            except ApiError as error:
-                if error.status >= 500:
-                    raise
-
-        await repeated(settle, ApiError, RETRY_S)
+        await repeated(lambda: self.ask(Keys.settle, id_, used), ApiError, RETRY_S)
 
     async def _withdraw(self, id_: str, call: asyncio.Future[Admitted | Refused]) -> None:
         """Ends a request for whose admission nobody waits any more.
@@ -233,8 +221,8 @@ class KeyService:
         try:
             return await remote(method)(await self._find(self._actor), *arguments, **named)
         except RayTaskError as error:
-            if isinstance(error.cause, KeysError):
-                raise from_keys(error.cause) from None
+            if isinstance(error.cause, KeysUnavailable):
+                raise unavailable("the database of the keys cannot be used now") from None
             raise
         except (RayError, ValueError, RuntimeError):
             self._handle = None

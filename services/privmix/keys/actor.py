@@ -18,8 +18,7 @@ from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKe
 from privmix.keys.metrics import ShareMetrics
 from privmix.keys.open_requests import OpenRequests
 from privmix.keys.records import Key
-from privmix.keys.reservations import are_required, find, opened
-from privmix.keys.store import accounts
+from privmix.keys.reservations import are_required, find, opened, spent_ratios
 from privmix.keys.traffic import Traffic, TrafficReport
 
 NAME = "keys"
@@ -120,7 +119,7 @@ class Keys:
 
     async def _tend(self) -> None:
         with suppress(KeysUnavailable):
-            self._metrics.update(await self._transactions.run(accounts))
+            self._metrics.update(await self._transactions.run(spent_ratios))
         now_s = time.monotonic()
         # Requests of a gateway that is not known, such as those that a previous actor admitted.
         self._heartbeats = dict.fromkeys(self._open.gateways(), now_s) | self._heartbeats

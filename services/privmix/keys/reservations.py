@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, case, delete, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from privmix.database.clock import now
@@ -102,14 +102,33 @@ def today() -> str:
     return now().date().isoformat()
 
 
+def spent_ratios(connection: Connection) -> dict[tuple[str, ShareLimit], float]:
+    """Returns the spent fraction of each limit of the shares of all keys that are not revoked, by name and limit."""
+    table = keys_table.c
+    query = select(table.name, table.tokens, table.tokens_per_day, *_spent(today())).where(table.revoked.is_(None))
+    joined = query.outerjoin_from(keys_table, usage_table, usage_table.c.key == table.id).group_by(table.id)
+    ratios: dict[tuple[str, ShareLimit], float] = {}
+    for name, tokens, tokens_per_day, spent, spent_today in connection.execute(joined):
+        if tokens:
+            ratios[name, "tokens"] = int(spent) / tokens
+        if tokens_per_day:
+            ratios[name, "tokens_per_day"] = int(spent_today) / tokens_per_day
+    return ratios
+
+
 def _limits(connection: Connection, key: str, day: str) -> Sequence[tuple[ShareLimit, int, int]]:
     """Returns the limits of a key's share: name, tokens allowed, and tokens spent."""
     table = keys_table.c
     allowed = connection.execute(select(table.tokens, table.tokens_per_day).where(table.id == key)).first()
     if allowed is None or allowed == (None, None):
         return []
-    spent = usage_table.c.spent
-    sums = [func.coalesce(func.sum(column), 0) for column in (spent, case((usage_table.c.day == day, spent), else_=0))]
-    used = connection.execute(select(*sums).where(usage_table.c.key == key)).one()
+    used = connection.execute(select(*_spent(day)).where(usage_table.c.key == key)).one()
     names: tuple[ShareLimit, ShareLimit] = ("tokens", "tokens_per_day")
     return [(name, most, int(own)) for name, most, own in zip(names, allowed, used, strict=True) if most is not None]
+
+
+def _spent(day: str) -> list[ColumnElement[int]]:
+    """Returns the sums of the tokens spent, ever and on this day."""
+    spent = usage_table.c.spent
+    of_day = case((usage_table.c.day == day, spent), else_=0)
+    return [func.coalesce(func.sum(column), 0) for column in (spent, of_day)]

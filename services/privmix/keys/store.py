@@ -62,7 +62,9 @@ class KeyStore:
     def accounts(self) -> list[KeyAccount]:
         """Returns every key with its usage, oldest first."""
         with self._database.transaction() as connection:
-            return accounts(connection)
+            rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
+            used = usages(connection)
+        return [KeyAccount(key=key, usage=used.get(key.id, ShareUsage())) for key in map(Key.of, rows)]
 
     def limit(self, id_or_name: str, share: Share) -> None:
         """Replaces the share of a key.
@@ -100,13 +102,6 @@ class KeyStore:
                 key = key.model_copy(update={"revoked": now()})
                 _change(connection, key, revoked=key.row()["revoked"])
         return key
-
-
-def accounts(connection: Connection) -> list[KeyAccount]:
-    """Returns every key with its usage, oldest first."""
-    keys = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
-    used = usages(connection)
-    return [KeyAccount(key=key, usage=used.get(key.id, ShareUsage())) for key in map(Key.of, keys)]
 
 
 def usages(connection: Connection) -> dict[str, ShareUsage]:

@@ -146,6 +146,20 @@ def test_a_share_can_be_changed_after_it_was_used(store: RequestStore) -> None:
     assert store.reserve("b", key.id, 5, 1, "g") == 5
 
 
+def test_the_spent_part_of_each_limit_is_told_of_keys_that_are_not_revoked(store: RequestStore) -> None:
+    for name, share in {
+        "a": Share(tokens=8, tokens_per_day=4),
+        "b": Share(live_streams=1),
+        "gone": Share(tokens=9),
+    }.items():
+        key, _ = store.create(name, share=share)
+        store.reserve(name, key.id, 2, 1, "g")
+        store.settle(name, 2)
+    store.create("unused", share=Share(tokens=5))
+    store.revoke("gone")
+    assert store.spent_ratios() == {("a", "tokens"): 0.25, ("a", "tokens_per_day"): 0.5, ("unused", "tokens"): 0.0}
+
+
 def test_another_process_sees_and_settles_a_reservation(store: RequestStore, place: str) -> None:
     key, _ = store.create("team", share=Share(tokens=9))
     store.reserve("a", key.id, 5, 2, "gateway-7")
@@ -189,3 +203,4 @@ def test_postgresql_stores_keys(postgresql: Server) -> None:
     assert store.reserve("a", key.id, 9, 1, "g") == 5
     store.settle("a", 2)
     assert store.account("team").usage.spent == 2
+    assert store.spent_ratios() == {("team", "tokens"): 0.4}
