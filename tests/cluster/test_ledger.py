@@ -230,12 +230,6 @@ def test_an_export_leaves_private_values_out_unless_the_operator_asks_by_name(ac
     assert run("verify", str(file)).exit_code == 0
 
 
-def test_the_help_of_an_export_says_what_is_private() -> None:
-    told = re.sub(r"\s+", " ", run("export", "--help").output)
-    assert "individual budgets" in told
-    assert "--private-values" in told
-
-
 def test_an_export_leaves_measured_losses_out(tmp_path: Path) -> None:
     terms = PrivacyBudget(ensemble="e", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     ledger = Ledger.create(tmp_path / "measured.db", terms)

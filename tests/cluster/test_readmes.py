@@ -86,11 +86,6 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
     return command, left
 
 
-def test_there_is_something_to_check() -> None:
-    assert len(IN_BLOCKS) >= 10
-    assert {Path(command.readme).parent.name for command in EVERY} >= {"cluster", "k8s", "heads"}
-
-
 @pytest.mark.parametrize("command", EVERY, ids=str)
 def test_its_options_exist(command: Shown) -> None:
     target_command, left = resolved(command.argv)
@@ -144,16 +139,3 @@ def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_every_page_is_found_from_the_front_page() -> None:
-    found, waiting = set[Path](), [ROOT / "README.md"]
-    while waiting:
-        page = waiting.pop()
-        if page not in found:
-            found.add(page)
-            names = re.findall(r"\]\(([^)\s#:]+)", page.read_text())
-            targets = [(page.parent / name).resolve() for name in names]
-            targets = [target / "README.md" if target.is_dir() else target for target in targets]
-            waiting += [target for target in targets if target.suffix == ".md" and target.exists()]
-    assert set(PAGES) <= found

@@ -84,13 +84,6 @@ def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, ke
     assert plan.engine.gpu_memory_utilization == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize("gpus", [0.0, 0.5, 1.0])
-def test_a_shard_with_at_most_one_gpu_does_not_split_the_model(tmp_path: Path, gpus: float) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path)
-    (plan,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=8)
-    assert plan.engine.tensor_parallel_size == 1
-
-
 @pytest.mark.parametrize(
     ("gpus", "sizes", "message"),
     [

@@ -1,6 +1,5 @@
 """Claim: where an anchor survives, an ensemble whose receipt and ledger are lost gets no second ledger."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,10 +93,9 @@ def test_a_volume_restored_to_the_middle_of_the_beginning_gets_no_fresh_budget(
         begin(str(path), terms, ensemble, anchor=second)
 
 
-def test_a_ledger_of_an_earlier_version_is_claimed_when_it_is_anchored_next(
+def test_a_ledger_whose_deployment_names_an_anchor_later_is_claimed(
     path: Path, terms: PrivacyBudget, ensemble: Path, second: str
 ) -> None:
-    """Earlier versions anchored ledgers without a claim; so does a deployment that names its anchor later."""
     begun = begin(str(path), terms, ensemble)
     assert begin(str(path), terms, ensemble, anchor=second).ledger == begun.ledger
     lose(ensemble, path)
@@ -118,17 +116,3 @@ def test_a_claim_is_made_once_and_may_be_repeated(second: str) -> None:
     with pytest.raises(LedgerUnknown):
         clinic.store("other")
     Claim(None, "clinic", "ledger.db").store("other")
-
-
-def test_of_many_claims_at_once_one_is_kept(second: str) -> None:
-    def store(ledger: str) -> str | None:
-        try:
-            Claim(second, "clinic", "ledger.db").store(ledger)
-        except LedgerUnknown:
-            return None
-        return ledger
-
-    with ThreadPoolExecutor(8) as pool:
-        kept = [ledger for ledger in pool.map(store, "abcdefgh") if ledger]
-    assert len(kept) == 1
-    Claim(second, "clinic", "ledger.db").check(kept[0])

@@ -10,7 +10,6 @@ import ray
 from privmix.budget.client import STEPS_AHEAD, BudgetClient
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
 from privmix.foundation.errors import Fenced
 from privmix.privacy.events import Event
 from tests.services.budget.conftest import ALLOWANCE, Allowance
@@ -74,17 +73,6 @@ async def test_a_settlement_leaves_only_released_tokens_charged(allowance: Allow
     assert allowance.charged() == {COARSE: 30}
 
 
-async def test_the_client_closes_exhausted_leases(allowance: Allowance) -> None:
-    held = read(allowance.path).held
-    client = BudgetClient(allowance.actor, 20)
-    for _ in range(10):
-        await take(client, COARSE, 10)
-    await client.settle()
-    await tasks_end()
-    assert allowance.charged() == {COARSE: 100}
-    assert read(allowance.path).held == held
-
-
 async def test_the_client_leases_ahead(allowance: Allowance) -> None:
     client = BudgetClient(allowance.actor, 20)
     await take(client, COARSE, 11)
@@ -120,14 +108,6 @@ async def test_two_clients_spend_one_budget(allowance: Allowance) -> None:
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-async def test_a_client_can_take_tokens_that_another_client_settled(allowance: Allowance) -> None:
-    rich, poor = BudgetClient(allowance.actor, ALLOWANCE), BudgetClient(allowance.actor, 50)
-    await take(rich, COARSE, 1)
-    assert await take(poor, COARSE, 10) == 0
-    await rich.settle()
-    assert await take(poor, COARSE, 10) == 10
-
-
 async def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
     async def cancelled_sometimes(take: Callable[[], Awaitable[int]], choice: random.Random) -> int:
         while choice.random() < 0.5:
@@ -154,13 +134,6 @@ async def test_the_client_survives_a_crash_of_the_actor(allowance: Allowance) ->
     await tasks_end()
     assert taken == ALLOWANCE
     assert allowance.charged() == {COARSE: ALLOWANCE}
-
-
-async def test_leases_of_a_lost_client_stay_charged(allowance: Allowance) -> None:
-    await take(BudgetClient(allowance.actor, 100), COARSE, 1)
-    await tasks_end()
-    assert allowance.charged() == {COARSE: 100}
-    assert await drain(BudgetClient(allowance.actor, 100), lambda: 1) == ALLOWANCE - 100
 
 
 async def test_a_lease_is_settled_when_a_lost_database_is_back(allowance: Allowance) -> None:

@@ -10,7 +10,6 @@ from privmix.budget.records import Leased
 from privmix.budget.statement import statement
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.errors import (
-    Fenced,
     LeaseRefused,
     LedgerForeign,
     LedgerMismatch,
@@ -85,18 +84,6 @@ def test_a_contradicting_or_unknown_settlement_is_refused(ledger: Ledger) -> Non
     with pytest.raises(LeaseRefused, match="holds no lease 'other'"):
         ledger.settle("other", 0)
     assert ledger.balance().charged == {COARSE: 4}
-
-
-def test_a_replaced_writer_cannot_write(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
-    lease = ledger.lease(COARSE, 10).lease
-    later = Ledger.create(place, terms)
-    for _ in range(2):
-        with pytest.raises(Fenced, match="epoch 1 of this deployment was replaced by that of epoch 2"):
-            ledger.lease(COARSE, 1)
-        with pytest.raises(Fenced):
-            ledger.settle(lease, 0)
-    assert later.lease(COARSE, 1).count == 1
-    assert read(place).charged == {COARSE: 11}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Claim: a ledger in PostgreSQL survives kills of the server and lost connections, and refuses unsafe settings."""
 
-import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -226,15 +223,6 @@ def test_the_actor_and_its_database_survive_each_others_crash(
         ray.kill(actor)
 
 
-def test_the_lock_of_a_silent_writer_expires(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "100ms")
-    silent = LedgerDatabase(url, "write")
-    with pytest.raises(LedgerUnavailable), silent.transaction() as connection:
-        assert ledger.lease(COARSE, 1).count == 1
-        connection.exec_driver_sql("SELECT 1")
-    assert read(url).charged == {COARSE: 1}
-
-
 def test_commits_are_synchronous_in_spite_of_the_databases_settings(
     postgresql: Server, url: str, ledger: Ledger
 ) -> None:
@@ -314,31 +302,3 @@ def tables(postgresql: Server, url: str) -> set[str]:
     with postgresql.connect(url) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
     return {name for (name,) in rows}
-
-
-@contextmanager
-def server_without_tls() -> Iterator[str]:
-    """The URL of a server that refuses TLS, and takes any other data for the start of an unencrypted connection."""
-    with socket.create_server(("127.0.0.2", 0)) as listening:
-
-        def answer() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listening.accept()
-                    with connection:
-                        connection.recv(8)  # the request for TLS
-                        connection.sendall(b"N")
-                        connection.recv(1)
-
-        threading.Thread(target=answer, daemon=True).start()
-        yield f"postgresql://user:hunter2@127.0.0.2:{listening.getsockname()[1]}/ledger"
-
-
-def test_a_ledger_over_a_network_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PGSSLMODE", raising=False)
-    with server_without_tls() as url:
-        with pytest.raises(LedgerUnavailable, match="sslmode=disable"):
-            read(url)
-        with pytest.raises(LedgerUnavailable) as refused:
-            read(f"{url}?sslmode=prefer&connect_timeout=3")
-        assert "does not support SSL" not in str(refused.value), "with sslmode=disable the client connects without TLS"

@@ -88,12 +88,6 @@ def test_a_ledger_refuses_a_service_that_counts_another_base(forged: PrivacyBudg
         Ledger.create(tmp_path / "ledger.db", forged.model_copy(update={"order": terms().order}))
 
 
-def test_a_service_with_a_base_refuses_a_ledger_without_it(tmp_path: Path) -> None:
-    Ledger.create(tmp_path / "ledger.db", terms(None))
-    with pytest.raises(LedgerMismatch, match="base"):
-        Ledger.create(tmp_path / "ledger.db", terms().model_copy(update={"order": terms(None).order}))
-
-
 def test_a_base_of_records_is_no_base_for_users() -> None:
     with pytest.raises(ValueError, match="base: its guarantee is for other neighbouring corpora"):
         terms(DpSgdEvent("record", 3.0, 1.0, STEPS, "records"))

@@ -62,14 +62,6 @@ def test_a_ledger_deleted_during_use_is_not_recreated(ledger: Ledger, path: Path
     assert not path.exists()
 
 
-def test_a_ledger_rolled_back_during_use_is_detected(ledger: Ledger, path: Path) -> None:
-    backup = path.read_bytes()
-    ledger.lease(COARSE, 10)
-    path.write_bytes(backup)
-    with pytest.raises(LedgerCorrupt, match="replaced while in use"):
-        ledger.lease(COARSE, 10)
-
-
 def test_other_files_are_refused_and_not_changed(path: Path, terms: PrivacyBudget) -> None:
     path.write_bytes(b"a letter, and not a database " * 100)
     with pytest.raises(LedgerForeign, match="not a SQLite file"):

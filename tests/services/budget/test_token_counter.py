@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import bisect
 from scipy.stats import binom
 
 from privmix.budget.filter import Filter, counted
@@ -229,34 +228,6 @@ def test_no_adversary_who_changes_events_gets_more_than_delta(
 
     if exact_delta(second, tokens, epsilon) > delta:
         assert worst_delta(cheaper, epsilon) > delta, "the search finds a price that is too low"
-
-
-def test_the_better_of_two_rules_chosen_late_exceeds_delta() -> None:
-    """Documents why a filter beside the counter is no second way out: who may choose late adds up parts of deltas."""
-    first, epsilon, tokens, before = RatioEvent(2, 1.0, 0.9), 1.5, 5, 2
-    delta = float(exact_delta(first, tokens, epsilon))
-
-    def mixed(radius: float) -> float:
-        return _composed_delta({first: before, RatioEvent(2, 1.0, radius): 1}, epsilon)
-
-    second = RatioEvent(2, 1.0, float(bisect(lambda radius: mixed(radius) - delta, 0.1, 8.0)) - 1e-6)
-
-    def either(spent: Mapping[Event, int]) -> list[RatioEvent]:
-        own, others = spent.get(first, 0), spent.get(second, 0)
-        if others:
-            return [first] if own < before else []
-        return [first] * (own < tokens) + [second] * (own <= before)
-
-    assert mixed(second.radius) <= delta
-    assert worst_delta(either, epsilon) > 1.02 * delta
-
-
-def _composed_delta(spent: Mapping[RatioEvent, int], epsilon: float) -> float:
-    """Returns the divergence of tokens whose numbers are fixed in advance."""
-    return worst_delta(
-        lambda so_far: [event for event, count in list(spent.items()) if so_far.get(event, 0) < count][:1],
-        epsilon,
-    )
 
 
 def test_the_ledger_keeps_the_number_through_restarts_and_refuses_another(tmp_path: Path, terms: PrivacyBudget) -> None:

@@ -129,14 +129,6 @@ async def test_a_repeated_step_gets_the_lease_that_was_not_confirmed(budget: Bud
     assert budget.on_disk() == (7, 0)
 
 
-async def test_a_repeated_step_may_want_another_number_of_tokens(budget: Budget) -> None:
-    client = await unanswered(budget)
-    budget.away = None
-    assert await take(client, COARSE, 3 * SIZE) == 3 * SIZE
-    await client.settle()
-    assert budget.on_disk() == (3 * SIZE, 0)
-
-
 @pytest.mark.parametrize("away", ["unconfirmed", "undone"])
 async def test_a_settlement_returns_a_lease_that_may_be_granted(
     budget: Budget, away: Literal["unconfirmed", "undone"], caplog: pytest.LogCaptureFixture
@@ -161,14 +153,6 @@ async def test_a_lease_requested_ahead_is_returned_too(budget: Budget) -> None:
     budget.away = None
     await client.settle()
     assert budget.on_disk() == (13, 0)
-
-
-async def test_another_event_returns_the_lease_of_the_event_before(budget: Budget) -> None:
-    client = await unanswered(budget)
-    budget.away = None
-    assert await take(client, FINE, 5) == 5
-    await client.settle()
-    assert budget.on_disk() == (5, 0)
 
 
 async def test_a_lease_is_returned_after_settlements_that_were_given_up(budget: Budget) -> None:
