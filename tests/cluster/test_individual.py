@@ -209,8 +209,6 @@ def refusals(client: httpx.Client) -> dict[str, Any]:
             client.post("/v1/completions", content=b" " * (2 << 20), headers={"content-type": "application/json"}),
         ),
         ("no such model", client.get("/v1/models/other")),
-        ("no such model to console", client.get(CONSOLE, params={"model": "other"})),
-        ("no such model's privacy", client.get("/v1/privacy", params={"model": "other"})),
         ("a wrong key", client.get("/v1/privacy", headers=bearer("pmx_wrong"))),
         ("no key", httpx.get(client.base_url.join("/v1/privacy"))),
     ]
