@@ -111,8 +111,8 @@ class Accountant:
 
     Attributes:
         order: the Rényi order of its filter.
-        tokens: the number of tokens that its plan counted; None where it was planned by Rényi divergences alone, as
-            all were in earlier versions.
+        tokens: the number of tokens that its plan counted; None where Rényi divergences allow as many, or where the
+            operator chose the event.
         event: the event of each of them.
     """
 

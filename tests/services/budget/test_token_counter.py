@@ -28,13 +28,13 @@ from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSett
 from privmix.privacy.settings import Settings
 
 DELTA = 1e-5
-EARLIER = Accountant(4.0)  # of ledgers that were planned by Rényi divergences
-EVENT = PMixedSettings().plan(64, EARLIER).event
-SCALED = PMixedSettings().plan(48, EARLIER).event
+BY_ORDER = Accountant(4.0)  # of a ledger without a counter
+EVENT = PMixedSettings().plan(64, BY_ORDER).event
+SCALED = PMixedSettings().plan(48, BY_ORDER).event
 
 
 def budget(settings: Settings, parts: int = 64) -> PrivacyBudget:
-    protocol = settings.plan(parts, EARLIER)
+    protocol = settings.plan(parts, BY_ORDER)
     return counted(PrivacyBudget.of("ensemble", settings, protocol), protocol.event)
 
 
@@ -113,7 +113,7 @@ def test_a_new_ledger_grants_what_was_planned_and_little_more(settings: Settings
     assert settings.tokens <= Filter(new).affordable({}, protocol.event) <= settings.tokens * 1.002
     assert Filter(new).epsilon({protocol.event: settings.tokens}) <= settings.budget
     assert settings.plan(64, new.accountant) == protocol, "a service that starts again serves the same tokens"
-    assert settings.plan(64, EARLIER).event.rdp([2.0])[0] <= protocol.event.rdp([2.0])[0]
+    assert settings.plan(64, BY_ORDER).event.rdp([2.0])[0] <= protocol.event.rdp([2.0])[0]
 
 
 def test_a_kept_ledger_plans_other_numbers_anew() -> None:

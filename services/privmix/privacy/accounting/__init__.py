@@ -1,12 +1,10 @@
 """Computes the cost of events: composition, conversion to (epsilon, delta), and worst cases."""
 
 from privmix.privacy.accounting.composition import (
-    EARLIER_ORDERS,
     ORDERS,
     Epsilon,
     Spent,
     epsilon,
-    orders_for,
     paid,
     pld,
     pld_epsilon,
@@ -17,12 +15,10 @@ from privmix.privacy.accounting.composition import (
 )
 
 __all__ = [
-    "EARLIER_ORDERS",
     "ORDERS",
     "Epsilon",
     "Spent",
     "epsilon",
-    "orders_for",
     "paid",
     "pld",
     "pld_epsilon",

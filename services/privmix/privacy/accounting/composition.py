@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privmix.privacy.events import PLD_INTERVAL, Accountant, Divergences, Event, Orders
+from privmix.privacy.events import PLD_INTERVAL, Divergences, Event, Orders
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -30,23 +30,10 @@ Payments = tuple[tuple[Event, int], ...]
 ORDERS: NDArray[np.float64] = 1 + 2.0 ** (np.arange(-64, 353) / 16)
 ORDERS.setflags(write=False)
 
-_MAX_EARLIER_ORDER = 257.0
-EARLIER_ORDERS = ORDERS[ORDERS <= _MAX_EARLIER_ORDER]
-"""The orders that earlier versions tracked: a ledger of one of them cannot pay for a plan at a larger order."""
-
 # A grid of losses has at least this many intervals up to epsilon, or up to the least epsilon.
 _GRID, _LEAST_EPSILON = 1000, 1e-5
 # The size of the largest such grid: its arrays have some megabytes.
 _MAX_INTERVALS = 2**20
-
-
-def orders_for(kept: Accountant | None) -> NDArray[np.float64]:
-    """Returns the orders at which to plan tokens, so that the order of the ledger admits what is planned.
-
-    Args:
-        kept: of the ledger, if it exists; None for a new one, whose order follows from the plan.
-    """
-    return ORDERS if kept is None or kept.order > _MAX_EARLIER_ORDER else EARLIER_ORDERS
 
 
 @dataclass(frozen=True)

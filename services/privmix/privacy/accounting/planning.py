@@ -13,9 +13,11 @@ from privmix.privacy.accounting import composition, counting
 from privmix.privacy.accounting.composition import Spent
 from privmix.privacy.events import PLD_INTERVAL, Accountant, Event, Orders
 
-# How closely exact composition is searched, relatively, and the digits of what it finds: a service that starts again on
-# another processor must find the same parameter to the last bit, or it would pay for tokens of another event.
-_CLOSE, _DIGITS = 3e-4, 5
+# How closely exact composition is searched, relatively.
+_CLOSE = 3e-4
+# The digits of a parameter that is found by exact composition, and at the best order: a service that starts again on
+# another processor must find the same one to the last bit, or it would pay for tokens of another event.
+_DIGITS, _MANY_DIGITS = 5, 9
 # Cells of a grid from 0 to the largest loss of a token, with which the search begins.
 _CELLS = 16
 # The first step beyond what Rényi divergences allow: exact composition allows some hundredths more.
@@ -23,10 +25,7 @@ _STEP = 1.08
 # Composing more tokens takes minutes.
 _MAX_COUNTED = 2**20
 # The fractions by which a parameter is taken smaller, one after the other, until it fits.
-_MARGINS = (1e-11, 1e-9, 1e-7, 1e-5, 1e-3)
-
-_EARLIER = accounting.EARLIER_ORDERS
-_LARGER = accounting.ORDERS[len(_EARLIER) - 1 :]
+_MARGINS = (0.0, 1e-9, 1e-7, 1e-5, 1e-3)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def largest(
         epsilon: the budget's epsilon.
         delta: the budget's delta.
         bounds: the smallest and the largest value to consider.
-        kept: of the ledger, if it exists. The plan of an earlier ledger stays what it was.
+        kept: of the ledger, if it exists. What it was planned with stays; one without a counter gets no exact plan.
         before: what is spent besides, such as on a private base.
 
     Raises:
@@ -112,8 +111,6 @@ def largest(
         return planned
     search = _Search(event, tokens, epsilon, delta, bounds, before or {})
     by_order = search.by_order()
-    if accounting.orders_for(kept) is accounting.ORDERS:
-        by_order = search.by_larger_orders(by_order)
     if by_order is None:
         besides = " besides the private base" if before else ""
         raise ValueError(
@@ -174,41 +171,16 @@ class _Search:
     before: Spent[Event]
 
     def by_order(self) -> float | None:
-        """Returns the largest parameter at the best of the earlier orders; None if even the smallest costs too much.
-
-        An earlier ledger, and one that a later version made at one of these orders, finds the same value to the last
-        bit.
-        """
-        excess = self._excess(earlier=True)
+        """Returns the largest parameter at the best of the orders; None if even the smallest costs too much."""
         low, high = self.bounds
-        if excess(low) > 0:
+        if self._excess(low) > 0:
             return None
-        if excess(high) <= 0:
+        if self._excess(high) <= 0:
             return high
-        width = 1e-12 * high
-        return max(low, float(scipy.optimize.bisect(excess, low, high, xtol=width)) - 2 * width)
-
-    def by_larger_orders(self, known: float | None) -> float | None:
-        """Returns a larger parameter than is ``known``, where the best order is beyond the earlier ones.
-
-        A small epsilon needs large orders, about log(1 / delta) / epsilon.
-        """
-        low, high = (self.bounds[0] if known is None else known), self.bounds[1]
-        if low >= high:
-            return known
-        if known is not None:
-            cost = self._cost(low, earlier=True)
-            # Where an epsilon jumps to 0, because the divergences are tiny, the search ended far below the budget.
-            if cost.order < _EARLIER[-1] and cost.epsilon > self.epsilon * (1 - _CLOSE):
-                return known
-        excess = self._excess(earlier=False)
-        if excess(low) > 0:
-            return known
-        if excess(high) <= 0:
-            return high
-        found = float(scipy.optimize.brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-12))
+        found = float(scipy.optimize.brentq(self._excess, low, high, xtol=1e-12 * low, rtol=1e-12))
         # Tiny divergences have fewer digits than the search asks for.
-        return next((value for margin in _MARGINS if excess(value := found * (1 - margin)) <= 0 and value > low), low)
+        smaller = (_rounded_down(found * (1 - margin), _MANY_DIGITS) for margin in _MARGINS)
+        return next((value for value in smaller if value > low and self._excess(value) <= 0), low)
 
     def by_counting(self, least: float) -> float:
         """Returns the largest parameter by exact composition, or ``least``, which fits, if that is not larger."""
@@ -231,30 +203,23 @@ class _Search:
                 return most
             fits, too_large = too_large, min(most, _STEP * too_large)
         found = float(scipy.optimize.brentq(lambda value: excess(value, interval), fits, too_large, xtol=_CLOSE * fits))
-        rounded = _rounded_down(found * (1 - _CLOSE))
+        rounded = _rounded_down(found * (1 - _CLOSE), _DIGITS)
         return rounded if rounded > least and excess(rounded, PLD_INTERVAL) <= 0 else least
 
-    def _excess(self, *, earlier: bool) -> Callable[[float], float]:
-        """Returns what a parameter costs above epsilon at the best of the earlier or of the larger orders."""
-        return lambda value: self._cost(value, earlier=earlier).epsilon - self.epsilon
-
-    def _cost(self, value: float, *, earlier: bool) -> accounting.Epsilon:
+    def _excess(self, value: float) -> float:
+        """Returns what a parameter costs above epsilon at the best of the orders."""
         tokens = composition.payments({self.event(value): self.tokens})
-        return _cost_by_order(composition.payments(self.before), tokens, self.delta, earlier)
+        return _cost_by_order(composition.payments(self.before), tokens, self.delta) - self.epsilon
 
 
 @lru_cache(maxsize=2048)
-def _cost_by_order(
-    before: composition.Payments, tokens: composition.Payments, delta: float, earlier: bool
-) -> accounting.Epsilon:
-    """Returns the cost at the best of the earlier or of the larger orders.
+def _cost_by_order(before: composition.Payments, tokens: composition.Payments, delta: float) -> float:
+    """Returns the epsilon at the best of the orders.
 
     It is kept: plans that are compared roughly are made again exactly, and each comparison makes them once more.
     """
-    orders = _EARLIER if earlier else _LARGER
-    divergences = accounting.rdp(dict(before), orders) + accounting.rdp(dict(tokens), orders)
-    return accounting.epsilon(divergences, delta, orders)
+    return accounting.epsilon(accounting.rdp(dict(before)) + accounting.rdp(dict(tokens)), delta).epsilon
 
 
-def _rounded_down(value: float) -> float:
-    return float(Context(prec=_DIGITS, rounding=ROUND_FLOOR).create_decimal(Decimal(value)))
+def _rounded_down(value: float, digits: int) -> float:
+    return float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(value)))

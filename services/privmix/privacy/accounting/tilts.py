@@ -13,10 +13,9 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privmix.privacy import accounting
-from privmix.privacy.events import Accountant, Divergences, Event, Orders, real_orders
+from privmix.privacy.events import Divergences, Event, Orders, real_orders
 
 Before = tuple[tuple[Event, int], ...]
 
@@ -59,9 +58,7 @@ def account_rdp(orders: Orders, size: float, ratio: float) -> Divergences:
 
 
 @lru_cache(maxsize=64)
-def largest_account(
-    epsilon: float, delta: float, tokens: int, before: Before = (), kept: Accountant | None = None
-) -> tuple[float, float]:
+def largest_account(epsilon: float, delta: float, tokens: int, before: Before = ()) -> tuple[float, float]:
     """Returns the size of the accounts that (epsilon, delta) allows, and the ratio that they assume.
 
     The conversion takes the best Rényi order: the account holds at every order at once. The ratio does not depend on
@@ -70,29 +67,24 @@ def largest_account(
     Args:
         tokens: the number of tokens over which accounts should last.
         before: what the budget pays besides, such as a private base: events and their counts.
-        kept: of the ledger, if it exists (`accounting.orders_for`).
 
     Raises:
         ValueError: epsilon is too small.
     """
-    orders = accounting.orders_for(kept)
-    size, best = _largest_size(epsilon, delta, _SMALL_RATIO, before, orders)
+    size, best = _largest_size(epsilon, delta, _SMALL_RATIO, before)
     if best > _SMALL_ORDER:
-        size, best = _largest_size(epsilon, delta, _LEAST_RATIO, before, orders)
+        size, best = _largest_size(epsilon, delta, _LEAST_RATIO, before)
     bend = max(_LEAST_BEND, _BEND * math.sqrt(size / tokens))
     ratio = float(np.clip(bend / best, _LEAST_RATIO, _MAX_RATIO))
-    return _largest_size(epsilon, delta, ratio, before, orders)[0], ratio
+    return _largest_size(epsilon, delta, ratio, before)[0], ratio
 
 
-def _largest_size(
-    epsilon: float, delta: float, ratio: float, before: Before, orders: NDArray[np.float64]
-) -> tuple[float, float]:
+def _largest_size(epsilon: float, delta: float, ratio: float, before: Before) -> tuple[float, float]:
     """Returns the largest size and its order. At one order, epsilon is a constant plus the divergence.
 
     At large orders, the constant is that of a small divergence: beside a large one, float64 would lose it.
     """
-    reference = 1.0
-    divergences = account_rdp(orders, reference, ratio)
+    orders, divergences = accounting.ORDERS, account_rdp(accounting.ORDERS, 1.0, ratio)
     finite = np.isfinite(divergences)
     orders, divergences = orders[finite], divergences[finite]
     constants = np.array(

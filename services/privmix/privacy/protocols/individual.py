@@ -264,7 +264,7 @@ class IndividualSettings(Settings):
     def plan(self, parts: int, kept: Accountant | None = None) -> Individual:
         if parts < 2:
             raise ValueError(f"parts must be at least 2 for individual budgets, got {parts}; choose another protocol")
-        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()), kept)
+        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()))
         lower = min(self._lower(parts, size), _largest_lower(parts, ratio))
         if lower < _LEAST_LOWER:
             raise ValueError(

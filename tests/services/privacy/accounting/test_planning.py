@@ -11,16 +11,15 @@ from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
 @pytest.mark.parametrize(
     ("parts", "q", "tokens", "epsilon"), [(80, 0.03, 1024, 8.0), (1, 1.0, 3, 0.5), (8, 0.25, 256, 2)]
 )
-def test_a_radius_for_an_earlier_ledger_spends_its_budget_at_one_order(
+def test_a_radius_for_a_ledger_without_a_counter_spends_its_budget_at_one_order(
     parts: int, q: float, tokens: int, epsilon: float
 ) -> None:
     bounds, kept = radii(1), Accountant(8.0)
     radius = planning.largest(lambda c: RatioEvent(parts, q, c), tokens, epsilon, 1e-5, bounds, kept=kept)
-    orders = accounting.EARLIER_ORDERS
-    spent = planning.cost(RatioEvent(parts, q, radius), tokens, 1e-5, orders)
+    spent = planning.cost(RatioEvent(parts, q, radius), tokens, 1e-5)
     assert spent.epsilon_rdp <= epsilon
     assert spent.epsilon_rdp == pytest.approx(epsilon, rel=1e-8)
-    assert planning.cost(RatioEvent(parts, q, radius * (1 + 1e-6)), tokens, 1e-5, orders).epsilon_rdp > epsilon
+    assert planning.cost(RatioEvent(parts, q, radius * (1 + 1e-6)), tokens, 1e-5).epsilon_rdp > epsilon
 
 
 def test_the_radius_of_the_published_defaults() -> None:

@@ -14,10 +14,8 @@ from scipy.optimize import brentq
 from privmix.budget.filter import Filter, counted
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.privacy import accounting
-from privmix.privacy.accounting import planning
 from privmix.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
 from privmix.privacy.accounting.tilts import account_rdp, largest_account
-from privmix.privacy.events import Accountant
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.protocols.gnmax import GNMaxSettings
 from privmix.privacy.protocols.individual import IndividualSettings
@@ -118,18 +116,6 @@ def test_a_ledger_grants_what_its_plan_promises(
     assert Filter(terms).epsilon({protocol.event: tokens}) <= epsilon
     again = chosen.plan(80, terms.accountant)
     assert again.event == protocol.event, "a service that starts again serves the same tokens"
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_an_earlier_ledger_grants_what_was_planned(settings: type[Settings]) -> None:
-    """Its order is at most 257. A plan with larger orders would leave it fewer tokens."""
-    earlier = Accountant(257.0)
-    chosen = settings.model_validate({"epsilon": 0.04, "delta": 1e-5, "tokens": 2})
-    planned = planning.cost(chosen.plan(80, earlier).event, 2, 1e-5, accounting.EARLIER_ORDERS)
-    terms = PrivacyBudget.of("clinic", chosen, chosen.plan(80), Accountant(planned.best_order))
-    assert chosen.plan(80, terms.accountant).event == planned.event
-    assert Filter(terms).affordable({}, planned.event) == 2
-    assert Filter(terms).affordable({}, chosen.plan(80).event) < 2
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (0.002, 1e-5), (0.03, 1e-12)])
