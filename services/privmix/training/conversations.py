@@ -20,7 +20,7 @@ _TOOL_ROLES = frozenset({"tool", "tool_call", "tool_response", "function", "func
 _BESIDE = frozenset({"role", "content", "id", "type", "timestamp", "created_at", "createdAt"})
 """The keys of a message that no text is lost with."""
 _NOTHING: tuple[object, ...] = (None, "", [], {})
-_WRITTEN = re.compile(r"""\s*\[\s*\{(?=\s*["']).*?["'](role|from)["']\s*:""", re.DOTALL)
+_KEYS = tuple(re.compile(rf"""\\?["']({names})\\?["']\s*:""") for names in ("role|from", "content|value"))
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,15 @@ def messages_of(text: str, field: str) -> Any:
     Raises:
         BadRow: it holds messages in another notation, such as Python's.
     """
-    if not _WRITTEN.match(text):
+    if not (text.lstrip()[:1] in ("[", "{", '"') and all(key.search(text) for key in _KEYS)):
         return None
     try:
-        return json.loads(text)
-    except ValueError:
-        raise BadRow("holds messages that are not JSON", "write them as JSON", field) from None
+        messages = json.loads(text)
+    except (ValueError, RecursionError):
+        messages = None
+    if not isinstance(messages, list):
+        raise BadRow("holds messages, but no list of them as JSON", "write them so", field)
+    return messages
 
 
 def check_beside(row: Mapping[str, Any]) -> None:
