@@ -1,9 +1,11 @@
 """Reads and validates the configuration of a deployment from a YAML file and the environment.
 
 A variable such as `PRIVMIX_PRIVACY__EPSILON` overrides the key `privacy.epsilon` of the file. Secrets can be in files
-of their own (`privmix_cluster.secret_files`). Relative paths in the file are relative to the file.
+of their own (`privmix_cluster.secret_files`). Relative paths in the file are relative to the file. The comments of
+`cluster/privmix.yaml` say what each key means.
 """
 
+import json
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from difflib import get_close_matches
@@ -22,13 +24,6 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
 )
 from yaml.constructor import ConstructorError
 
@@ -73,31 +68,13 @@ else:
 class BudgetSection(Section):
     """Configures the ledger of an ensemble."""
 
-    ledger: str = Field("ledger.db", description="a SQLite file or a database URL")
-    ledger_id: str | None = Field(
-        None, min_length=1, description="None: the id in the receipt in the ensemble's directory"
-    )
-    anchor: str | None = Field(
-        None,
-        min_length=1,
-        description="an existing directory that stores the end of the ledger's chain besides the receipt, on another "
-        "volume than the ledger. A ledger that lost rows is refused. Needed where the ensemble's directory cannot be "
-        "written",
-    )
-    signing_key: SecretStr | None = Field(
-        None,
-        description="a secret of 32 characters or more that signs the ledger's chain, so that a chain which somebody "
-        "with access to the database rewrote is refused. Name its file, not where the ledger is, in `signing_key_file`",
-    )
-    create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
-    lease_tokens: int = Field(
-        LEASE_TOKENS,
-        gt=0,
-        description="tokens that a coordinator reserves at a time; a killed coordinator can lose two leases",
-    )
-    when_exhausted: WhenExhausted | None = Field(
-        None, description="None: base on a private base, else the protocol's default"
-    )
+    ledger: str = "ledger.db"
+    ledger_id: str | None = Field(None, min_length=1)
+    anchor: str | None = Field(None, min_length=1)
+    signing_key: SecretStr | None = None
+    create: bool = True
+    lease_tokens: int = Field(LEASE_TOKENS, gt=0)
+    when_exhausted: WhenExhausted | None = None
 
     def key(self) -> SigningKey | None:
         """Returns the key that signs the ledger's chain; None without one.
@@ -113,78 +90,38 @@ class EngineSection(Section):
 
     kind: Annotated[str, AfterValidator(known_engine)] = EngineSettings.kind
     dtype: Literal["bfloat16", "float16", "float32"] = EngineSettings.dtype
-    head_dtype: Literal["auto", "model", "float32"] = Field(
-        EngineSettings.head_dtype,
-        description="the type of logits: float32 halves the rounding of ratios of rows, and model is dtype; auto: "
-        "float32 on a GPU, where it costs nothing, without batch_invariant",
-    )
+    head_dtype: Literal["auto", "model", "float32"] = EngineSettings.head_dtype
     context_length: int = Field(EngineSettings.context_length, gt=1)
     cache_gib: float = Field(EngineSettings.cache_gib, gt=0)
-    gpu_memory_utilization: float = Field(
-        EngineSettings.gpu_memory_utilization,
-        gt=0,
-        le=1,
-        description="the share of a GPU's memory for engines; engines on the same GPU divide it",
-    )
-    batch_invariant: bool = Field(
-        False, description="on a GPU, a row has the same bits in batches of some 40 sequences or fewer; much slower"
-    )
+    gpu_memory_utilization: float = Field(EngineSettings.gpu_memory_utilization, gt=0, le=1)
+    batch_invariant: bool = False
 
 
 class ShardsSection(Section):
     """Configures how the parts of an ensemble are distributed over actors."""
 
-    parts_per_shard: int = Field(1024, gt=0, description="the maximum number of parts of a shard")
-    count: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
-        None,
-        description="the number of shards at the start; None: enough for all parts; auto: one, then more as the "
-        "cluster has room",
-    )
-    copies: int = Field(
-        1, gt=0, description="the number of actors that share the work of one shard; more throughput, the same N"
-    )
-    num_gpus: float | None = Field(
-        None,
-        ge=0,
-        description="GPUs that Ray reserves for each copy; a whole number above 1 splits the model over GPUs of one "
-        "node (tensor parallelism); None: 1 if the cluster has GPUs, else 0",
-    )
-    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for each copy")
-    threads: int | None = Field(
-        None, gt=0, description="threads of a shard on a CPU; None: as many as this process may use"
-    )
-    start_timeout_s: float = Field(
-        START_TIMEOUT_S, gt=0, description="the time for a shard to start, including the wait for a new node"
-    )
+    parts_per_shard: int = Field(1024, gt=0)
+    count: Annotated[int, Field(gt=0)] | Literal["auto"] | None = None
+    copies: int = Field(1, gt=0)
+    num_gpus: float | None = Field(None, ge=0)
+    num_cpus: float = Field(1.0, ge=0)
+    threads: int | None = Field(None, gt=0)
+    start_timeout_s: float = Field(START_TIMEOUT_S, gt=0)
 
 
 class CoordinatorSection(Section):
     """Configures the coordinators, which generate the tokens of an ensemble."""
 
-    replicas: int = Field(1, gt=0, description="the number of coordinators, which share the load and one budget")
-    num_gpus: float = Field(
-        0.0, ge=0, description="GPUs that Ray reserves for the arithmetic of a step; 0: it runs on the CPU"
-    )
-    num_cpus: float = Field(0.0, ge=0, description="CPUs that Ray reserves for each coordinator")
-    memory_gib: float = Field(0.0, ge=0, description="memory that Ray reserves for each coordinator")
-    max_live: int = Field(StepSettings.max_live, gt=0, description="the maximum number of sequences in a step")
-    max_waiting: int = Field(
-        StepSettings.max_waiting, ge=0, description="the maximum number of waiting sequences; more are refused (429)"
-    )
-    step_timeout_s: float = Field(
-        StepSettings.step_timeout_s, gt=0, description="a shard that does not answer within this time is replaced"
-    )
-    recovery_s: float = Field(
-        StepSettings.recovery_s, ge=0, description="how long streams wait for a lost actor before they fail"
-    )
-    patience_s: float = Field(
-        StepSettings.patience_s, gt=0, description="after this time, another copy helps a slow copy of a shard"
-    )
-    pace_s: float = Field(
-        StepSettings.pace_s,
-        ge=0,
-        description="the minimum time from the start of a step to its tokens; hides differences in time",
-    )
+    replicas: int = Field(1, gt=0)
+    num_gpus: float = Field(0.0, ge=0)
+    num_cpus: float = Field(0.0, ge=0)
+    memory_gib: float = Field(0.0, ge=0)
+    max_live: int = Field(StepSettings.max_live, gt=0)
+    max_waiting: int = Field(StepSettings.max_waiting, ge=0)
+    step_timeout_s: float = Field(StepSettings.step_timeout_s, gt=0)
+    recovery_s: float = Field(StepSettings.recovery_s, ge=0)
+    patience_s: float = Field(StepSettings.patience_s, gt=0)
+    pace_s: float = Field(StepSettings.pace_s, ge=0)
 
 
 class HttpSection(Section, ClientSettings):
@@ -192,10 +129,10 @@ class HttpSection(Section, ClientSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, gt=0, lt=65536)
-    replicas: int = Field(1, gt=0, description="the number of gateways")
-    api_keys: tuple[SecretStr, ...] = Field((), description="API keys; without any key, every client has access")
+    replicas: int = Field(1, gt=0)
+    api_keys: tuple[SecretStr, ...] = ()
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
-    anonymous: bool = Field(False, description="serve other machines although there are no keys")
+    anonymous: bool = False
 
     @field_validator("api_keys")
     @classmethod
@@ -208,21 +145,14 @@ class HttpSection(Section, ClientSettings):
 class KeysSection(Section):
     """Configures the database of the clients' keys and their shares of the budget."""
 
-    database: str | None = Field(
-        None,
-        description="a SQLite file or a database URL; None: `keys.db` beside the ledger, or the ledger's own database",
-    )
+    database: str | None = None
 
 
-class Configuration(BaseSettings):
+class Configuration(Section):
     """Holds the configuration of a deployment, which serves one ensemble. `load` reads it from a file."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, protected_namespaces=()
-    )
-
     ensemble: Path
-    model: str | None = Field(None, description="the base model; None: the one that the ensemble's manifest names")
+    model: str | None = None
     namespace: str = Field(NAMESPACE, min_length=1)
     privacy: Privacy = PROTOCOLS[DEFAULT]()  # type: ignore[call-arg]
     budget: BudgetSection = BudgetSection()
@@ -231,17 +161,6 @@ class Configuration(BaseSettings):
     coordinator: CoordinatorSection = CoordinatorSection()
     keys: KeysSection = KeysSection()
     http: HttpSection = HttpSection()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `of` reads the environment, because a variable may name a file
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -260,15 +179,10 @@ class Configuration(BaseSettings):
             ConfigurationError: a key is unknown or has an invalid value.
         """
         folder = folder or Path()
-        _check_variables()
         try:
-            variables = EnvSettingsSource(cls)()
-        except SettingsError as error:  # its cause shows the value
-            raise ConfigurationError(f"the environment: {error}; write a list or a section as JSON") from None
-        try:
-            configuration = cls(**_overridden(read_files(values, folder), read_files(variables, folder)))
-        except ValidationError as error:
-            raise ConfigurationError("\n".join(map(_explain, error.errors()))) from error
+            configuration = cls(**_overridden(read_files(values, folder), read_files(_variables(), folder)))
+        except ValidationError as error:  # it shows values
+            raise ConfigurationError("\n".join(map(_explain, error.errors()))) from None
         return configuration._from_folder(folder)
 
     @model_validator(mode="after")
@@ -304,26 +218,35 @@ def _overridden(values: Mapping[str, Any], variables: Mapping[str, Any]) -> dict
     return {**values, **variables, **both}
 
 
-def _check_variables() -> None:
-    """Checks that each variable with our prefix sets something: a misspelt one would leave a default in force.
+def _variables() -> dict[str, Any]:
+    """Returns the values that variables of the environment give, by key and section.
 
     Raises:
-        ConfigurationError: a variable sets nothing.
+        ConfigurationError: a variable with our prefix sets nothing. Ignored, it would leave a default in force.
     """
-    settings = {name.upper() for name in Configuration.model_fields}
-    ours = {name.upper(): name for name in os.environ if name.upper().startswith(_PREFIX)}
-    for name, given in ours.items():
-        if name not in OTHER_VARIABLES and name.removeprefix(_PREFIX).partition("__")[0] not in settings:
-            known = {variable.replace("__", "_"): variable for variable in _variables()}
-            near = [known[key] for key in get_close_matches(name.replace("__", "_"), known, 1, 0.8)]
-            raise ConfigurationError(
-                f"the environment: {given} sets nothing; "
-                + (f"write {near[0]}, or remove it" if near else "remove it, or correct its name")
-            )
+    values: dict[str, Any] = {}
+    for name, text in os.environ.items():
+        if not name.upper().startswith(_PREFIX) or name in OTHER_VARIABLES:
+            continue
+        keys = name[len(_PREFIX) :].lower().split("__")
+        if keys[0] not in Configuration.model_fields:
+            known = {each.replace("__", "_"): each for each in _variable_names()}
+            near = get_close_matches(name.upper().replace("__", "_"), known, 1, 0.8)
+            advice = f"write {known[near[0]]}, or remove it" if near else "remove it, or correct its name"
+            raise ConfigurationError(f"the environment: {name} sets nothing; {advice}")
+        value: Any = text
+        if text.startswith(("[", "{")):
+            try:
+                value = json.loads(text)
+            except ValueError:
+                raise ConfigurationError(f"the environment: {name}: write a list or a section as JSON") from None
+        for key in reversed(keys):
+            value = {key: value}
+        values = _overridden(values, value)
+    return values
 
 
-def _variables() -> Iterator[str]:
-    """Yields the variable of each setting."""
+def _variable_names() -> Iterator[str]:
     for name, field in Configuration.model_fields.items():
         models = PROTOCOLS.values() if name == "privacy" else (field.annotation,)
         keys = {key for model in models for key in getattr(model, "model_fields", {"": None})}

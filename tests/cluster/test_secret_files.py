@@ -95,9 +95,14 @@ def test_a_file_that_cannot_be_used_is_named_and_its_content_is_not_shown(
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_variable_that_is_no_list_is_refused_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRIVMIX_HTTP__API_KEYS", "hunter2")
-    with pytest.raises(ConfigurationError, match=r"the environment: .*http") as refused:
+@pytest.mark.parametrize(
+    ("text", "named"), [("hunter2", r"http\.api_keys: .*tuple"), ("[hunter2", "API_KEYS: write a list")]
+)
+def test_a_variable_that_is_no_list_is_refused_without_its_value(
+    monkeypatch: pytest.MonkeyPatch, text: str, named: str
+) -> None:
+    monkeypatch.setenv("PRIVMIX_HTTP__API_KEYS", text)
+    with pytest.raises(ConfigurationError, match=named) as refused:
         Configuration.of({"ensemble": "here"})
     assert "hunter2" not in str(refused.value)
     assert refused.value.__cause__ is None
