@@ -1,220 +1,50 @@
-"""Admits a request, submits its generations, and turns their deltas into a complete answer or server-sent events.
+"""Admits a request within its key's share, and submits its generations."""
 
-Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, in OpenAI's format.
-"""
-
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
 from uuid import uuid4
 
-from starlette.requests import ClientDisconnect
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
-
 from privmix.coordinator.messages import Delta, Generation
-from privmix.gateway.answers import DONE, Answer, Json, error_event, event, to_json
-from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
 from privmix.gateway.response_queue import ResponseQueue
 from privmix.keys.messages import Identity
 
-HEARTBEAT = b": waiting\n\n"
 
-T = TypeVar("T")
+@asynccontextmanager
+async def admitted(
+    served: ServedModel, keys: KeyService, identity: Identity, generations: Sequence[Generation]
+) -> AsyncIterator[ResponseQueue]:
+    """Submits generations as `CoordinatorClient.submit` does, limited to the tokens that the key's share admits.
 
-
-async def kept_alive(chunks: AsyncGenerator[bytes, None], interval_s: float) -> AsyncGenerator[bytes, None]:
-    """Yields `chunks`, and a comment whenever none arrives for `interval_s`, so that proxies do not close the stream.
-
-    The first comment starts the response, so a refusal after it is an `error_event` instead of a status.
+    A generation that the share truncates ends with the reason `share`.
 
     Raises:
-        ApiError: raised by `chunks` before anything was written.
+        ApiError: nothing was started or charged.
     """
-    started = False
-    pending: asyncio.Future[bytes] | None = None
-    try:
-        while True:
-            pending = pending or asyncio.ensure_future(anext(chunks))
-            await asyncio.wait((pending,), timeout=interval_s)
-            if pending.done():
-                done, pending = pending, None
-                chunk = done.result()
-            else:
-                chunk = HEARTBEAT
-            started = True
-            yield chunk
-    except StopAsyncIteration:
+    arrived, salt = time.monotonic(), keys.cache_salt(identity)
+    generations = [replace(generation, cache_salt=salt) for generation in generations]
+    if not identity.charged:
+        async with served.client.submit(generations, arrived=arrived) as queue:
+            yield queue
         return
-    except ApiError as failure:
-        if not started:
-            raise
-        yield error_event(failure)
-    finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-        await chunks.aclose()
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`. Cancels it when the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client disconnected first.
-    """
-    task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        disconnect.cancel()
-        # Cancelled work must release its resources before the request ends.
-        await asyncio.gather(task, disconnect, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    # If the proxy died, receive() raises, and the client is gone too.
-    with suppress(Exception):
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-
-class EventStream(StreamingResponse):
-    """Sends `first` and then the items of `rest`. Always closes `rest`, also when the client disconnects."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
-        # Keeps proxies from buffering events.
-        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(_chain(first, rest), headers={**headers, **unbuffered})
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._rest):
-            # Some servers report a disconnect as an error of send.
-            with suppress(ClientDisconnect, OSError):
-                await unless_disconnected(receive, self.stream_response(send))
-
-
-async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    yield first
-    async for chunk in rest:
-        yield chunk
-
-
-Submit = Callable[[Sequence[Generation]], AbstractAsyncContextManager[ResponseQueue]]
-"""`CoordinatorClient.submit`, or an `Admission`'s."""
-
-
-async def complete_answer(submit: Submit, generations: Sequence[Generation], answer: Answer) -> Json:
-    """Waits until every choice has ended and returns the body of the response.
-
-    Raises:
-        ApiError: the submission was refused, or a generation failed.
-    """
-    try:
-        async with submit(generations) as queue:
-            while not queue.drained:
-                answer.add(await queue.take())
-    except ApiError as failure:
-        raise answer.failed(failure) from None
-    return answer.complete()
-
-
-async def stream_answer(
-    submit: Submit,
-    generations: Sequence[Generation],
-    answer: Answer,
-    write_interval_s: float,
-    include_usage: bool,
-    continuous_usage: bool = False,
-) -> AsyncGenerator[bytes, None]:
-    """Yields server-sent events while the answer grows, and combines the events of `write_interval_s` in one write.
-
-    A failure after the first write becomes an error event; then the stream ends without [DONE].
-
-    Raises:
-        ApiError: as `complete_answer`, while nothing was written.
-    """
-    opening = list(answer.opening())
-    started = ended = False
-    try:
-        async with submit(generations) as queue:
-            while not ended:
-                deltas = await queue.take()
-                answer.add(deltas)
-                bodies = [*([] if started else opening), *answer.chunks(deltas, continuous_usage)]
-                ended = queue.drained
-                if ended and include_usage:
-                    bodies.append(answer.closing())
-                written = b"".join(event(to_json(body)) for body in bodies) + (DONE if ended else b"")
-                if written:
-                    started = True
-                    yield written
-                await queue.wait_for_more(write_interval_s)
-    except ApiError as failure:
-        if not started:
-            raise answer.failed(failure) from None
-        yield error_event(failure)
-
-
-class Admission:
-    """Admits one request to an ensemble and submits its generations."""
-
-    def __init__(self, served: ServedModel, keys: KeyService, identity: Identity) -> None:
-        self._served = served
-        self._client = served.client
-        self._keys = keys
-        self._identity = identity
-        self._arrived = time.monotonic()
-
-    @asynccontextmanager
-    async def submit(self, generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
-        """Submits generations as `CoordinatorClient.submit` does, limited to the tokens that the key's share admits.
-
-        A generation that the share truncates ends with the reason `share`.
-
-        Raises:
-            ApiError: nothing was started or charged.
-        """
-        submit = self._charged if self._identity.charged else self._uncharged
-        salt = self._keys.cache_salt(self._identity)
-        async with submit([replace(generation, cache_salt=salt) for generation in generations]) as queue:
-            yield queue
-
-    def _uncharged(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[ResponseQueue]:
-        return self._client.submit(generations, arrived=self._arrived)
-
-    @asynccontextmanager
-    async def _charged(self, generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
-        id_ = uuid4().hex
-        wanted = sum(generation.max_tokens for generation in generations)
-        admitted = await self._keys.admit(
-            id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations)
-        )
-        limited = divide_tokens(generations, admitted.tokens)
-        truncated = frozenset(generation.id for generation in limited if generation.max_charged is not None)
-        started = [generation for generation in limited if generation.max_charged != 0]
-
-        async def settle(used: int | None) -> None:
-            await self._keys.settle(id_, used)
-
-        async with self._client.submit(started, arrived=self._arrived, truncated=truncated, on_end=settle) as queue:
-            for generation in limited:
-                if generation.max_charged == 0:
-                    queue.put(Delta(generation.id, "", (), "share"))
-            yield queue
+    id_ = uuid4().hex
+    wanted = sum(generation.max_tokens for generation in generations)
+    limits = served.ensemble.admission_limits
+    tokens = (await keys.admit(id_, identity, limits, wanted, len(generations))).tokens
+    limited = divide_tokens(generations, tokens)
+    started = [generation for generation in limited if generation.max_charged != 0]
+    truncated = frozenset(generation.id for generation in limited if generation.max_charged is not None)
+    async with served.client.submit(
+        started, arrived=arrived, truncated=truncated, on_end=partial(keys.settle, id_)
+    ) as queue:
+        for generation in limited:
+            if generation.max_charged == 0:
+                queue.put(Delta(generation.id, "", (), "share"))
+        yield queue
 
 
 def divide_tokens(generations: Sequence[Generation], tokens: int) -> list[Generation]:

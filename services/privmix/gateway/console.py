@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from privmix.budget.statement import Statement
-from privmix.gateway.admission import EventStream
 from privmix.gateway.answers import event
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
@@ -23,6 +22,7 @@ from privmix.gateway.models import ServedModel
 from privmix.gateway.places import PLACES, Places
 from privmix.gateway.settings import RequestSettings
 from privmix.gateway.status import ShardReport
+from privmix.gateway.streaming import EventStream
 from privmix.keys.actor import Keys
 from privmix.keys.messages import Identity
 from privmix.keys.traffic import TrafficReport

@@ -8,14 +8,7 @@ from openai.types.chat import ChatCompletion
 from ray.util.metrics import Counter
 
 from privmix.gateway.access_record import access_record
-from privmix.gateway.admission import (
-    Admission,
-    EventStream,
-    complete_answer,
-    kept_alive,
-    stream_answer,
-    unless_disconnected,
-)
+from privmix.gateway.admission import admitted
 from privmix.gateway.answers import Answer, to_json
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
@@ -23,6 +16,7 @@ from privmix.gateway.openapi import body
 from privmix.gateway.preparation import prepare, read_body
 from privmix.gateway.schema import ChatRequest, CompletionRequest
 from privmix.gateway.settings import RequestSettings
+from privmix.gateway.streaming import EventStream, complete_answer, kept_alive, stream_answer, unless_disconnected
 
 requests = Counter("privmix_requests", "Requests for a generation, refused ones included.")
 
@@ -79,11 +73,10 @@ class GenerationRoutes:
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
         self._served.client.counters.request()
-        admission = Admission(self._served, self._keys, identity)
+        submitted = admitted(self._served, self._keys, identity, generations)
         if body.stream:
             chunks = stream_answer(
-                admission.submit,
-                generations,
+                submitted,
                 answer,
                 WRITE_INTERVAL_S,
                 body.stream_options.include_usage,
@@ -93,7 +86,7 @@ class GenerationRoutes:
             # The status line waits for the first chunk, because the request can be refused until then.
             first = await unless_disconnected(request.receive, anext(chunks))
             return EventStream(first, chunks, _source_header(answer))
-        response = await unless_disconnected(request.receive, complete_answer(admission.submit, generations, answer))
+        response = await unless_disconnected(request.receive, complete_answer(submitted, answer))
         return Response(
             to_json(response),
             media_type="application/json",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.gateway.admission import HEARTBEAT, kept_alive
 from privmix.gateway.errors import ApiError, unavailable
 from privmix.gateway.schema import ChatRequest, CompletionRequest
 from privmix.gateway.settings import ClientSettings
+from privmix.gateway.streaming import HEARTBEAT, kept_alive
 from tests.support.app import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]

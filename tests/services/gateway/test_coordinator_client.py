@@ -20,12 +20,12 @@ from ray.actor import ActorHandle
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.foundation.errors import CoordinatorUnavailable, Overloaded
-from privmix.gateway.admission import complete_answer, stream_answer
 from privmix.gateway.answers import Answer, ChatStyle, CompletionStyle, Style
 from privmix.gateway.coordinator_client import CoordinatorClient
 from privmix.gateway.counters import Counters
 from privmix.gateway.errors import NO_RETRY, ApiError
 from privmix.gateway.response_queue import ResponseQueue
+from privmix.gateway.streaming import complete_answer, stream_answer
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.support.ray_cluster import ray_cluster
 
@@ -213,7 +213,7 @@ def new_answer(generations: Sequence[Generation], style: Style | None = None) ->
 
 async def ask(client: CoordinatorClient, *prompts: Sequence[int]) -> dict[str, Any]:
     generations = new_generations(*prompts)
-    return await complete_answer(client.submit, generations, new_answer(generations))
+    return await complete_answer(client.submit(generations), new_answer(generations))
 
 
 async def refused(client: CoordinatorClient, *prompts: Sequence[int]) -> ApiError:
@@ -228,7 +228,7 @@ async def chunks(
     """Returns the events of a stream as one list for each write."""
     generations = new_generations(*prompts)
     writes = [
-        write async for write in stream_answer(client.submit, generations, new_answer(generations, style), 0.05, usage)
+        write async for write in stream_answer(client.submit(generations), new_answer(generations, style), 0.05, usage)
     ]
     return [[_body(event) for event in write.decode().split("\n\n") if event] for write in writes]
 
@@ -285,7 +285,7 @@ async def test_an_echo_is_sent_first_and_once(coordinator: ActorHandle, cluster:
         }
         assert texts == {0: "the prompt: 5 ", 1: "6 "}
         generations = new_generations([5], [6])
-        body = await complete_answer(client.submit, generations, new_answer(generations, style))
+        body = await complete_answer(client.submit(generations), new_answer(generations, style))
         assert [choice["text"] for choice in body["choices"]] == ["the prompt: 5 ", "6 "]
 
 
@@ -365,7 +365,7 @@ async def test_tokens_of_the_public_model_are_marked(coordinator: ActorHandle, c
 async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
     async with connected(cluster) as client:
         generations = new_generations([FOR_EVER], [1])
-        waiting = asyncio.create_task(complete_answer(client.submit, generations, new_answer(generations)))
+        waiting = asyncio.create_task(complete_answer(client.submit(generations), new_answer(generations)))
         await asyncio.sleep(0.5)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -374,7 +374,7 @@ async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, clust
         assert generations[1].id not in await coordinator.cancelled.remote()
 
         generations = new_generations([FOR_EVER])
-        stream = stream_answer(client.submit, generations, new_answer(generations), 0.0, False)
+        stream = stream_answer(client.submit(generations), new_answer(generations), 0.0, False)
         await anext(stream)
         await stream.aclose()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
@@ -385,7 +385,7 @@ async def test_a_request_that_is_abandoned_during_its_submission_is_cancelled(
 ) -> None:
     async with connected(cluster) as client:
         generations = new_generations([FOR_EVER])
-        waiting = asyncio.create_task(complete_answer(client.submit, generations, new_answer(generations)))
+        waiting = asyncio.create_task(complete_answer(client.submit(generations), new_answer(generations)))
         await asyncio.sleep(0)
         waiting.cancel()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
@@ -417,7 +417,7 @@ class Replica:
 
     async def answer(self, generations: Sequence[Generation]) -> None:
         self._answering = asyncio.create_task(
-            complete_answer(self._client.submit, generations, new_answer(generations))
+            complete_answer(self._client.submit(generations), new_answer(generations))
         )
         await asyncio.wait([self._answering])
         await asyncio.sleep(3600)
@@ -454,7 +454,7 @@ async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(cluster: s
     async with connected(namespace) as client:
         waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(8)]
         generations = new_generations([FOR_EVER])
-        stream = stream_answer(client.submit, generations, new_answer(generations), 0.0, False)
+        stream = stream_answer(client.submit(generations), new_answer(generations), 0.0, False)
         await anext(stream)
         await asyncio.sleep(0.5)
         ray.kill(doomed)

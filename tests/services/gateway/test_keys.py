@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -30,7 +29,6 @@ from tests.ensembles import write_ensemble
 from tests.key_store import RequestStore
 from tests.running import RunningService, configure, running, settled
 from tests.support.app import MakeClient
-from tests.support.bodies import FIELDS, VALUES
 from tests.support.cli import privmix
 
 PROMPT = "The patient called because"
@@ -231,67 +229,3 @@ def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(guarded: 
     assert released == dict.fromkeys(names, SHARE)
     assert {name: (usage.spent, usage.held) for name, usage in usages.items()} == dict.fromkeys(names, (SHARE, 0))
     assert settled(guarded.service, guarded.http) - before == KEYS * SHARE
-
-
-REQUESTS = 10_000
-
-
-def valid(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Generates JSON values that a schema of the service's OpenAPI description accepts, approximately."""
-    if "$ref" in schema:
-        return st.deferred(lambda: valid(schemas[schema["$ref"].rsplit("/", 1)[-1]], schemas))
-    if "const" in schema or "enum" in schema:
-        return st.sampled_from(schema.get("enum", [schema.get("const")]))
-    if "anyOf" in schema:
-        return st.one_of([valid(option, schemas) for option in schema["anyOf"]])
-    match schema.get("type"):
-        case "string":
-            return st.sampled_from(["privmix", "user", "The patient"]) | st.text(max_size=8)
-        case "integer":
-            return st.integers(schema.get("minimum", -2), schema.get("maximum", 300))
-        case "number":
-            return st.floats(schema.get("minimum", -1), schema.get("maximum", 3))
-        case "boolean":
-            return st.booleans()
-        case "array":
-            return st.lists(valid(schema.get("items", {}), schemas), max_size=3)
-        case "object" if "properties" in schema:
-            required = set(schema.get("required", ()))
-            fields = {name: valid(field, schemas) for name, field in schema["properties"].items()}
-            return st.fixed_dictionaries(
-                {name: field for name, field in fields.items() if name in required},
-                optional={name: field for name, field in fields.items() if name not in required},
-            )
-        case _:
-            return VALUES
-
-
-@pytest.mark.slow
-def test_ten_thousand_requests_of_a_key_with_an_exhausted_share_cost_nothing(guarded: Guarded) -> None:
-    """Sends bodies from the service's OpenAPI description with mutations. Each is refused at once."""
-    schemas = guarded.http.get("/openapi.json").json()["components"]["schemas"]
-    secret = guarded.create("spent", Share(tokens=0))
-    before = settled(guarded.service, guarded.http)
-    bodies = {
-        route: valid({"$ref": f"#/{model}"}, schemas)
-        for route, model in (("/v1/completions", "CompletionRequest"), ("/v1/chat/completions", "ChatRequest"))
-    }
-    mutations = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=2)
-    statuses: Counter[int] = Counter()
-
-    with httpx.Client(base_url=guarded.url, headers={"authorization": f"Bearer {secret}"}, timeout=60) as http:
-
-        @settings(max_examples=REQUESTS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(st.sampled_from(sorted(bodies)), st.data())
-        def ask(route: str, data: st.DataObject) -> None:
-            body = {**data.draw(bodies[route]), **data.draw(mutations), "model": "privmix"}
-            answer = http.post(route, content=json.dumps(body).encode(), headers={"content-type": "application/json"})
-            statuses[answer.status_code] += 1
-            assert 400 <= answer.status_code < 500, answer.text
-            assert answer.json()["error"]["code"]
-
-        ask()
-    assert sum(statuses.values()) >= REQUESTS
-    assert statuses[429] > REQUESTS / 100, "some bodies are valid and are refused only because of the share"
-    assert guarded.usage("spent") == ShareUsage()
-    assert settled(guarded.service, guarded.http) == before

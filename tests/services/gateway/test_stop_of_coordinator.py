@@ -12,11 +12,11 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Generation
 from privmix.foundation.errors import CoordinatorStopping
-from privmix.gateway.admission import stream_answer
 from privmix.gateway.answers import Answer, CompletionStyle
 from privmix.gateway.counters import Counters
 from privmix.gateway.errors import from_coordinator
 from privmix.gateway.response_queue import ResponseQueue
+from privmix.gateway.streaming import stream_answer
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.training import public_model
@@ -50,7 +50,7 @@ def test_a_stop_ends_a_stream_with_an_error_event(tmp_path: Path) -> None:
 
         answer = Answer(CompletionStyle(), "privmix", [generation], 2)
         written = []
-        async for event in stream_answer(submit, [generation], answer, 0.0, include_usage=True):
+        async for event in stream_answer(submit([generation]), answer, 0.0, include_usage=True):
             written.append(event)
             if len(written) == 3:
                 await coordinator.close()

@@ -14,7 +14,7 @@ from privmix.coordinator.messages import Generation
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.gateway import keys as request_keys
-from privmix.gateway.admission import Admission
+from privmix.gateway.admission import admitted
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
 from privmix.keys.actor import Keys
@@ -101,7 +101,7 @@ class World:
             client=self.client, request=nullcontext, ensemble=SimpleNamespace(admission_limits=LIMITS)
         )
         generation = Generation("generation", (1,), SamplingOptions(), 30)
-        async with Admission(served, self.service, self.identity).submit([generation]):  # type: ignore[arg-type]
+        async with admitted(served, self.service, self.identity, [generation]):  # type: ignore[arg-type]
             pass
 
     def held(self) -> tuple[int, int, int, int]:
