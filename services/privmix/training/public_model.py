@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from privmix.foundation.errors import InputError, PublicModelError
 from privmix.foundation.files import digest_files
+from privmix.foundation.urls import proxy_before
 from privmix.tokenization.tokenizer import load_tokenizer
 from privmix.training import embedded_model
 
@@ -84,6 +85,7 @@ def _locate(model: str) -> Path:
 
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import ENDPOINT
 
     try:
         # Many repositories have their weights in several formats; one format is enough.
@@ -93,9 +95,11 @@ def _download(model: str) -> Path:
                 return path
     # The hub client raises errors of several HTTP libraries. All of them mean that the download failed.
     except Exception as error:
+        proxy = proxy_before(ENDPOINT)
+        network = f"the proxy of {proxy}" if proxy else "the network"
         raise PublicModelError(
             f"model {model}: not a directory here, and could not be fetched from the Hugging Face hub "
-            f"({type(error).__name__}). Check the name and the network, or give the directory of a downloaded model"
+            f"({type(error).__name__}). Check the name and {network}, or give the directory of a downloaded model"
         ) from error
     raise PublicModelError(f"model {model}: the repository has no weights (*.safetensors or *.bin)")
 

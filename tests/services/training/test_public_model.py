@@ -164,7 +164,14 @@ def test_unknown_kind_of_model(copy: Path) -> None:
         public_model.resolve(str(copy))
 
 
-def test_hub_id_without_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unreachable", "named"),
+    [
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the network"),
+        ({"HF_ENDPOINT": "http://hub.example", "ALL_PROXY": "http://127.0.0.1:9"}, "the proxy of ALL_PROXY"),
+    ],
+)
+def test_hub_id_without_network(unreachable: dict[str, str], named: str, tmp_path: Path) -> None:
     # The client reads the hub's address at import, so the test needs another process.
     code = (
         "from privmix.foundation.errors import PublicModelError\n"
@@ -172,12 +179,11 @@ def test_hub_id_without_network(tmp_path: Path) -> None:
         "try:\n    public_model.resolve('someone/some-model')\n"
         "except PublicModelError as error:\n    print(error)\n"
     )
-    unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | unreachable, capture_output=True, text=True, check=True
-    )
+    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    environment = kept | unreachable | {"HF_HOME": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "model someone/some-model" in result.stdout
-    assert "network" in result.stdout
+    assert named in result.stdout
 
 
 def test_revision_follows_weights_and_configuration_alone(copy: Path, base: Path) -> None:
