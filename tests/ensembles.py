@@ -87,7 +87,6 @@ def write_ensemble(
         base_revision=revision(model),
         tokenizer=tokenizer_hash(model),
         salt_id="test",
-        rank=RANK,
         part_kind="reader",
         layers=layers,
         parts=tuple(_part(folder, index, halves) for index in range(parts)),
@@ -103,4 +102,4 @@ def _part(folder: Path, index: int, halves: bool) -> Part:
 
 def _adapter(folder: Path, share: PartShare) -> Adapter:
     path = f"parts/{share.name}"
-    return Adapter(name=share.name, path=path, sha256=hash_adapter(folder / path), size_bucket=1)
+    return Adapter(name=share.name, path=path, sha256=hash_adapter(folder / path))

@@ -36,7 +36,7 @@ def write_tiny_base(folder: Path, origin: str) -> Path:
     """Writes a tiny model that states a training on private text, on the public model of this revision."""
     write_tiny_model(folder)
     event = DpSgdEvent(noise_multiplier=1.0, sampling_rate=0.1, steps=12, unit="user", run="0" * 32)
-    training = PrivateTraining(clipping="alone", epsilon=4, delta=1e-5, clip=1, blocks=1, event=event)
+    training = PrivateTraining(epsilon=4, delta=1e-5, clip=1, blocks=1, event=event)
     described = PrivateBase(origin=origin, adapter="1" * 64, training=training)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {PRIVATE_BASE: described.model_dump(mode="json")}))

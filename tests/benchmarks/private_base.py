@@ -53,7 +53,7 @@ from privmix.training.corpus import Corpus
 from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.dp_sgd import UNUSED, planned
 from privmix.training.expectation import TABLE as PART_TABLE
-from privmix.training.manifest import StatedSize
+from privmix.training.expectation import Population
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
 from privmix.training.packing import Tokens, contributions, tokenize
 from privmix.training.partition import Partition, PartShare
@@ -224,7 +224,7 @@ class PrivateBaseBench:
 
         The rule is that of `privmix train --base auto`. A share of 1 is DP-SGD, and one of 0 has no base.
         """
-        found, size = {}, StatedSize.rounded(self.population, self.tokens // self.population)
+        found, size = {}, Population.stated(self.population, self.tokens // self.population)
         for count in parts:
             for tokens in TOKENS:
                 budget = TokenBudget(epsilon=epsilon, delta=self.delta, tokens=tokens)

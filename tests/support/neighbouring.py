@@ -130,7 +130,7 @@ def _public(manifest: Manifest, left_out: int) -> dict[str, Any]:
     """
     record: dict[str, Any] = json.loads(manifest.model_dump_json(exclude={"ensemble", "marks"}))
     for adapter in (record["parts"][left_out], *(record["parts"][left_out]["halves"] or ())):
-        for field in ("path", "sha256", "size_bucket"):
+        for field in ("path", "sha256"):
             adapter.pop(field)
     return record
 

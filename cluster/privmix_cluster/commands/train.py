@@ -19,7 +19,7 @@ from privmix_cluster.parameters import bad, count, token_budget
 
 if TYPE_CHECKING:
     from privmix.training.corpus import Corpus
-    from privmix.training.manifest import StatedSize
+    from privmix.training.expectation import Population
     from privmix.training.plan import OpenPlan, Trained
 
 _parts_option = partial(typer.Option, rich_help_panel="Parts")
@@ -129,7 +129,7 @@ def train(
     The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
-    from privmix.training.manifest import StatedSize
+    from privmix.training.expectation import Population
     from privmix.training.train import plan
 
     started = time.monotonic()
@@ -142,7 +142,7 @@ def train(
     if parts.tokens_per_user is not None and parts.users is None:
         raise bad("tokens-per-user", "belongs to --users; add it")
     budget = token_budget(parts.epsilon, parts.delta, parts.tokens)
-    size = None if parts.users is None else StatedSize.rounded(parts.users, parts.tokens_per_user)
+    size = None if parts.users is None else Population.stated(parts.users, parts.tokens_per_user)
     if below.base is not None:
         _check_base(below.base, run.model)
     number = (
@@ -158,7 +158,6 @@ def train(
         documents,
         run.output,
         parts=number,
-        stated=size or _earlier_size(run.output, parts.parts),
         halves=parts.halves,
         model=model,
         options=options,
@@ -185,17 +184,6 @@ def _given_parts(parts: int, output: Path) -> int:
     return parts
 
 
-def _earlier_size(output: Path, parts: int | None) -> "StatedSize | None":
-    """Returns the size from which the ensemble in `output` got its parts, if it keeps their number."""
-    from privmix.training.manifest import FILE as MANIFEST
-    from privmix.training.manifest import Manifest
-
-    if not (output / MANIFEST).exists():
-        return None
-    manifest = Manifest.load(output)
-    return manifest.stated if parts in (None, len(manifest.parts)) else None
-
-
 def _check_base(base: str, model: str | None) -> None:
     """Raises `typer.BadParameter` if parts cannot be trained on this base."""
     from privmix.training.manifest import Manifest
@@ -210,7 +198,7 @@ def _check_base(base: str, model: str | None) -> None:
 
 def _auto_epsilon(
     share: float | None,
-    size: "StatedSize | None",
+    size: "Population | None",
     output: Path,
     parts: int | None,
     budget: TokenBudget,
@@ -286,13 +274,13 @@ def run_plan(plan: "OpenPlan", run: RunOptions) -> "Trained":
     return run_training(plan, run.resources, display())
 
 
-def _proposed_parts(size: "StatedSize | None", output: Path, options: TrainingOptions, budget: TokenBudget) -> int:
+def _proposed_parts(size: "Population | None", output: Path, options: TrainingOptions, budget: TokenBudget) -> int:
     """Returns the number of parts in `output`, or what `privmix plan` proposes for the stated size if there is one.
 
     The number is public, so it never depends on the corpus.
     """
     from privmix.privacy.accounting import stated
-    from privmix.training.expectation import Population, Requirements, propose
+    from privmix.training.expectation import Requirements, propose
     from privmix.training.manifest import FILE as MANIFEST
     from privmix.training.manifest import Manifest
 
@@ -304,16 +292,15 @@ def _proposed_parts(size: "StatedSize | None", output: Path, options: TrainingOp
             "is missing; set it, or state about how many users the corpus has (--users, and --tokens-per-user). The "
             "number of parts is public, so it is not taken from the corpus",
         )
-    population = Population(size.users, size.tokens)
-    proposal = propose(Requirements(population, budget, part_kind=options.part_kind))
+    proposal = propose(Requirements(size, budget, part_kind=options.part_kind))
     parts = proposal.protocol.parts
-    of_each = "" if size.tokens_per_user is None else f" of {size.tokens_per_user:,} tokens"
+    with_tokens = "" if size.tokens is None else f" with {size.tokens:,} tokens"
     typer.echo(
-        f"parts: {parts}, proposed for about {size.users:,} users{of_each} at epsilon {stated(budget.epsilon)}, "
+        f"parts: {parts}, proposed for about {size.users:,} users{with_tokens} at epsilon {stated(budget.epsilon)}, "
         f"delta {budget.delta:g}, {budget.tokens:,} tokens. These numbers are public; --parts sets another number.",
         err=True,
     )
-    better = propose(Requirements(population, budget))
+    better = propose(Requirements(size, budget))
     if better.worth > proposal.worth:
         typer.echo(
             f"--part-kind {better.part_kind} is expected to gain more: {better.worth:.2f} nats per token with "

@@ -206,7 +206,7 @@ def check_reader(model: Any, targets: Iterable[str]) -> None:
         ReaderError: the model lacks a module or a layer's cache, or a reader never uses one of the modules.
     """
     if unused := sorted(set(targets) & set(KEYS_AND_VALUES)):
-        raise ReaderError(f"a reader has no keys and values of its own: leave out {', '.join(unused)}")
+        raise ReaderError(f"targets: a reader has no keys and values of its own: leave out {', '.join(unused)}")
     check_modules(model, targets)
     record(model, torch.zeros(1, 2, dtype=torch.long, device=model.device))
 

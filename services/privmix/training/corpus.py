@@ -84,15 +84,6 @@ class Corpus:
         """What was given, for messages."""
         return ", ".join(self._given)
 
-    @property
-    def form(self) -> str:
-        """What the text of a user is, in a sentence that depends on no text."""
-        return (
-            f"all rows whose `{self.user_field}` is the user's, in the order of the files: `{self.text_field}`, which "
-            "the model's chat template renders where it is a list of messages; each row is a document, which ends with "
-            "the end-of-sequence token"
-        )
-
     def __iter__(self) -> Iterator[Document]:
         self.skipped = Counter()
         for source in sources(self._given):

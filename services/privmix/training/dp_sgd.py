@@ -23,7 +23,7 @@ from privmix.training.corpus import Corpus, Document
 from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
-from privmix.training.packing import Tokens, contributions, size_bucket
+from privmix.training.packing import Tokens, contributions
 from privmix.training.partition import PartShare, read_salt, salt_id
 from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
 
@@ -84,9 +84,7 @@ def plan(
             base,
             [adapter],
             options.part_kind,
-            manifest=lambda: _manifest(
-                ensemble, output, adapter, base, salt, options, sum(map(len, units)), corpus.form
-            ),
+            manifest=lambda: _manifest(ensemble, output, adapter, base, salt, options),
             skipped=dict(corpus.skipped),
         )
 
@@ -150,7 +148,7 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
         matrices=private.matrices,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
-    record = PrivateTraining(**chosen, clipping="alone", event=event)
+    record = PrivateTraining(**chosen, event=event)
     batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
     note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
@@ -163,8 +161,6 @@ def _manifest(
     base: Base,
     salt: bytes,
     options: TrainingOptions,
-    tokens: int,
-    form: str,
 ) -> Manifest:
     digest = adapter.digest(output)
     return Manifest(
@@ -173,9 +169,7 @@ def _manifest(
         base_revision=base.revision,
         tokenizer=base.tokenizer,
         salt_id=salt_id(salt),
-        rank=options.rank,
         part_kind=options.part_kind,
-        parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest, size_bucket=size_bucket(tokens)),),
-        text=form,
+        parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest),),
         dp_sgd=PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes()),
     )

@@ -6,12 +6,12 @@ manifest.verify(directory)
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from privmix.engine import PartKind
-from privmix.foundation.errors import InputError, ManifestError
+from privmix.foundation.errors import ManifestError
 from privmix.foundation.files import digest_files, write_atomically
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.training import public_model
@@ -32,9 +32,6 @@ class Adapter(BaseModel):
     name: str
     path: str = Field(description="adapter directory, relative to the manifest")
     sha256: Digest = Field(description="over the adapter's configuration and weights")
-    # Even a power of two depends on the private text: one user's lines can move a part across a boundary. The bucket
-    # shows the operator, who has the corpus, gross imbalance. Like the hashes, it must not leave the service.
-    size_bucket: int = Field(ge=0, description="training tokens, rounded up to a power of two; 0 for none")
 
 
 class Part(Adapter):
@@ -44,71 +41,16 @@ class Part(Adapter):
     halves: tuple[Adapter, Adapter] | None = None
 
 
-class StatedSize(BaseModel):
-    """Holds the size of a corpus as the operator states it, rounded to one significant digit. It is public.
-
-    The number of parts follows from it. privmix never counts the corpus for it: a count would change with one user's
-    text, and everyone could see that change.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    users: int = Field(ge=1)
-    tokens_per_user: int | None = Field(default=None, ge=1)
-
-    @classmethod
-    def rounded(cls, users: int, tokens_per_user: int | None) -> Self:
-        """Rounds the numbers.
-
-        Raises:
-            InputError: a number is below 1.
-        """
-        for field, number in (("users", users), ("tokens-per-user", tokens_per_user)):
-            if number is not None and number < 1:
-                raise InputError(f"{field}: must be at least 1, not {number}")
-        per_user = None if tokens_per_user is None else _to_one_digit(tokens_per_user)
-        return cls(users=_to_one_digit(users), tokens_per_user=per_user)
-
-    @property
-    def tokens(self) -> int | None:
-        """The number of tokens of all users."""
-        return None if self.tokens_per_user is None else self.users * self.tokens_per_user
-
-
-def _to_one_digit(number: int) -> int:
-    return round(number, 1 - len(str(number)))
-
-
 class PrivateTraining(BaseModel):
-    """Records the DP-SGD training of the only part, and its guarantee.
-
-    A record of another `clipping` is refused: nothing bounds what such a training cost. In shared passes of bfloat16 a
-    user moved a sum by up to 2.2 clips through the rounding of others; by 5.3 through the dropout of a base of its own;
-    by 16.8 through padding that a tokenizer had saved.
-    """
+    """Records the DP-SGD training of the only part, and its guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    clipping: Literal["alone"] = Field(
-        description="alone: a record, or user, moves a sum by at most the clip, to the last bit, because its tokens "
-        "and its gradient depend on no other (`row_gradients`, `determinism`)"
-    )
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     clip: float = Field(gt=0, description="the L2 norm to which the gradient of each record, or user, was clipped")
     blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
     event: DpSgdEvent
-
-    @model_validator(mode="before")
-    @classmethod
-    def _clipped_exactly(cls, record: Any) -> Any:
-        if isinstance(record, dict) and record.get("clipping") != "alone":
-            raise ValueError(
-                "clipping: this DP-SGD training is by an earlier version, in which a user could move a step by more "
-                "than the clip, so its epsilon is larger than it states; train again, into another directory"
-            )
-        return record
 
 
 class PrivateBase(BaseModel):
@@ -146,14 +88,12 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format_version: Literal[2] = 2
+    format_version: Literal[1] = 1
     ensemble: str = Field(min_length=1, description="random; stays when the same directory is trained again")
     base_model: str = Field(min_length=1, description="as given to `resolve`: a directory, a hub id, or the default")
     base_revision: Digest
     tokenizer: Digest
-    partition_rule: Literal["hmac-sha256"] = "hmac-sha256"
     salt_id: str
-    rank: int = Field(ge=1)
     part_kind: PartKind = Field(
         description="what a part is: an adapter that attends to the public model's keys and values (reader), plain "
         "LoRA with its own (lora), or the first tokens of its users' text (text)"
@@ -162,25 +102,10 @@ class Manifest(BaseModel):
         default=None, ge=1, description="the number of last layers that readers change; None if they change all"
     )
     parts: tuple[Part, ...] = Field(min_length=1)
-    stated: StatedSize | None = Field(
-        default=None, description="from which the number of parts was chosen; None: given"
-    )
-    text: str | None = Field(default=None, description="what the text of a user is; it depends on no text")
     dp_sgd: PrivateTraining | None = None
     private_base: PrivateBase | None = Field(
         default=None, description="how the base model was trained on private text; None for a public model"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _trained_alone(cls, content: Any) -> Any:
-        if isinstance(content, dict) and content.get("format_version") == 1:
-            raise ValueError(
-                "format_version: this ensemble is by an earlier version, in which padding that a tokenizer had saved, "
-                "or dropout of the base model, let one user change what was learnt of others; train again, into "
-                "another directory"
-            )
-        return content
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -232,7 +157,7 @@ class Manifest(BaseModel):
             raise ManifestError(f"{path}: {field}: {first['msg']}") from error
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/manifest.json atomically. Only its owner can read it: sizes depend on private text."""
+        """Writes `directory`/manifest.json atomically. Only its owner can read it: hashes depend on private text."""
         write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n", private=True)
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:

@@ -95,11 +95,6 @@ def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def size_bucket(tokens: int) -> int:
-    """Rounds a number of tokens up to a power of two; 0 stays 0."""
-    return 1 << (tokens - 1).bit_length() if tokens else 0
-
-
 def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
     """Yields the user and the tokens of each document, followed by the end-of-sequence token.
 

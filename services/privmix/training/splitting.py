@@ -1,7 +1,7 @@
 """Divides epsilon between a private base and the tokens of an ensemble on it, before any training.
 
     divide(requirements, propose(requirements))
-    base_share(StatedSize(users=2_000), 64, TokenBudget(epsilon=8, delta=1e-5, tokens=16_384))
+    base_share(Population(users=2_000), 64, TokenBudget(epsilon=8, delta=1e-5, tokens=16_384))
 
 The tokens of a base that DP-SGD trained cost nothing, and an ensemble on it adds less than it gains alone.
 `base_gain.json`, which `tests.benchmarks.private_base` measures on public text, has the gain of DP-SGD by its signal,
@@ -32,7 +32,6 @@ from privmix.training.expectation import (
     interpolated,
     propose,
 )
-from privmix.training.manifest import StatedSize
 from privmix.training.options import DpSgdOptions, TokenBudget
 
 BASE_TABLE = Path(__file__).with_name("base_gain.json")
@@ -169,7 +168,7 @@ def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHAR
     return next((division for division in exact if division is not None), None)
 
 
-def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> float:
+def base_share(size: Population | None, parts: int | None, budget: TokenBudget) -> float:
     """Returns the share of epsilon for a private base below an ensemble, from public numbers alone.
 
     It is the best share of `divide`: the more tokens, the larger. If no size was stated, each part is assumed to have
@@ -200,19 +199,19 @@ def base_share(size: StatedSize | None, parts: int | None, budget: TokenBudget) 
     return division.share
 
 
-def divide_by_size(size: StatedSize | None, parts: int | None, budget: TokenBudget) -> Division | None:
+def divide_by_size(size: Population | None, parts: int | None, budget: TokenBudget) -> Division | None:
     """Returns the division that `base_share` takes, also where all of epsilon belongs to one side.
 
     Raises:
         InputError: neither the size nor the number of parts is known, or the budget does not last for the tokens.
     """
-    users, per_user = _users(size, parts), None if size is None else size.tokens_per_user
-    wanted = Requirements(Population(users, users * (per_user or TOKENS_PER_USER)), budget, parts=parts)
+    users, tokens = _users(size, parts), None if size is None else size.tokens
+    wanted = Requirements(Population(users, tokens or users * TOKENS_PER_USER), budget, parts=parts)
     # An assumed size is not exact enough to refuse a base that the operator asks for.
-    return divide(wanted, propose(wanted), SHARES[1:-1] if per_user is None else SHARES)
+    return divide(wanted, propose(wanted), SHARES[1:-1] if tokens is None else SHARES)
 
 
-def _users(size: StatedSize | None, parts: int | None) -> int:
+def _users(size: Population | None, parts: int | None) -> int:
     if size is not None:
         return size.users
     if parts is not None:

@@ -10,7 +10,6 @@ import hmac
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus
 from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
-from privmix.training.manifest import Adapter, Manifest, Part, StatedSize
+from privmix.training.manifest import Adapter, Manifest, Part
 from privmix.training.options import TrainingOptions
-from privmix.training.packing import Tokens, size_bucket, tokenize
+from privmix.training.packing import Tokens, tokenize
 from privmix.training.partition import Partition, PartShare, read_salt, salt_id
 from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
 
@@ -39,7 +38,6 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
-    stated: StatedSize | None = None,
 ) -> Iterator[TrainingPlan]:
     """Plans an ensemble in `output`, new or to complete. Locks `output` meanwhile.
 
@@ -51,7 +49,6 @@ def plan(
             it, existing adapters of halves are removed.
         model: see `public_model.resolve`.
         salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
-        stated: the public size of the corpus from which `parts` was chosen, for the manifest.
 
     Raises:
         InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
@@ -69,39 +66,26 @@ def plan(
         check_salt(output, salt)
         partition = Partition(salt, parts, halves)
         text = corpus.read_into(partial(tokenize, tokenizer=tokenizer, partition=partition))
-        entries = _entries(text, base, salt, options)
+        planned = _planned(text, base, salt, options)
         yield TrainingPlan(
             output,
             base,
-            [entry.planned for entry in entries],
+            [*planned.values()],
             options.part_kind,
-            manifest=lambda: _manifest(entries, output, base, salt, options, stated, corpus.form),
+            manifest=lambda: _manifest(planned, output, base, salt, options),
             skipped=dict(corpus.skipped),
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Entry:
-    """Holds a planned adapter with the fields that the manifest records."""
-
-    share: PartShare
-    planned: PlannedAdapter
-    size_bucket: int
-
-
-def _entries(streams: Mapping[PartShare, Tokens], base: Base, salt: bytes, options: TrainingOptions) -> list[_Entry]:
-    return [
-        _Entry(
-            share,
-            PlannedAdapter(
-                share.name,
-                _fingerprint(tokens, base, salt, options),
-                partial(_recipe, share, tokens, options),
-            ),
-            size_bucket(len(tokens)),
+def _planned(
+    streams: Mapping[PartShare, Tokens], base: Base, salt: bytes, options: TrainingOptions
+) -> dict[PartShare, PlannedAdapter]:
+    return {
+        share: PlannedAdapter(
+            share.name, _fingerprint(tokens, base, salt, options), partial(_recipe, share, tokens, options)
         )
         for share, tokens in streams.items()
-    ]
+    }
 
 
 def _recipe(share: PartShare, tokens: Tokens, options: TrainingOptions) -> Recipe:
@@ -135,34 +119,24 @@ def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptio
 
 
 def _manifest(
-    entries: list[_Entry],
-    output: Path,
-    base: Base,
-    salt: bytes,
-    options: TrainingOptions,
-    stated: StatedSize | None,
-    form: str,
+    planned: Mapping[PartShare, PlannedAdapter], output: Path, base: Base, salt: bytes, options: TrainingOptions
 ) -> Manifest:
-    adapters = {entry.share: _adapter(entry, output) for entry in entries}
+    adapters = {share: _adapter(adapter, output) for share, adapter in planned.items()}
     return Manifest(
         ensemble=ensemble_id(output),
         base_model=base.name,
         base_revision=base.revision,
         tokenizer=base.tokenizer,
         salt_id=salt_id(salt),
-        rank=options.rank,
         part_kind=options.part_kind,
         layers=options.layers,
         private_base=base.private,
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
-        stated=stated,
-        text=form,
     )
 
 
-def _adapter(entry: _Entry, output: Path) -> Adapter:
-    planned = entry.planned
-    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output), size_bucket=entry.size_bucket)
+def _adapter(planned: PlannedAdapter, output: Path) -> Adapter:
+    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output))
 
 
 def _part(index: int, adapters: Mapping[PartShare, Adapter]) -> Part:

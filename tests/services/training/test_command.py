@@ -67,7 +67,7 @@ def test_the_number_of_parts_is_never_taken_from_the_corpus(users: int, tmp_path
     assert refused.exit_code == 2
     assert "--parts: is missing; set it, or state about how many users" in refused.stderr.replace("\n", " ")
     stated = ["--users", "95", "--tokens-per-user", "250"]
-    assert "parts: 12, proposed for about 100 users of 200 tokens" in privmix(*words, *stated).stderr
+    assert "parts: 12, proposed for about 100 users with 20,000 tokens" in privmix(*words, *stated).stderr
 
 
 def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from privmix.foundation.errors import InputError
 from privmix.training import expectation, splitting
 from privmix.training.dp_sgd import planned
 from privmix.training.expectation import Population, Requirements, propose
-from privmix.training.manifest import StatedSize
 from privmix.training.options import DpSgdOptions, TokenBudget
 from privmix.training.splitting import (
     SHARES,
@@ -134,7 +133,7 @@ def test_over_a_grid_no_division_is_expected_to_gain_less_than_dp_sgd_or_the_ens
     for tokens in (1_024, 131_072):
         for users in (300, 3_000):
             budget = TokenBudget(epsilon=epsilon, delta=1e-5, tokens=tokens)
-            stated = StatedSize(users=users, tokens_per_user=2_000)
+            stated = Population(users, users * 2_000)
             requirements = Requirements(Population(users, users * 2_000), budget)
             alone = propose(requirements)
             division = divide(requirements, alone)
@@ -156,6 +155,6 @@ def test_an_assumed_size_still_gives_a_share_between_both_ends() -> None:
     """With 4 parts, parts add nothing, which a stated size would say."""
     budget = TokenBudget(epsilon=2.0, delta=1e-5, tokens=131_072)
     assert 0 < base_share(None, 4, budget) < 1
-    assert 0 < base_share(StatedSize(users=100), 4, budget) < 1
+    assert 0 < base_share(Population(100), 4, budget) < 1
     with pytest.raises(InputError, match="train-base"):
-        base_share(StatedSize(users=100, tokens_per_user=TOKENS_PER_USER), 4, budget)
+        base_share(Population(100, 100 * TOKENS_PER_USER), 4, budget)

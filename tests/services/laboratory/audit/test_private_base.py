@@ -111,7 +111,7 @@ CASES: list[tuple[Kind, DpSgdEvent]] = [
 
 def on(ensemble: Path, base: DpSgdEvent) -> Manifest:
     """Returns the manifest of an ensemble on a base with this training."""
-    training = PrivateTraining(clipping="alone", epsilon=4, delta=DELTA, clip=1, blocks=4, event=base)
+    training = PrivateTraining(epsilon=4, delta=DELTA, clip=1, blocks=4, event=base)
     described = PrivateBase(origin="1" * 64, adapter="2" * 64, training=training)
     manifest = Manifest.load(ensemble)
     return manifest.model_copy(update={"private_base": described})

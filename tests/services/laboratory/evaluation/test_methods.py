@@ -76,9 +76,7 @@ def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was not trained by DP-SGD"):
         private_training(Manifest.load(ensemble))
     event = DpSgdEvent("user", noise_multiplier=1.1, sampling_rate=0.1, steps=50)
-    training = PrivateTraining(
-        clipping="alone", epsilon=event.epsilon(1e-6), delta=1e-6, clip=1.0, blocks=1, event=event
-    )
+    training = PrivateTraining(epsilon=event.epsilon(1e-6), delta=1e-6, clip=1.0, blocks=1, event=event)
     settings = dp_sgd(budget(0.1), training)
     protocol = settings.plan(1)
     assert protocol.event == event
