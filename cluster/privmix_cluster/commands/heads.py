@@ -1,20 +1,20 @@
 """Implements `privmix heads`, which trains and compares small private models that are released once."""
 
 import json
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from privmix.laboratory.heads.names import DATASET_NAMES, MethodName
-from privmix_cluster.console import console, display
+from privmix_cluster.console import display
+from privmix_cluster.option_groups import grouped
 from privmix_cluster.options import JsonOption
 from privmix_cluster.parameters import bad
+from privmix_cluster.tables import show_table
 
 if TYPE_CHECKING:
-    from privmix.laboratory.audit.finding import Finding
-    from privmix.laboratory.heads.compare import HeadComparison
     from privmix.laboratory.heads.table import Table
 
 heads = typer.Typer(
@@ -23,64 +23,95 @@ heads = typer.Typer(
     no_args_is_help=True,
 )
 
+_ATTACKS = ["neighbours", "one-run", "membership"]
+
 Dataset = Annotated[
     str,
     typer.Option(
         help=f"The table: {', '.join(DATASET_NAMES)}, a .csv, .parquet, .jsonl or .npz file, or a Hugging Face dataset."
     ),
 ]
-Target = Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")]
-UserField = Annotated[
-    str | None, typer.Option(help="The column with a row's user. Default: each row is a separate record.")
-]
-Bounds = Annotated[
-    Path | None,
-    typer.Option(help='A JSON file with public bounds of all features, {"age": [0, 120]}; certified methods need it.'),
-]
-PopulationOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="About how many rows (users, with --user-field) your own table has, as is publicly known; for dp-sgd.",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The table to read."""
+
+    dataset: Dataset = "rand"
+    target: Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")] = None
+    user_field: Annotated[
+        str | None, typer.Option(help="The column with a row's user. Default: each row is a separate record.")
+    ] = None
+    bounds: Annotated[
+        Path | None,
+        typer.Option(
+            help='A JSON file with public bounds of all features, {"age": [0, 120]}; certified methods need it.'
+        ),
+    ] = None
+    population: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="About how many rows (users, with --user-field) your own table has, as is publicly known; for dp-sgd.",
+        ),
+    ] = None
+
+    def table(self) -> "Table":
+        """Loads a built-in data set by its name, or the user's own table."""
+        from privmix.laboratory.heads.data import DATASETS, read_table
+        from privmix.laboratory.heads.table import read_npz
+
+        if self.dataset in DATASETS:
+            for option in ("target", "user_field", "bounds", "population"):
+                if getattr(self, option) is not None:
+                    raise bad(option, f"describes your own table, but {self.dataset} is built in; leave it out")
+            return DATASETS[self.dataset]()
+        if self.dataset.endswith(".npz"):
+            return replace(read_npz(Path(self.dataset)), population=self.population)
+        if self.target is None:
+            raise bad("target", f"is missing; name the column of {self.dataset} to predict")
+        read = read_table(self.dataset, target=self.target, user=self.user_field, bounds=self.bounds)
+        return replace(read, population=self.population)
 
 
 @heads.command()
+@grouped
 def compare(
-    dataset: Dataset = "rand",
-    target: Target = None,
-    user_field: UserField = None,
-    bounds: Bounds = None,
-    population: PopulationOption = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="An epsilon; may be repeated. Default: 0.001, 0.1, 1 and 10.")
-    ] = None,
+    given: TableOptions,
+    epsilon: Annotated[list[float], typer.Option(help="An epsilon; may be repeated.")] = [0.001, 0.1, 1, 10],  # noqa: B006
     seeds: Annotated[int, typer.Option(min=1, help="The number of trainings for each method and epsilon.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Compare all methods at several epsilons on the same split of a table, with the settings chosen in advance."""
-    from privmix.laboratory.heads import compare as comparison
+    from privmix.laboratory.heads.compare import compare as compare_methods
+    from privmix.laboratory.heads.methods import METHODS
 
-    if any(not 0 < value <= 100 for value in epsilon or ()):
+    if any(not 0 < value <= 100 for value in epsilon):
         raise bad("epsilon", "must be above 0 and at most 100")
-    table = _open_table(dataset, target, user_field, bounds, population)
     with display() as shown:
-        result = comparison.compare(table, shown, epsilon or comparison.EPSILONS, seeds=seeds)
+        result = compare_methods(given.table(), shown, epsilon, seeds=seeds)
     if as_json:
         typer.echo(json.dumps(result.record()))
-    else:
-        _show_comparison(result)
+        return
+    rows = [
+        {
+            "method": METHODS[cell.name].label,
+            "epsilon": cell.epsilon or None,
+            "AUC": cell.auc,
+            "5 % - 95 %": f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
+            "seconds": cell.seconds,
+            "guarantee": result.guarantees[cell.name],
+        }
+        for cell in result.cells
+    ]
+    show_table(f"Area under the curve: {result.dataset}", rows)
 
 
 @heads.command()
+@grouped
 def train(
     output: Annotated[Path, typer.Option(help="The head's new directory.")],
-    dataset: Dataset = "rand",
-    target: Target = None,
-    user_field: UserField = None,
-    bounds: Bounds = None,
-    population: PopulationOption = None,
+    given: TableOptions,
     method: Annotated[MethodName, typer.Option(help="The training method.")] = "expm-certified",
     epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
     unproven: Annotated[bool, typer.Option("--unproven", help="Allow a method without a proven guarantee.")] = False,
@@ -102,8 +133,7 @@ def train(
 
     if not unproven:
         demand_certified(method)
-    table = _open_table(dataset, target, user_field, bounds, population)
-    manifest = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
+    manifest = head.train(given.table(), method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
     if as_json:
         typer.echo(manifest.model_dump_json())
     else:
@@ -111,17 +141,15 @@ def train(
 
 
 @heads.command()
+@grouped
 def predict(
     directory: Annotated[Path, typer.Argument(help="A head's directory.")],
-    dataset: Dataset = "rand",
-    target: Target = None,
-    user_field: UserField = None,
-    bounds: Bounds = None,
+    given: TableOptions,
 ) -> None:
     """Print a prediction in [0, 1] for each row of a table, one on a line. Predictions cost no budget."""
     from privmix.laboratory.heads import head
 
-    for value in head.predict(directory, _open_table(dataset, target, user_field, bounds)):
+    for value in head.predict(directory, given.table()):
         typer.echo(f"{value:.6f}")
 
 
@@ -131,10 +159,7 @@ def audit(
     trials: Annotated[
         int, typer.Option(min=50, help="The number of releases from each of two neighbouring tables.")
     ] = 500,
-    attack: Annotated[
-        list[str] | None,
-        typer.Option(help="An attack: neighbours, one-run or membership; repeat for more. Default: all."),
-    ] = None,
+    attack: Annotated[list[str], typer.Option(help=f"An attack: {', '.join(_ATTACKS)}; repeat for more.")] = _ATTACKS,
     dataset: Dataset = "breast-cancer",
     shadows: Annotated[
         int, typer.Option(min=3, help="The number of shadow models for membership, each of half the rows.")
@@ -142,39 +167,25 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
-    from privmix.laboratory.audit.finding import Finding
     from privmix.laboratory.heads import attacks
-    from privmix.laboratory.heads.certified import CertifiedSettings
-    from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-    from privmix.laboratory.heads.flows import FlowSettings
     from privmix.laboratory.heads.methods import METHODS
 
-    chosen = set(attack or ("neighbours", "one-run", "membership"))
-    if unknown := chosen - {"neighbours", "one-run", "membership"}:
+    if unknown := set(attack) - set(_ATTACKS):
         raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
-    table = _open_table(dataset, None, None, None)
-    findings: list[Finding] = []
-    curves: dict[MethodName, Mapping[str, Any]] = {}
-    if "neighbours" in chosen:
-        narrow = ExpMNFSettings(
-            flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
-        )
-        for pair in (attacks.lever(), attacks.lever(height=1.0)):
-            releases = attacks.published_releases(epsilon, narrow)
-            findings.append(attacks.neighbours("expm-nf", releases, pair, epsilon, trials=trials))
-            certified = attacks.certified_releases(epsilon, CertifiedSettings())
-            findings.append(attacks.neighbours("expm-certified", certified, pair, epsilon, trials=20 * trials))
-    for name, method in METHODS.items():
-        if method.unfit(table) is not None:
-            continue
-        if "one-run" in chosen and method.private:
-            findings.append(attacks.one_run(name, table, epsilon))
-        if "membership" in chosen:
-            curves[name] = attacks.summary(attacks.membership(name, table, epsilon, shadows=shadows))
+    table = TableOptions(dataset).table()
+    fit = [name for name, method in METHODS.items() if method.unfit(table) is None]
+    findings = list(attacks.of_neighbours(epsilon, trials)) if "neighbours" in attack else []
+    if "one-run" in attack:
+        findings += [attacks.one_run(name, table, epsilon) for name in fit if METHODS[name].private]
+    names = fit if "membership" in attack else ()
+    curves = {name: attacks.membership(name, table, epsilon, shadows=shadows) for name in names}
     if as_json:
-        typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": curves}))
+        membership = {name: attacks.summary(curve) for name, curve in curves.items()}
+        typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": membership}))
     else:
-        _show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
+        show_table("Attacks on heads", [finding.row() for finding in findings])
+        rows = [{"method": METHODS[name].label, "area": curve.area} for name, curve in curves.items()]
+        show_table("Membership by LiRA", rows)
     if any(finding.verdict == "broken" and finding.status == "certified" for finding in findings):
         raise typer.Exit(1)
 
@@ -193,73 +204,3 @@ def mimic_extract(
 
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
-
-
-def _open_table(
-    dataset: str, target: str | None, user: str | None, bounds: Path | None, population: int | None = None
-) -> "Table":
-    """Loads a built-in data set by its name, or the user's own table."""
-    from dataclasses import replace
-
-    from privmix.laboratory.heads.data import DATASETS, read_table
-    from privmix.laboratory.heads.table import read_npz
-
-    if dataset in DATASETS:
-        for option, value in (("target", target), ("user-field", user), ("bounds", bounds), ("population", population)):
-            if value is not None:
-                raise bad(option, f"describes your own table, but {dataset} is built in; leave it out")
-        return DATASETS[dataset]()
-    if dataset.endswith(".npz"):
-        return replace(read_npz(Path(dataset)), population=population)
-    if target is None:
-        raise bad("target", f"is missing; name the column of {dataset} to predict")
-    return replace(read_table(dataset, target=target, user=user, bounds=bounds), population=population)
-
-
-def _show_comparison(result: "HeadComparison") -> None:
-    from rich.table import Table as RichTable
-
-    from privmix.laboratory.heads.methods import METHODS
-    from privmix.privacy.accounting import stated
-
-    table = RichTable("method", "epsilon", title=f"Area under the curve: {result.dataset}", title_justify="left")
-    for column in ("AUC", "5 % - 95 %", "seconds"):
-        table.add_column(column, justify="right")
-    table.add_column("guarantee")
-    for cell in result.cells:
-        table.add_row(
-            METHODS[cell.name].label,
-            stated(cell.epsilon) if cell.epsilon else "-",
-            f"{cell.auc:.3f}",
-            f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
-            f"{cell.seconds:.2f}",
-            result.guarantees[cell.name],
-        )
-    console().print(table)
-    for name, reason in result.left_out.items():
-        console().print(f"{METHODS[name].label} is left out: {reason}")
-
-
-def _show_audit(findings: "list[Finding]", areas: Mapping[MethodName, float]) -> None:
-    from rich.table import Table as RichTable
-
-    from privmix.laboratory.heads.methods import METHODS
-    from privmix.privacy.accounting import stated
-
-    table = RichTable("attack", "method and table", title="Attacks on heads", title_justify="left")
-    for column in ("claimed epsilon", "lower bound", "certain lower bound"):
-        table.add_column(column, justify="right")
-    table.add_column("guarantee")
-    for finding in findings:
-        guarantee = "certified: " + finding.verdict if finding.status == "certified" else "none proven"
-        table.add_row(
-            finding.attack,
-            finding.subject,
-            stated(finding.claim),
-            f"{finding.lower:.3f}",
-            f"{finding.certain:.3f}",
-            guarantee,
-        )
-    console().print(table)
-    for name, area in areas.items():
-        console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")

@@ -8,7 +8,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
-from torch.func import functional_call, stack_module_state, vmap
 
 from privmix.laboratory.audit.bounds import one_run_epsilon
 from privmix.laboratory.audit.finding import CERTAIN, Finding
@@ -25,10 +24,10 @@ from privmix.laboratory.audit.one_run import correct_guesses
 from privmix.laboratory.audit.roc import Roc, best_test, epsilon_of, held_out_epsilons
 from privmix.laboratory.heads import methods
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
-from privmix.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
-from privmix.laboratory.heads.flows import Flow
+from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings, expm_energy, fit, release
+from privmix.laboratory.heads.flows import Flow, FlowSettings
 from privmix.laboratory.heads.methods import METHODS
-from privmix.laboratory.heads.models import Parametrised
+from privmix.laboratory.heads.models import predictions
 from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.table import Table
 from privmix.privacy.arrays import Reals
@@ -69,12 +68,15 @@ def published_releases(epsilon: float, settings: ExpMNFSettings) -> Releases:
     """Returns a function that fits a new flow for each release. It fits many independent flows in one batch."""
 
     def releases(table: Table, count: int) -> Reals:
-        return np.concatenate(
-            [
-                _fit_side_by_side(table, epsilon, settings, min(_FLOWS_AT_ONCE, count - first))
-                for first in range(0, count, _FLOWS_AT_ONCE)
-            ]
-        )
+        x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
+        model = methods.built(table)
+        energy = expm_energy(model, x, y, epsilon, settings.regulariser)
+        thetas: list[Tensor] = []
+        while len(thetas) < count:
+            flows = [Flow(model.dimension, settings.flow) for _ in range(min(_FLOWS_AT_ONCE, count - len(thetas)))]
+            fit(flows, energy, settings.fit)
+            thetas += [release(flow).values[0] for flow in flows]
+        return np.asarray(torch.stack(thetas).double().numpy())
 
     return releases
 
@@ -84,13 +86,24 @@ def certified_releases(epsilon: float, settings: CertifiedSettings) -> Releases:
     event = SelectionEvent(epsilon)
 
     def releases(table: Table, count: int) -> Reals:
-        model = methods.parametrised(table)
+        model = methods.built(table)
         generator = torch.Generator().manual_seed(0)
         thetas = settings.sigma * torch.randn(settings.candidates, model.dimension, generator=generator)
         losses = total_losses(model, thetas, table)
         return thetas.double().numpy()[[select(losses, event) for _ in range(count)]]
 
     return releases
+
+
+def of_neighbours(epsilon: float, trials: int) -> Iterator[Finding]:
+    """Attacks a flow with a narrow base, and the certified variant, with a long and with an ordinary lever."""
+    narrow = ExpMNFSettings(
+        flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
+    )
+    for pair in (lever(), lever(height=1.0)):
+        yield neighbours("expm-nf", published_releases(epsilon, narrow), pair, epsilon, trials=trials)
+        certified = certified_releases(epsilon, CertifiedSettings())
+        yield neighbours("expm-certified", certified, pair, epsilon, trials=20 * trials)
 
 
 def neighbours(
@@ -144,7 +157,8 @@ def one_run(name: MethodName, table: Table, epsilon: float, *, planted: int = 20
     coins = [secrets.choice((True, False)) for _ in range(planted)]
     kept = np.ones(len(table.x), dtype=np.bool_)
     kept[chosen[~np.array(coins)]] = False
-    scores = _scores(_train(name, whole.rows(kept), epsilon), whole.rows(chosen))
+    theta = METHODS[name].release(whole.rows(kept), epsilon, secrets.randbelow(2**31))[0]
+    scores = _scores(theta, whole.rows(chosen))
     correct = correct_guesses(coins, scores, guesses)
     delta = METHODS[name].delta
     lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (CONFIDENCE, CERTAIN))
@@ -171,7 +185,7 @@ def membership(name: MethodName, table: Table, epsilon: float, *, targets: int =
     for shadow in range(shadows):
         half = rng.random(len(table.x)) < 0.5
         included[shadow] = half[chosen]
-        theta = _train(name, table.rows(half), epsilon, seed=shadow)
+        theta = METHODS[name].release(table.rows(half), epsilon, shadow)[0]
         scored[shadow] = _scores(theta, table.rows(chosen))
     return Roc.of(*lira(scored, included))
 
@@ -204,50 +218,9 @@ def summary(roc: Roc) -> Mapping[str, Any]:
     return {"area": roc.area, "true_positives_at_1_percent": roc.true_positives_at(0.01), "roc": roc.record()}
 
 
-def _train(name: MethodName, table: Table, epsilon: float, seed: int | None = None) -> Tensor:
-    """Returns one released parameter vector [D], trained with the setting chosen in advance."""
-    method = METHODS[name]
-    chosen = secrets.randbelow(2**31) if seed is None else seed
-    return method.train(methods.build(table), table, epsilon, method.advance, chosen)[0]
-
-
 @torch.no_grad()
 def _scores(theta: Tensor, table: Table) -> Reals:
     """Returns the logit of the confidence in each row's own target, float64 [n] (Carlini et al. 2022, equation 6)."""
-    outputs = methods.parametrised(table).outputs(theta[None].float(), torch.from_numpy(table.x))[0].double().numpy()
+    outputs = predictions(methods.built(table), theta[None], table.x)[0]
     confidence = np.clip(np.where(table.y == 1, outputs, 1 - outputs), 1e-9, 1 - 1e-9)
     return np.asarray(np.log(confidence) - np.log1p(-confidence))
-
-
-def _fit_side_by_side(table: Table, epsilon: float, settings: ExpMNFSettings, count: int) -> Reals:
-    """Fits `count` flows like `expm_nf.fit`, without early stopping; returns a release of each, float64 [count, D].
-
-    The loss is the sum of the flows' losses, so each flow gets the gradient and the RMSProp step of a separate fit.
-    """
-    x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
-    model = Parametrised(methods.build(table)())
-    energy = expm_energy(model, x, y, epsilon, settings.regulariser)
-    flows = [Flow(model.dimension, settings.flow) for _ in range(count)]
-    parameters, buffers = stack_module_state(flows)
-    skeleton, sigma, fit = flows[0], settings.flow.sigma, settings.fit
-
-    def loss(own: dict[str, Tensor], buffer: dict[str, Tensor], z: Tensor) -> Tensor:
-        values, log_determinant = functional_call(skeleton, (own, buffer), (z,))
-        return torch.mean(energy(values) - log_determinant)
-
-    optimizer = torch.optim.RMSprop(parameters.values(), lr=fit.learning_rate)
-    milestones = sorted({max(1, fit.steps * quarter // 4) for quarter in (1, 2, 3)})
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, fit.decay)
-    for _ in range(fit.steps):
-        optimizer.zero_grad()
-        z = sigma * torch.randn(count, fit.samples, model.dimension)
-        total: Tensor = vmap(loss)(parameters, buffers, z).sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-    with torch.no_grad():
-        z = sigma * torch.randn(count, 1, model.dimension)
-        values, _ = vmap(lambda own, buffer, base: functional_call(skeleton, (own, buffer), (base,)))(
-            parameters, buffers, z
-        )
-    return np.asarray(values[:, 0].double().numpy())

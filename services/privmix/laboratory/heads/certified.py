@@ -1,8 +1,7 @@
 """Implements the certified variant: the exponential mechanism on candidates that do not depend on the private rows.
 
 On a finite set the exponential mechanism is sampled exactly, so its guarantee holds: epsilon-differential privacy with
-delta 0 (`privmix.privacy.sampling.selection`). Candidates come from a prior, or from a flow fitted to public
-rows.
+delta 0 (`privmix.privacy.sampling.selection`). Candidates come from a prior.
 """
 
 from functools import partial
@@ -15,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.heads import expm_nf
-from privmix.laboratory.heads.expm_nf import ExpMNFSettings
 from privmix.laboratory.heads.models import Parametrised, squared_loss
 from privmix.laboratory.heads.row_function import RowFunction
 from privmix.laboratory.heads.table import Table
@@ -35,10 +32,8 @@ class CertifiedSettings(BaseModel):
     Attributes:
         candidates: the number of candidates in each round, K.
         rounds: the number of rounds. Each selects one candidate and costs an equal part of epsilon.
-        sigma: the standard deviation of the first round's prior N(0, sigma^2 I), used without public rows.
+        sigma: the standard deviation of the first round's prior N(0, sigma^2 I).
         shrink: the factor by which the spread of the candidates shrinks in each round.
-        public_epsilon: the epsilon of the density to which the first round's flow is fitted, with public rows.
-        flow: the settings of that flow.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,8 +42,6 @@ class CertifiedSettings(BaseModel):
     rounds: int = Field(4, ge=1)
     sigma: float = Field(0.5, gt=0)
     shrink: float = Field(0.5, gt=0, le=1)
-    public_epsilon: float = Field(1.0, gt=0)
-    flow: ExpMNFSettings = ExpMNFSettings()
 
 
 @torch.no_grad()
@@ -101,19 +94,18 @@ def release(
     event: SelectionEvent,
     settings: CertifiedSettings,
     *,
-    public: Table | None = None,
     seed: int = 0,
 ) -> Tensor:
     """Selects parameters [D] from candidates with the private rows, at the cost of the event.
 
-    The first round's candidates come from the prior, or from a flow fitted to `public`. Later rounds draw candidates
-    around the previous selection, which is already charged: by adaptive composition the costs add up.
+    The first round's candidates come from the prior. Later rounds draw candidates around the previous selection, which
+    is already charged: by adaptive composition the costs add up.
 
     Args:
         seed: the seed of the candidates, which need not be secret. The selection uses secret randomness.
     """
     generator = torch.Generator().manual_seed(seed)
-    thetas = _first_candidates(model, settings, generator, public)
+    thetas = settings.sigma * torch.randn(settings.candidates, model.dimension, generator=generator)
     spread = thetas.std(dim=0)
     for done in range(event.rounds):
         chosen = thetas[select(total_losses(model, thetas, table), event)]
@@ -123,15 +115,3 @@ def release(
             steps[0] = 0.0  # the previous selection stays a candidate
             thetas = chosen + steps
     return chosen
-
-
-def _first_candidates(
-    model: Parametrised, settings: CertifiedSettings, generator: torch.Generator, public: Table | None
-) -> Tensor:
-    """Returns the candidates of the first round, [K, D]."""
-    if public is None:
-        return settings.sigma * torch.randn(settings.candidates, model.dimension, generator=generator)
-    x, y = torch.from_numpy(public.x), torch.from_numpy(public.y)
-    seed = generator.initial_seed()
-    fitted = expm_nf.train(model, x, y, settings.public_epsilon, settings.flow, seed)
-    return expm_nf.release(fitted, settings.candidates, seed).values

@@ -11,11 +11,9 @@ from privmix.foundation.progress import Display
 from privmix.foundation.units import Unit
 from privmix.laboratory.heads import methods
 from privmix.laboratory.heads.methods import METHODS
+from privmix.laboratory.heads.models import auc, predictions
 from privmix.laboratory.heads.names import MethodName
-from privmix.laboratory.heads.score import auc_of
 from privmix.laboratory.heads.table import Table, TableSplit, split
-
-EPSILONS = (1e-3, 0.1, 1.0, 10.0)
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -69,7 +67,7 @@ class HeadComparison:
 def compare(
     table: Table,
     display: Display,
-    epsilons: Sequence[float] = EPSILONS,
+    epsilons: Sequence[float],
     names: Sequence[MethodName] = tuple(METHODS),
     seeds: int = 3,
 ) -> HeadComparison:
@@ -83,7 +81,7 @@ def compare(
     for number, (name, epsilon) in enumerate(places, start=1):
         cells.append(_cell(name, epsilon, parts, seeds))
         display.show({"methods and epsilons": number / len(places)})
-    guarantees = {name: methods.guarantee(name, table.scaling) for name in fit}
+    guarantees = {name: methods.guarantee(name, table) for name in fit}
     return HeadComparison(table.name, len(parts.train.x), table.unit, guarantees, cells, left_out)
 
 
@@ -100,10 +98,10 @@ def _cell(name: MethodName, epsilon: float, parts: TableSplit, seeds: int) -> Ce
 
 def _trained(name: MethodName, epsilon: float, parts: TableSplit, seed: int) -> tuple[list[float], float]:
     """Returns the areas of a training's samples on the test rows, and its duration in seconds."""
-    method, make, started = METHODS[name], methods.build(parts.train), time.perf_counter()
+    started = time.perf_counter()
     try:
-        thetas = method.train(make, parts.train, epsilon, method.advance, seed)
+        thetas = METHODS[name].release(parts.train, epsilon, seed)
     except ValueError:  # the fit diverged, or no noise suffices: the setting is useless at this epsilon
         return [0.5], time.perf_counter() - started
     seconds = time.perf_counter() - started
-    return auc_of(methods.parametrised(parts.train), thetas, parts.test).tolist(), seconds
+    return auc(predictions(methods.built(parts.train), thetas, parts.test.x), parts.test.y).tolist(), seconds

@@ -10,21 +10,18 @@ flow is released. The distance between the flow and the density is unknown, so t
 for what the fit reveals about the rows.
 """
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
 
 from privmix.laboratory.heads.flows import Draws, Flow, FlowSettings
 from privmix.laboratory.heads.models import Parametrised, squared_loss
 
 SENSITIVITY = 1.0
 """s: the maximum change of the sum of l2 losses when one row changes."""
-
-GUARANTEE = "none proven"
 
 # Maps parameters [S, D] to the negative log of a density [S], up to a constant.
 Energy = Callable[[Tensor], Tensor]
@@ -37,8 +34,7 @@ class FitSettings(BaseModel):
         samples: the number of parameter vectors drawn in each step, S.
         learning_rate: the initial learning rate of RMSProp.
         decay: the factor by which the learning rate shrinks after each quarter of the steps.
-        steps: the maximum number of steps.
-        patience: the fit stops when the mean loss of this many steps is not below the best earlier one; 0 never stops.
+        steps: the number of steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,7 +43,6 @@ class FitSettings(BaseModel):
     learning_rate: float = Field(0.01, gt=0)
     decay: float = Field(0.3, gt=0, le=1)
     steps: int = Field(600, ge=1)
-    patience: int = Field(100, ge=0)
 
 
 class ExpMNFSettings(BaseModel):
@@ -68,60 +63,36 @@ class ExpMNFSettings(BaseModel):
     batch: int | None = Field(1024, ge=1)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Holds a fitted flow.
+def fit(flows: Sequence[Flow], energy: Energy, settings: FitSettings, generator: torch.Generator | None = None) -> None:
+    """Fits each of several flows of one shape to the density proportional to exp(-energy), in place.
 
-    Attributes:
-        flow: the flow.
-        losses: the loss of each step: the reverse Kullback-Leibler divergence up to the density's unknown constant.
-    """
-
-    flow: Flow
-    losses: tuple[float, ...]
-
-
-def reverse_kl(flow: Flow, energy: Energy, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Estimates E_q[log q(theta) + energy(theta)], which is KL(q || p) up to a constant. It is differentiable."""
-    draws = flow.draw(samples, generator)
-    divergence: Tensor = torch.mean(draws.log_density + energy(draws.values))
-    return divergence
-
-
-def fit(
-    flow: Flow,
-    energy: Energy,
-    settings: FitSettings,
-    generator: torch.Generator | None = None,
-    report: Callable[[float], None] = lambda _: None,
-) -> Fitted:
-    """Fits a flow to the density proportional to exp(-energy).
+    The loss of a flow is E_q[log q(theta) + energy(theta)], the reverse Kullback-Leibler divergence up to a constant.
+    The sum over flows gives each of them the gradient and the RMSProp step of a separate fit.
 
     Raises:
         ValueError: the loss is not finite, because the learning rate is too large.
     """
-    optimizer = torch.optim.RMSprop(flow.parameters(), lr=settings.learning_rate)
+    skeleton, own = flows[0], next(flows[0].parameters())
+    parameters, buffers = stack_module_state(list(flows))
+    images = vmap(lambda weights, constants, z: functional_call(skeleton, (weights, constants), (z,)))
+    optimizer = torch.optim.RMSprop(parameters.values(), lr=settings.learning_rate)
     milestones = sorted({max(1, settings.steps * quarter // 4) for quarter in (1, 2, 3)})
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, settings.decay)
-    losses: list[float] = []
-    best, window = math.inf, settings.patience
-    for step in range(settings.steps):
+    shape = len(flows), settings.samples, skeleton.dimension
+    for _ in range(settings.steps):
         optimizer.zero_grad()
-        loss = reverse_kl(flow, energy, settings.samples, generator)
-        loss.backward()  # type: ignore[no-untyped-call]
+        z = skeleton.settings.sigma * torch.randn(shape, generator=generator, dtype=own.dtype, device=own.device)
+        values, log_determinants = images(parameters, buffers, z)
+        loss = (energy(values.flatten(0, 1)) - log_determinants.flatten()).sum() / settings.samples
+        if not torch.isfinite(loss):
+            raise ValueError(f"learning_rate: {settings.learning_rate:g} is too large, the loss is not finite")
+        loss.backward()
         optimizer.step()
         schedule.step()
-        losses.append(float(loss.detach()))
-        if not math.isfinite(losses[-1]):
-            raise ValueError(f"learning_rate: {settings.learning_rate:g} is too large, the loss is not finite")
-        if window and (step + 1) % window == 0:
-            mean = sum(losses[-window:]) / window
-            if mean >= best:
-                break
-            best = mean
-        report((step + 1) / settings.steps)
-    report(1.0)
-    return Fitted(flow, tuple(losses))
+    with torch.no_grad():
+        for index, flow in enumerate(flows):
+            for name, weight in flow.named_parameters():
+                weight.copy_(parameters[name][index])
 
 
 def expm_energy(
@@ -149,33 +120,25 @@ def expm_energy(
     return energy
 
 
-def train(
-    model: Parametrised,
-    x: Tensor,
-    y: Tensor,
-    epsilon: float,
-    settings: ExpMNFSettings,
-    seed: int,
-    report: Callable[[float], None] = lambda _: None,
-) -> Fitted:
+def train(model: Parametrised, x: Tensor, y: Tensor, epsilon: float, settings: ExpMNFSettings, seed: int) -> Flow:
     """Fits a flow to the exponential mechanism's density of the model's parameters. Each sample is one release."""
     torch.manual_seed(seed)
     generator = torch.Generator(x.device).manual_seed(seed)
     flow = Flow(model.dimension, settings.flow).to(x)
     energy = expm_energy(model, x, y, epsilon, settings.regulariser, settings.batch, generator)
-    return fit(flow, energy, settings.fit, generator, report)
+    fit([flow], energy, settings.fit, generator)
+    return flow
 
 
 @torch.no_grad()
-def release(fitted: Fitted, count: int = 1, seed: int | None = None) -> Draws:
+def release(flow: Flow, count: int = 1, seed: int | None = None) -> Draws:
     """Draws parameter vectors [count, D] with their densities under the flow. Each vector is a separate release."""
-    like = next(fitted.flow.parameters())
-    generator = torch.Generator(like.device)
+    generator = torch.Generator(next(flow.parameters()).device)
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
-    return fitted.flow.draw(count, generator)
+    return flow.draw(count, generator)
 
 
 def _batches(rows: int, batch: int, generator: torch.Generator | None) -> Iterator[Tensor]:

@@ -1,12 +1,11 @@
-"""Registers the methods: each with a setting chosen in advance and its guarantee."""
+"""Registers the methods: each with settings that were chosen in advance on public tables, and its guarantee."""
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from privmix.foundation.errors import InputError
 from privmix.laboratory.heads import certified, expm_nf, sgd
@@ -16,14 +15,16 @@ from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
-from privmix.laboratory.heads.table import UNSTATED, Scaling, Table
-from privmix.privacy.events import GuaranteeStatus
+from privmix.laboratory.heads.table import UNSTATED, Table
+from privmix.privacy.events import Event, GuaranteeStatus
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.privacy.sampling.selection import Neighbours, SelectionEvent
 
 DELTA = 1e-5
 SAMPLES = 1000
 """The number of parameter vectors drawn from each fitted flow."""
 
-# The settings that each private method uses without a search. They were chosen on public tables.
+SGD = SgdSettings()
 DP_SGD = HeadDpSgdSettings()
 EXPM_NF = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=FitSettings(steps=300))
 CERTIFIED = CertifiedSettings()
@@ -34,82 +35,80 @@ class Method:
     """Describes one way to train a head.
 
     Attributes:
-        name: the name in commands and results.
-        label: the name in reports.
-        private: whether the method has an epsilon.
+        label: the name in tables.
         status: the status of its guarantee.
         guarantee: the guarantee of a release, in words.
-        advance: the setting chosen in advance.
-        train: maps model, table, epsilon, settings and seed to parameter vectors [S, D], each a separate release.
+        train: maps a table, epsilon, the event and a seed to parameter vectors [S, D], each a separate release.
+        event: the privacy event of one release at an epsilon; None if nothing is certified.
         delta: the delta of its guarantee.
+        private: whether the method has an epsilon.
+        ledger_share: the epsilon of a ledger with room for one release, divided by the method's. A ledger converts at
+            one Rényi order, which yields more than the accountant that determined the noise.
         unfit: returns why the method cannot train on a table, and the fix; None if it can.
     """
 
-    name: MethodName
     label: str
-    private: bool
     status: GuaranteeStatus
     guarantee: str
-    advance: BaseModel
-    train: Callable[[Callable[[], nn.Module], Table, float, Any, int], Tensor]
+    train: Callable[[Table, float, Event | None, int], Tensor]
+    event: Callable[[Table, float, Neighbours], Event] | None = None
     delta: float = 0.0
+    private: bool = True
+    ledger_share: float = 1.0
     unfit: Callable[[Table], str | None] = lambda _: None
 
+    def release(self, table: Table, epsilon: float, seed: int) -> Tensor:
+        """Trains on a table; returns parameter vectors [S, D]."""
+        event = None if self.event is None else self.event(table, epsilon, "replace")
+        return self.train(table, epsilon, event, seed)
 
-def build(table: Table) -> Callable[[], nn.Module]:
-    """Returns a constructor of the table's model: GRU-D for time series, otherwise logistic regression."""
-    features, series = table.features, table.series
-    return lambda: GRUD(features) if series else LogisticRegression(features)
 
-
-def parametrised(table: Table) -> Parametrised:
-    """Returns the model of a table as a function of its parameters."""
-    return Parametrised(build(table)())
+def built(table: Table, seed: int | None = None) -> Parametrised:
+    """Returns the model of a table: GRU-D for time series, otherwise logistic regression; a seed fixes its weights."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return Parametrised(GRUD(table.features) if table.series else LogisticRegression(table.features))
 
 
 def _tensors(table: Table) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(table.x), torch.from_numpy(table.y)
 
 
-def _train_sgd(make: Callable[[], nn.Module], table: Table, _: float, settings: SgdSettings, seed: int) -> Tensor:
-    torch.manual_seed(seed)
-    return Parametrised(sgd.train(make(), *_tensors(table), settings, seed)).vector[None]
+def _train_sgd(table: Table, _: float, __: Event | None, seed: int) -> Tensor:
+    return Parametrised(sgd.train(built(table, seed).module, *_tensors(table), SGD, seed)).vector[None]
 
 
-def _train_dp_sgd(
-    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: HeadDpSgdSettings, seed: int
-) -> Tensor:
-    torch.manual_seed(seed)  # the initial weights
-    noise = sgd.noise_for(epsilon, DELTA, table.stated_population, settings.batch, settings.epochs)
-    return train_with_noise(make, table, noise, settings)[None]
+def _noise(table: Table, epsilon: float) -> Noise:
+    return sgd.noise_for(epsilon, DELTA, table.stated_population, DP_SGD.batch, DP_SGD.epochs)
 
 
-def train_with_noise(make: Callable[[], nn.Module], table: Table, noise: Noise, settings: HeadDpSgdSettings) -> Tensor:
-    """Trains parameters [D] with DP-SGD."""
-    return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings)).vector
+def _dp_sgd_event(table: Table, epsilon: float, _: Neighbours) -> Event:
+    noise = _noise(table, epsilon)
+    return DpSgdEvent("record", noise.multiplier, noise.rate, noise.steps, uuid.uuid4().hex)
 
 
-def _train_expm_nf(
-    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: ExpMNFSettings, seed: int
-) -> Tensor:
-    fitted = expm_nf.train(Parametrised(make()), *_tensors(table), epsilon, settings, seed)
-    return expm_nf.release(fitted, SAMPLES, seed).values
+def _train_dp_sgd(table: Table, epsilon: float, _: Event | None, seed: int) -> Tensor:
+    model = built(table, seed).module
+    return Parametrised(sgd.train_privately(model, *_tensors(table), _noise(table, epsilon), DP_SGD)).vector[None]
 
 
-def _train_certified(
-    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: CertifiedSettings, seed: int
-) -> Tensor:
-    event = certified.event(table, epsilon, settings)
-    return certified.release(Parametrised(make()), table, event, settings, seed=seed)[None]
+def _train_expm_nf(table: Table, epsilon: float, _: Event | None, seed: int) -> Tensor:
+    flow = expm_nf.train(built(table, seed), *_tensors(table), epsilon, EXPM_NF, seed)
+    return expm_nf.release(flow, SAMPLES, seed).values
 
 
-def _hides_rows(table: Table) -> str | None:
+def _certified_event(table: Table, epsilon: float, neighbours: Neighbours) -> Event:
+    return certified.event(table, epsilon, CERTIFIED, neighbours)
+
+
+def _train_certified(table: Table, _: float, event: Event | None, seed: int) -> Tensor:
+    assert isinstance(event, SelectionEvent)
+    return certified.release(built(table, seed), table, event, CERTIFIED, seed=seed)[None]
+
+
+def _not_for_dp_sgd(table: Table) -> str | None:
     if table.unit != "record":
         return "it hides single rows, and users have several; leave --user-field out"
-    return _needs_population(table)
-
-
-def _needs_population(table: Table) -> str | None:
     return UNSTATED if table.population is None else None
 
 
@@ -118,84 +117,42 @@ def _needs_public_scaling(table: Table) -> str | None:
 
 
 METHODS: Mapping[MethodName, Method] = {
-    method.name: method
-    for method in (
-        Method(
-            "non-private",
-            "Not private, cross-entropy",
-            False,
-            "none",
-            "none",
-            SgdSettings(),
-            _train_sgd,
-        ),
-        Method(
-            "non-private-l2",
-            "Not private, l2",
-            False,
-            "none",
-            "none",
-            SgdSettings(loss="l2"),
-            _train_sgd,
-        ),
-        Method(
-            "dp-sgd",
-            "DP-SGD",
-            True,
-            "certified",
-            f"(epsilon, {DELTA:g})-differential privacy, one row added or removed",
-            DP_SGD,
-            _train_dp_sgd,
-            DELTA,
-            _hides_rows,
-        ),
-        Method(
-            "expm-nf",
-            "ExpM+NF, as published",
-            True,
-            "none",
-            expm_nf.GUARANTEE,
-            EXPM_NF,
-            _train_expm_nf,
-        ),
-        Method(
-            "expm-certified",
-            "ExpM over public candidates",
-            True,
-            "certified",
-            "epsilon-differential privacy, delta 0, one user's rows replaced by any others",
-            CERTIFIED,
-            _train_certified,
-            0.0,
-            _needs_public_scaling,
-        ),
-    )
+    "non-private": Method("Not private", "none", "none", _train_sgd, private=False),
+    "dp-sgd": Method(
+        "DP-SGD",
+        "certified",
+        f"(epsilon, {DELTA:g})-differential privacy, one row added or removed",
+        _train_dp_sgd,
+        _dp_sgd_event,
+        DELTA,
+        ledger_share=1.5,
+        unfit=_not_for_dp_sgd,
+    ),
+    "expm-nf": Method("ExpM+NF, as published", "none", "none proven", _train_expm_nf),
+    "expm-certified": Method(
+        "ExpM over public candidates",
+        "certified",
+        "epsilon-differential privacy, delta 0, one user's rows replaced by any others",
+        _train_certified,
+        _certified_event,
+        unfit=_needs_public_scaling,
+    ),
 }
 
 
-def certified_methods() -> list[MethodName]:
-    """Returns the methods with a proven guarantee."""
-    return [name for name, method in METHODS.items() if method.status == "certified"]
-
-
-def demand_certified(name: MethodName) -> Method:
-    """Returns the method with this name.
-
-    Raises:
-        InputError: the method has no proven guarantee.
-    """
-    method = METHODS[name]
-    if method.status != "certified":
+def demand_certified(name: MethodName) -> None:
+    """Raises `InputError` if the method has no proven guarantee."""
+    if METHODS[name].status != "certified":
+        proven = [other for other, method in METHODS.items() if method.status == "certified"]
         raise InputError(
-            f"method: {name} has no proven guarantee ({method.guarantee}); choose {' or '.join(certified_methods())}"
+            f"method: {name} has no proven guarantee ({METHODS[name].guarantee}); choose {' or '.join(proven)}"
         )
-    return method
 
 
-def guarantee(name: MethodName, table_scaling: Scaling) -> str:
+def guarantee(name: MethodName, table: Table) -> str:
     """Returns the guarantee of a method on a table, in words."""
     method = METHODS[name]
-    if method.status == "certified" and table_scaling == "private":
+    if method.status == "certified" and table.scaling == "private":
         return f"{method.guarantee}, for given scales; the scales come from the rows, which it does not cover"
     return method.guarantee
 

@@ -3,9 +3,17 @@
 from collections.abc import Callable, Mapping
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+
+from privmix.privacy.arrays import Reals
+
+# The number of parameter vectors in a batch.
+_AT_ONCE = 100
 
 
 class LogisticRegression(nn.Module):
@@ -102,3 +110,19 @@ class Parametrised:
 def squared_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Returns (output - target)^2, [S, n]."""
     return (outputs - targets).square()
+
+
+@torch.no_grad()
+def predictions(model: Parametrised, thetas: Tensor, x: NDArray[np.float32]) -> Reals:
+    """Returns the outputs of each parameter vector in thetas [S, D] for rows x [n, ...], float64 [S, n]."""
+    rows = torch.from_numpy(x)
+    blocks = torch.split(thetas.float(), _AT_ONCE)
+    return np.concatenate([model.outputs(block, rows).double().numpy() for block in blocks])
+
+
+def auc(scores: Reals, y: NDArray[np.float32]) -> Reals:
+    """Returns the area under the curve of each row of scores [S, n], float64 [S]. Ties count half (Mann & Whitney)."""
+    positive = y == 1
+    count, others = int(positive.sum()), int((~positive).sum())
+    ranks = rankdata(scores, axis=1)[:, positive].sum(axis=1)
+    return np.asarray((ranks - count * (count + 1) / 2) / (count * others))

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified"]
+MethodName = Literal["non-private", "dp-sgd", "expm-nf", "expm-certified"]
 
 DATASET_NAMES = ("rand", "breast-cancer")
 """The names of the built-in tables, which `privmix.laboratory.heads.data.DATASETS` loads."""

@@ -4,7 +4,6 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,8 +17,6 @@ from privmix.laboratory.heads.row_function import RowFunction
 from privmix.privacy.sampling.clipping import clipped, noised
 from privmix.privacy.sampling.randomness import poisson_subsample
 
-Loss = Literal["l2", "cross-entropy"]
-
 _FINEST = 0.05
 _SMALLEST = 1e-6  # the distance of outputs from 0 and 1 before taking logarithms
 
@@ -28,7 +25,6 @@ class SgdSettings(BaseModel):
     """Configures training without privacy.
 
     Attributes:
-        loss: the loss, a mean over a batch.
         learning_rate: the learning rate of RMSProp.
         epochs: the number of passes over the rows.
         batch: the number of rows in a step.
@@ -36,7 +32,6 @@ class SgdSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    loss: Loss = "cross-entropy"
     learning_rate: float = Field(0.01, gt=0)
     epochs: int = Field(10, ge=1)
     batch: int = Field(256, ge=1)
@@ -78,7 +73,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: i
     for _ in range(settings.epochs):
         for batch in torch.split(torch.randperm(len(x)), settings.batch):
             optimizer.zero_grad()
-            _loss(model(x[batch]), y[batch], settings.loss).backward()  # type: ignore[no-untyped-call]
+            _loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return model
 
@@ -95,7 +90,7 @@ def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settin
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
 
     def loss(named: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-        return _loss(functional_call(model, named, (row[None],)), target[None], settings.loss)
+        return _loss(functional_call(model, named, (row[None],)), target[None])
 
     gradients_of = vmap(grad(loss), in_dims=(None, 0, 0))
 
@@ -164,7 +159,6 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 
-def _loss(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
-    if loss == "l2":
-        return (outputs - targets).square().mean()
+def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Returns the mean cross-entropy."""
     return nn.functional.binary_cross_entropy(outputs.clamp(_SMALLEST, 1 - _SMALLEST), targets)
