@@ -95,34 +95,3 @@ def test_an_unexpected_error_is_a_500_and_logs_only_its_place(
     assert "failed with KeyError" in caplog.text
     assert {vars(entry)["request_id"] for entry in written(caplog)} == {"mine"}
     assert "test_access_log.py" in caplog.text
-
-
-def test_all_model_names_are_listed(client: TestClient) -> None:
-    listed = client.get("/v1/models").json()
-    assert listed["object"] == "list"
-    assert [model["id"] for model in listed["data"]] == ["privmix", "clinic"]
-    assert client.get("/v1/models/clinic").json() == listed["data"][1]
-
-
-def test_health_names_missing_actors(client: TestClient) -> None:
-    response = client.get("/health")
-    assert response.status_code == 503
-    health = response.json()
-    assert health["status"] == "unavailable"
-    assert health["missing"] == list(health["troubles"]) == ["coordinator", "budget"]
-
-
-def test_a_gateway_without_other_actors_is_alive_but_not_ready(client: TestClient) -> None:
-    """Restarting the gateway's process would not help."""
-    assert client.get("/livez").status_code == 200
-    refused = client.get("/readyz")
-    assert refused.status_code == 503
-    assert refused.json() == {"status": "unavailable"}
-    assert int(refused.headers["retry-after"]) > 0
-
-
-def test_a_missing_budget_actor_makes_the_statement_unavailable(client: TestClient) -> None:
-    response = client.get("/v1/privacy")
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "service_unavailable"
-    assert "'budget'" in response.json()["error"]["message"]

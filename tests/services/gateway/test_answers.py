@@ -17,8 +17,13 @@ from privmix.privacy.mollifiers.shaping import SamplingOptions
 def test_tokens_of_the_base_are_labelled(base: str, first_free: bool) -> None:
     generation = Generation(uuid4().hex, (1,), SamplingOptions(), 9)
     answer = Answer(CompletionStyle(), "privmix", [generation], 1, base=base)
-    answer.add([Delta(generation.id, "a ", (1,), public=first_free)])
-    answer.add([Delta(generation.id, "b ", (2,), "stop", public=True)])
+    first, last = (
+        Delta(generation.id, "a ", (1,), public=first_free),
+        Delta(generation.id, "b ", (2,), "stop", public=True),
+    )
+    answer.add([first])
+    assert [chunk.get("privmix") for chunk in answer.chunks([first])] == [{"answered_by": base} if first_free else None]
+    answer.add([last])
     assert answer.privmix == {"answered_by": base if first_free else "mixed"}
 
 

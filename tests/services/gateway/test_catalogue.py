@@ -9,16 +9,28 @@ import pytest
 from starlette.testclient import TestClient
 
 from privmix.gateway.errors import ApiError, unavailable
+from privmix.gateway.models import ServedModel
 from privmix.gateway.schema import ChatRequest, CompletionRequest
 from privmix.gateway.settings import ClientSettings
 from privmix.gateway.streaming import HEARTBEAT, kept_alive
-from tests.support.app import MakeClient
+from privmix.training import public_model
+from tests.support.app import MakeClient, ensemble
 
 CHAT = [{"role": "user", "content": "Good morning"}]
 
 
-def test_models_report_their_context_length(client: TestClient) -> None:
-    assert [model["max_model_len"] for model in client.get("/v1/models").json()["data"]] == [512, 512]
+def test_a_model_is_described_under_each_of_its_names(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [(model["id"], model["max_model_len"]) for model in listed["data"]] == [("privmix", 512), ("clinic", 512)]
+    assert client.get("/v1/models/clinic").json() == listed["data"][1]
+    refused = client.get("/v1/models/hospital")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_model_without_a_tokenizer_does_not_open() -> None:
+    with pytest.raises(OSError, match="nothing-here"):
+        ServedModel.of(ensemble("broken", model=public_model.resolve().parent / "nothing-here"))
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/v1/models", "/v1/models/privmix", "/version"])
@@ -141,3 +153,27 @@ async def test_an_abandoned_stream_is_closed() -> None:
     assert await anext(stream) == HEARTBEAT
     await stream.aclose()
     assert closed.is_set()
+
+
+def test_health_names_missing_actors(client: TestClient) -> None:
+    response = client.get("/health")
+    assert response.status_code == 503
+    health = response.json()
+    assert health["status"] == "unavailable"
+    assert health["missing"] == list(health["troubles"]) == ["coordinator", "budget"]
+
+
+def test_a_gateway_without_other_actors_is_alive_but_not_ready(client: TestClient) -> None:
+    """Restarting the gateway's process would not help."""
+    assert client.get("/livez").status_code == 200
+    refused = client.get("/readyz")
+    assert refused.status_code == 503
+    assert refused.json() == {"status": "unavailable"}
+    assert int(refused.headers["retry-after"]) > 0
+
+
+def test_a_missing_budget_actor_makes_the_statement_unavailable(client: TestClient) -> None:
+    response = client.get("/v1/privacy")
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "service_unavailable"
+    assert "'budget'" in response.json()["error"]["message"]

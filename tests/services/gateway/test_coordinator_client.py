@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.foundation.errors import CoordinatorUnavailable, Overloaded
-from privmix.gateway.answers import Answer, ChatStyle, CompletionStyle, Style
+from privmix.gateway.answers import Answer, CompletionStyle
 from privmix.gateway.coordinator_client import CoordinatorClient
 from privmix.gateway.counters import Counters
 from privmix.gateway.errors import NO_RETRY, ApiError
@@ -37,10 +37,9 @@ REFUSALS = {
     UNAVAILABLE: CoordinatorUnavailable("shard 3 does not answer"),
     BROKEN: KeyError("an unexpected error"),
 }
-PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY, DEADLY_AT_ONCE = range(10_000, 10_009)
-"""Prompt tokens with a meaning: all tokens except 0 come from the public model; repeat for ever; the budget is
-exhausted; the generation fails; generate nothing; a shard is away; generate slowly; kill the coordinator's process;
-kill it before it has accepted the generation."""
+FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY, DEADLY_AT_ONCE = range(10_000, 10_008)
+"""Prompt tokens with a meaning: repeat for ever; the budget is exhausted; the generation fails; generate nothing; a
+shard is away; generate slowly; kill the coordinator's process; kill it before it has accepted the generation."""
 SLOW_S = 0.02
 BUSY_S = 0.2
 """How long a cancellation takes, because the real coordinator may be in the middle of a step."""
@@ -84,13 +83,12 @@ class Repeater:
             self._answering.pop(generation.id, None)
 
     async def _repeat(self, queue: asyncio.Queue[list[Delta]], generation: Generation) -> None:
-        public = PUBLIC in generation.prompt
         released = len(generation.released)
         for token in generation.prompt:
             if token == DEADLY:
                 os.kill(os.getpid(), signal.SIGKILL)
             if token in (END, ERROR):
-                await queue.put([Delta(generation.id, "", (), "privacy_budget" if token == END else "error", public)])
+                await queue.put([Delta(generation.id, "", (), "privacy_budget" if token == END else "error")])
                 return
             if token == AWAY:
                 await queue.put([Delta(generation.id, "", (), "error", retry_after=30.0)])
@@ -100,14 +98,14 @@ class Repeater:
             while token == FOR_EVER:
                 await queue.put([Delta(generation.id, "again ", (token,))])
                 await asyncio.sleep(0.01)
-            if token in (PUBLIC, SLOW):
+            if token == SLOW:
                 continue
             if released:
                 released -= 1
                 continue
-            await queue.put([Delta(generation.id, f"{token} ", (token,), None, public and token > 0)])
+            await queue.put([Delta(generation.id, f"{token} ", (token,))])
             await asyncio.sleep(SLOW_S if SLOW in generation.prompt else 0)
-        await queue.put([Delta(generation.id, "", (), "length", public)])
+        await queue.put([Delta(generation.id, "", (), "length")])
 
     async def cancel(self, ids: Sequence[str]) -> None:
         await asyncio.sleep(BUSY_S)
@@ -207,8 +205,8 @@ def new_generations(*prompts: Sequence[int]) -> list[Generation]:
     return [Generation(uuid4().hex, tuple(prompt), SamplingOptions(), 100) for prompt in prompts]
 
 
-def new_answer(generations: Sequence[Generation], style: Style | None = None) -> Answer:
-    return Answer(style or CompletionStyle(), "privmix", generations, 9)
+def new_answer(generations: Sequence[Generation]) -> Answer:
+    return Answer(CompletionStyle(), "privmix", generations, 9)
 
 
 async def ask(client: CoordinatorClient, *prompts: Sequence[int]) -> dict[str, Any]:
@@ -222,14 +220,10 @@ async def refused(client: CoordinatorClient, *prompts: Sequence[int]) -> ApiErro
     return refusal.value
 
 
-async def chunks(
-    client: CoordinatorClient, *prompts: Sequence[int], style: Style | None = None, usage: bool = False
-) -> list[list[Any]]:
+async def chunks(client: CoordinatorClient, *prompts: Sequence[int], usage: bool = False) -> list[list[Any]]:
     """Returns the events of a stream as one list for each write."""
     generations = new_generations(*prompts)
-    writes = [
-        write async for write in stream_answer(client.submit(generations), new_answer(generations, style), 0.05, usage)
-    ]
+    writes = [write async for write in stream_answer(client.submit(generations), new_answer(generations), 0.05, usage)]
     return [[_body(event) for event in write.decode().split("\n\n") if event] for write in writes]
 
 
@@ -261,32 +255,6 @@ async def test_a_stream_contains_the_complete_answer_in_few_writes(coordinator: 
         assert "".join(piece["text"] for piece in pieces) == "".join(f"{token} " for token in range(first, first + 100))
         assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert len(writes) < 100
-
-
-async def test_a_chat_stream_opens_with_the_role(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as client:
-        writes = await chunks(client, [5], style=ChatStyle())
-    events = [event for write in writes for event in write][:-1]
-    deltas = [event["choices"][0]["delta"] for event in events]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    assert "".join(delta.get("content", "") for delta in deltas) == "5 "
-    assert events[-1]["choices"][0]["finish_reason"] == "length"
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-
-
-async def test_an_echo_is_sent_first_and_once(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as client:
-        style = CompletionStyle(["the prompt: ", ""])
-        writes = await chunks(client, [5], [6], style=style)
-        events = [event for write in writes for event in write][:-1]
-        texts = {
-            index: "".join(e["choices"][0]["text"] for e in events if e["choices"][0]["index"] == index)
-            for index in (0, 1)
-        }
-        assert texts == {0: "the prompt: 5 ", 1: "6 "}
-        generations = new_generations([5], [6])
-        body = await complete_answer(client.submit(generations), new_answer(generations, style))
-        assert [choice["text"] for choice in body["choices"]] == ["the prompt: 5 ", "6 "]
 
 
 @pytest.mark.parametrize(
@@ -347,19 +315,6 @@ async def test_a_failed_answer_says_whether_a_retry_helps(coordinator: ActorHand
         assert (await refused(client, [ERROR])).headers == {"x-should-retry": "false"}
         assert (await refused(client, [AWAY])).headers == {"retry-after": "30"}, "the time until a shard is replaced"
         assert (await refused(client, [1, AWAY])).headers["x-should-retry"] == "false", "its first token was charged"
-
-
-async def test_tokens_of_the_public_model_are_marked(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as client:
-        assert (await ask(client, [PUBLIC, 1, 2]))["privmix"] == {"answered_by": "public"}
-        assert (await ask(client, [PUBLIC, 1], [2]))["privmix"] == {"answered_by": "mixed"}
-        assert (await ask(client, [PUBLIC, 0, 2]))["privmix"] == {"answered_by": "mixed"}
-        assert "privmix" not in await ask(client, [1, 2])
-        for prompt, marked in (([PUBLIC, 1, 2], True), ([1, 2], False)):
-            events = [event for write in await chunks(client, prompt) for event in write][:-1]
-            assert [event.get("privmix") for event in events if event["choices"][0]["text"]] == [
-                {"answered_by": "public"} if marked else None
-            ] * len([event for event in events if event["choices"][0]["text"]])
 
 
 async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:

@@ -24,28 +24,18 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": None}, "model", "missing_required_parameter"),
     ({"model": 3}, "model", "invalid_type"),
-    ({"model": ["privmix"]}, "model", "invalid_type"),
     ({"n": 0}, "n", "invalid_value"),
     ({"n": 5}, "n", "invalid_value"),
-    ({"n": 10**30}, "n", "invalid_value"),
-    ({"n": "2"}, "n", "invalid_type"),
-    ({"n": 2.0}, "n", "invalid_type"),
     ({"n": True}, "n", "invalid_type"),
-    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     ({"max_tokens": -1}, "max_tokens", "invalid_value"),
-    ({"max_tokens": "16"}, "max_tokens", "invalid_type"),
     ({"max_tokens": 257}, "max_tokens", "invalid_value"),
     ({"temperature": 0}, "temperature", "unsupported_value"),
-    ({"temperature": 1e-300}, "temperature", "unsupported_value"),
     ({"temperature": -0.5}, "temperature", "invalid_value"),
-    ({"temperature": 2.5}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"top_p": 0}, "top_p", "unsupported_value"),
     ({"top_p": 1.01}, "top_p", "invalid_value"),
-    ({"top_p": []}, "top_p", "invalid_type"),
     ({"top_k": 1}, "top_k", "unsupported_value"),
     ({"top_k": -2}, "top_k", "invalid_value"),
-    ({"top_k": 4.5}, "top_k", "invalid_type"),
     ({"stop": 7}, "stop", "invalid_type"),
     ({"response_format": "json"}, "response_format", "invalid_type"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
@@ -62,14 +52,12 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"grammar": SECRET}}, "structured_outputs.grammar", "unknown_parameter"),
     ({"structured_outputs": {"json": SECRET}}, "structured_outputs.json", "invalid_value"),
     ({"structured_outputs": {"json": {"$ref": SECRET}}}, "structured_outputs.json", "invalid_value"),
-    ({"structured_outputs": {"structural_tag": SECRET}}, "structured_outputs.structural_tag", "unknown_parameter"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs.regex",
         "invalid_value",
     ),
     ({"stop": ""}, "stop", "invalid_value"),
-    ({"stop": ["a", ""]}, "stop", "invalid_value"),
     ({"stop": ["a", 1]}, "stop", "invalid_type"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
     ({"stop": "x" * 129}, "stop", "invalid_value"),
@@ -83,18 +71,13 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
     ({"frequency_penalty": False}, "frequency_penalty", "unsupported_parameter"),
-    ({"presence_penalty": -2}, "presence_penalty", "unsupported_parameter"),
     ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_parameter"),
     ({"logprobs": True}, "logprobs", "unsupported_parameter"),
     ({"seed": 42}, "seed", "unsupported_parameter"),
     ({"repetition_penalty": 1.1}, "repetition_penalty", "unsupported_parameter"),
-    ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
-    ({"min_tokens": 1}, "min_tokens", "unsupported_parameter"),
     ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
     ({"guided_json": {"type": "integer"}}, "guided_json", "unsupported_parameter"),
     ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
-    ({"guided_choice": ["a"]}, "guided_choice", "unsupported_parameter"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "unsupported_parameter"),
     ({"colour": "red"}, "colour", "unknown_parameter"),
     ({"colour": 0}, "colour", "unknown_parameter"),
     ({f"{SECRET} as a key": 1}, "body", "unknown_parameter"),
@@ -106,28 +89,20 @@ OF_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["a", ""]}, "prompt", "invalid_value"),
     ({"prompt": []}, "prompt", "invalid_type"),
     ({"prompt": [[]]}, "prompt", "invalid_type"),
-    ({"prompt": 5}, "prompt", "invalid_type"),
     ({"prompt": {"text": SECRET}}, "prompt", "invalid_type"),
-    ({"prompt": ["a", 1]}, "prompt", "invalid_type"),
     ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
-    ({"prompt": [1.5]}, "prompt", "invalid_type"),
     ({"prompt": [True]}, "prompt", "invalid_type"),
     ({"prompt": [-1]}, "prompt", "invalid_value"),
     ({"prompt": [49_152]}, "prompt", "invalid_value"),
     ({"prompt": [[1], [2**70]]}, "prompt", "invalid_value"),
     ({"prompt": ["a"] * 5}, "prompt", "invalid_value"),
-    ({"prompt": [1] * 512}, "prompt", "context_length_exceeded"),
     ({"prompt": "word " * 600}, "prompt", "context_length_exceeded"),
-    ({"prompt": [1] * 500, "max_tokens": 13}, "max_tokens", "context_length_exceeded"),
     ({"prompt": [[1], [1] * 500], "max_tokens": 13}, "max_tokens", "context_length_exceeded"),
     ({"echo": "yes"}, "echo", "invalid_type"),
     ({"echo": True, "logprobs": 1}, "logprobs", "unsupported_parameter"),
     ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
     ({"best_of": 0}, "best_of", "invalid_value"),
     ({"best_of": 3}, "best_of", "unsupported_value"),
-    ({"n": 2, "best_of": 3}, "best_of", "unsupported_value"),
-    ({"n": 2, "best_of": 1}, "best_of", "unsupported_value"),
-    ({"best_of": "2"}, "best_of", "invalid_type"),
     ({"suffix": "the end"}, "suffix", "unsupported_parameter"),
     ({"messages": CHAT["messages"]}, "messages", "unknown_parameter"),
     ({"max_completion_tokens": 5}, "max_completion_tokens", "unknown_parameter"),
@@ -146,10 +121,7 @@ OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
     (say(role=None), "messages[0].role", "missing_required_parameter"),
     (say(role="tool"), "messages[0].role", "invalid_value"),
     (say(tool_call_id="a"), "messages[0].tool_call_id", "unsupported_parameter"),
-    (say(role="function"), "messages[0].role", "invalid_value"),
     (say(content=None), "messages[0].content", "missing_required_parameter"),
-    (say(content=4), "messages[0].content", "invalid_type"),
-    (say(content=[]), "messages[0].content", "invalid_type"),
     (say(content=[SECRET]), "messages[0].content", "invalid_type"),
     (say(content=[{"type": "text", "text": 4}]), "messages[0].content", "invalid_type"),
     (say(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content", "unsupported_value"),
@@ -161,7 +133,6 @@ OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "messages",
         "context_length_exceeded",
     ),
-    ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
     ({"max_completion_tokens": 257}, "max_completion_tokens", "invalid_value"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "invalid_value"),
     ({"top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
@@ -172,19 +143,11 @@ OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content",
         "unsupported_value",
     ),
-    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
-    ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-    ({"audio": {"voice": "ash"}}, "audio", "unsupported_parameter"),
-    ({"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),
-    ({"store": True}, "store", "unsupported_parameter"),
     ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
     ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
-    ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),
     ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     ({"prompt": "a"}, "prompt", "unknown_parameter"),
-    ({"echo": True}, "echo", "unknown_parameter"),
 ]
 
 REFUSED = [
@@ -221,47 +184,33 @@ def test_an_unknown_model_is_refused(client: TestClient, route: str, model: str)
     assert "privmix, clinic" in response.json()["error"]["message"]
 
 
-def test_vllms_older_fields_name_their_successor(client: TestClient) -> None:
-    message = client.post(CHATS, json=CHAT | {"guided_regex": "[0-9]+"}).json()["error"]["message"]
-    assert "structured_outputs" in message
-
-
-def test_greedy_decoding_is_refused_with_the_reason_and_the_fix(client: TestClient) -> None:
-    message = client.post(COMPLETIONS, json=COMPLETION | {"temperature": 0}).json()["error"]["message"]
-    assert "public model alone" in message
-    assert "0.01" in message
-
-
-@pytest.mark.parametrize("route", [COMPLETIONS, CHATS])
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "code"),
     [
-        (b"", "body"),
-        (b"{", "body"),
-        (b'{"prompt": "Wilhelmina', "body"),
-        (b'{"prompt": Wilhelmina}', "body"),
-        (b"\xff\xfe{}", "body"),
-        (b'{"model": "privmix", "prompt": "\xc3\x28"}', "body"),
-        (b'{"model": "privmix", "prompt": "\\ud800"}', "body"),
-        (b"[" * 50_000, "body"),
-        (b'{"n": ' + b"9" * 10_000 + b"}", "body"),
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"prompt": "Wilhelmina', "invalid_json"),
+        (b'{"prompt": Wilhelmina}', "invalid_json"),
+        (b"\xff\xfe{}", "invalid_json"),
+        (b'{"model": "privmix", "prompt": "\xc3\x28"}', "invalid_json"),
+        (b'{"model": "privmix", "prompt": "\\ud800"}', "invalid_json"),
+        (b"[" * 50_000, "invalid_json"),
+        (b'{"n": ' + b"9" * 10_000 + b"}", "invalid_json"),
+        (b"null", "invalid_type"),
+        (b"[]", "invalid_type"),
+        (b'"Wilhelmina"', "invalid_type"),
+        (b"NaN", "invalid_type"),
     ],
 )
-def test_a_body_that_is_not_json_in_utf8_is_refused(client: TestClient, route: str, body: bytes, param: str) -> None:
-    response = client.post(route, content=body, headers=JSON)
-    assert response.status_code == 400
-    check(response.json(), param, "invalid_json")
-
-
-@pytest.mark.parametrize("body", [b"null", b"3", b"[]", b'"Wilhelmina"', b"NaN"])
-def test_a_body_that_is_not_an_object_is_refused(client: TestClient, body: bytes) -> None:
-    response = client.post(COMPLETIONS, content=body, headers=JSON)
-    assert response.status_code == 400
-    check(response.json(), "body", "invalid_type")
+def test_a_body_that_is_no_json_object_in_utf8_is_refused(client: TestClient, body: bytes, code: str) -> None:
+    for route in (COMPLETIONS, CHATS):
+        response = client.post(route, content=body, headers=JSON)
+        assert response.status_code == 400
+        check(response.json(), "body", code)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize("field", ["temperature", "top_p", "n", "max_tokens", "top_k"])
+@pytest.mark.parametrize("field", ["temperature", "n"])
 def test_non_finite_numbers_are_refused(client: TestClient, field: str, number: str) -> None:
     body = json.dumps(COMPLETION)[:-1] + f', "{field}": {number}}}'
     response = client.post(COMPLETIONS, content=body, headers=JSON)
@@ -269,17 +218,25 @@ def test_non_finite_numbers_are_refused(client: TestClient, field: str, number: 
     assert response.json()["error"]["param"] == field
 
 
-def test_a_body_over_the_limit_is_refused(client: TestClient) -> None:
-    response = client.post(COMPLETIONS, json=COMPLETION | {"prompt": "a" * (64 * 1024)})
-    assert response.status_code == 413
-    check(response.json(), "body", "body_too_large")
-
-
-@pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3"])
-def test_a_length_that_is_no_number_is_refused(client: TestClient, number: str) -> None:
-    response = client.post(COMPLETIONS, content=b"{}", headers={**JSON, "content-length": number})
-    assert response.status_code == 400
-    check(response.json(), "content-length", "invalid_value")
+@pytest.mark.parametrize(
+    ("headers", "size", "status", "param", "code"),
+    [
+        ({}, 64 * 1024, 413, "body", "body_too_large"),
+        ({"content-length": "9" * 5000}, 1, 400, "content-length", "invalid_value"),
+        ({"content-length": "-1"}, 1, 400, "content-length", "invalid_value"),
+        ({"content-length": "1e3"}, 1, 400, "content-length", "invalid_value"),
+        ({"content-encoding": "gzip"}, 1, 415, "body", "unsupported_encoding"),
+        ({"content-encoding": "Identity"}, 1, 503, None, "service_unavailable"),
+        ({"content-encoding": ""}, 1, 503, None, "service_unavailable"),
+    ],
+)
+def test_a_body_is_checked_before_it_is_read(
+    client: TestClient, headers: dict[str, str], size: int, status: int, param: str | None, code: str
+) -> None:
+    body = json.dumps(COMPLETION | {"prompt": "a" * size})
+    response = client.post(COMPLETIONS, content=body, headers={**JSON, **headers})
+    assert response.status_code == status
+    check(response.json(), param, code)
 
 
 @pytest.mark.anyio
@@ -299,12 +256,6 @@ async def test_a_body_of_unknown_length_is_read_only_to_the_limit(client: TestCl
     assert sent <= 64 + 2
 
 
-def test_a_compressed_body_is_refused(client: TestClient) -> None:
-    response = client.post(COMPLETIONS, json=COMPLETION, headers={"content-encoding": "gzip"})
-    assert response.status_code == 415
-    check(response.json(), "body", "unsupported_encoding")
-
-
 def test_a_body_that_an_upgrade_lost_says_so(client: TestClient) -> None:
     headers = JSON | {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEA"}
     response = client.post(COMPLETIONS, content=b"", headers=headers)
@@ -313,33 +264,23 @@ def test_a_body_that_an_upgrade_lost_says_so(client: TestClient) -> None:
     assert "HTTP_1_1" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
-def test_a_body_as_it_is_may_say_so(client: TestClient, encoding: str) -> None:
-    response = client.post(COMPLETIONS, json=COMPLETION, headers={"content-encoding": encoding})
-    assert response.status_code == 503, "all checks are passed, and there are no actors"
-
-
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/doc", "/v1/Wilhelmina"])
-def test_an_unknown_route_is_refused(client: TestClient, path: str) -> None:
-    response = client.post(path, json=COMPLETION)
-    assert response.status_code == 404
-    check(response.json(), None, "route_not_found")
-
-
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", COMPLETIONS), ("PUT", CHATS), ("POST", "/v1/models"), ("DELETE", "/v1/privacy")]
+    ("method", "path", "status", "code"),
+    [
+        *(
+            ("POST", path, 404, "route_not_found")
+            for path in ("/", "/v1/embeddings", "/v1/completions/", "/v1/Wilhelmina")
+        ),
+        *((method, path, 405, "method_not_allowed") for method, path in (("GET", COMPLETIONS), ("POST", "/v1/models"))),
+    ],
 )
-def test_an_unsupported_method_is_refused(client: TestClient, method: str, path: str) -> None:
+def test_an_unknown_route_or_method_is_refused(
+    client: TestClient, method: str, path: str, status: int, code: str
+) -> None:
     response = client.request(method, path)
-    assert response.status_code == 405
-    assert response.headers["allow"]
-    check(response.json(), None, "method_not_allowed")
-
-
-def test_an_unknown_model_has_no_description(client: TestClient) -> None:
-    response = client.get("/v1/models/part-000")
-    assert response.status_code == 404
-    check(response.json(), "model", "model_not_found")
+    assert response.status_code == status
+    assert (status == 405) == ("allow" in response.headers)
+    check(response.json(), None, code)
 
 
 @pytest.mark.parametrize("header", [{}, {"authorization": "Bearer nokey"}, {"authorization": "Basic one"}])
@@ -354,12 +295,6 @@ def test_a_request_without_a_valid_key_is_refused(
     assert response.status_code == 401
     check(response.json(), None, "invalid_api_key")
     assert response.headers["www-authenticate"] == "Bearer"
-
-
-@pytest.mark.parametrize("key", ["one", "two"])
-def test_a_request_with_a_key_is_accepted(make_client: MakeClient, key: str) -> None:
-    guarded = make_client(api_keys=("one", "two"))
-    assert guarded.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
 
 
 def test_a_key_that_sends_invalid_requests_waits_and_others_do_not(make_client: MakeClient) -> None:
@@ -386,19 +321,14 @@ def test_probes_need_no_key(make_client: MakeClient) -> None:
     assert make_client(api_keys=("one",)).get("/health").status_code == 503
 
 
-def test_a_chat_without_a_chat_template_is_refused(
-    make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [(None, "chat_not_supported"), ("{{ raise_exception(messages[0]['content']) }}", "invalid_value")],
+)
+def test_a_chat_that_the_model_has_no_template_for_is_refused(
+    make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch, template: str | None, code: str
 ) -> None:
-    monkeypatch.setattr(prompts._tokenizer, "chat_template", None)
+    monkeypatch.setattr(prompts._tokenizer, "chat_template", template)
     response = make_client().post(CHATS, json=CHAT)
     assert response.status_code == 400
-    check(response.json(), "messages", "chat_not_supported")
-
-
-def test_a_chat_that_its_template_refuses_is_refused(
-    make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prompts._tokenizer, "chat_template", "{{ raise_exception(messages[0]['content']) }}")
-    response = make_client().post(CHATS, json=CHAT)
-    assert response.status_code == 400
-    check(response.json(), "messages", "invalid_value")
+    check(response.json(), "messages", code)
