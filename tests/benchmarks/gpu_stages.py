@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmix.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
-from privmix.privacy.mollifiers.shaping import bits_per_nat, plain_public
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape_public
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.reduction import reduce_at
@@ -132,7 +132,7 @@ def reduction_kernels(sequences: int) -> Found:
     for parts, vocabulary in ((1, 49152), (16, 49152), (64, 49152), (16, 128256)):
         logits = torch.randn((sequences, 1 + parts, vocabulary), device=DEVICE).mul(3)
         degrees = torch.ones(sequences, device=DEVICE)
-        public, _ = plain_public(logits[:, 0], bits_per_nat(degrees))
+        public = shape_public(logits[:, 0], (SamplingOptions(),) * sequences)
         drawn = torch.ones((sequences, parts), dtype=torch.bool, device=DEVICE)
         for protocol in (Exponential(parts, parts, RADIUS), PMixed(parts, 1.0, RADIUS)):
             took = do_bench_cudagraph(partial(reduce_at, protocol, public, logits[:, 1:], degrees, drawn))

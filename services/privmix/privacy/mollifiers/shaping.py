@@ -123,21 +123,16 @@ def begin_public(log_p: Tensor, options: Sequence[SamplingOptions]) -> tuple[Ten
 
     Call `check_usable` before anything is made of p0. A row that is not usable is NaN.
     """
-    scales = np.array([_BITS / option.temperature for option in options], np.float32)
+    scales = on_device(np.array([_BITS / option.temperature for option in options], np.float32), log_p.device)
     restricted = {s: option for s, option in enumerate(options) if option.restricts}
-    return _public(log_p, on_device(scales, log_p.device), restricted)
-
-
-def plain_public(log_p: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what `begin_public` does for options that keep all tokens, from tensors of the device alone.
-
-    So a CUDA graph can capture it.
-
-    Args:
-        log_p: [S, V], natural log-probabilities or logits.
-        scales: float32 [S], bits per nat over the temperature (`bits_per_nat`).
-    """
-    return _public(log_p, scales, {})
+    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
+    usable = torch.empty(len(log_p), dtype=torch.bool, device=log_p.device)
+    at_once = rows_at_once(public)
+    for start in range(0, len(public), at_once):
+        block = slice(start, start + at_once)
+        own = {s - start: option for s, option in restricted.items() if start <= s < start + at_once}
+        _shape_public(log_p[block], scales[block], own, public[block], usable[block])
+    return public, usable
 
 
 def check_usable(usable: Tensor) -> None:
@@ -163,22 +158,6 @@ def temperatures(options: Sequence[SamplingOptions], device: torch.device) -> Te
 def bits_per_nat(temperatures: Tensor) -> Tensor:
     """Returns what turns log-probabilities into bits of p^(1/T), float32 [S]."""
     return _BITS / temperatures
-
-
-def _public(log_p: Tensor, scales: Tensor, restricted: Mapping[int, SamplingOptions]) -> tuple[Tensor, Tensor]:
-    """Returns p0 [S, V], and which rows are usable, [S].
-
-    Args:
-        restricted: the options of the sequences that keep some tokens alone.
-    """
-    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
-    usable = torch.empty(len(log_p), dtype=torch.bool, device=log_p.device)
-    at_once = rows_at_once(public)
-    for start in range(0, len(public), at_once):
-        block = slice(start, start + at_once)
-        own = {s - start: option for s, option in restricted.items() if start <= s < start + at_once}
-        _shape_public(log_p[block], scales[block], own, public[block], usable[block])
-    return public, usable
 
 
 def _shape_public(

@@ -21,7 +21,6 @@ from privmix.privacy.mollifiers import rows
 from privmix.privacy.mollifiers.shaping import (
     SamplingOptions,
     bits_per_nat,
-    plain_public,
     shape_public,
     temperatures,
 )
@@ -169,6 +168,6 @@ def _sums(
     protocol = Exponential(parts, parts, RADIUS)
     made = logits(sequences, parts, vocabulary, device)
     degrees = torch.ones(sequences, device=device)
-    public, _ = plain_public(made[:, 0], bits_per_nat(degrees))
+    public = shape_public(made[:, 0], (SamplingOptions(),) * sequences)
     drawn = torch.ones((sequences, parts), dtype=torch.bool, device=device)
     return protocol, public, reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
