@@ -4,17 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix.privacy.protocols.submix import SubMixEvent
-from privmix_cluster.commands.budget import budget
-
-application = typer.Typer()
-application.command()(budget)
+from privmix_cluster.cli import app
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
 
@@ -33,7 +29,7 @@ def ledger(path: Path) -> Ledger:
 
 def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
     ledger.settle(ledger.lease(EVENT, 60).lease, 50)
-    result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
+    result = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"])
     stated = json.loads(result.stdout)
     assert result.exit_code == 0
     assert (stated["ensemble"], stated["epsilon"], stated["tokens_charged"], stated["tokens_left"]) == (
@@ -49,7 +45,7 @@ def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
 
 def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
     ledger.lease(EVENT, 60)
-    result = CliRunner().invoke(application, ["--ledger", f"sqlite:///{path}"])
+    result = CliRunner().invoke(app, ["budget", "--ledger", f"sqlite:///{path}"])
     assert result.exit_code == 0
     for text in (
         "Privacy budget of ensemble clinic",
@@ -67,9 +63,9 @@ def test_a_table_rounds_costs_up_and_remainders_down(path: Path) -> None:
     )
     ledger = Ledger.create(path, promise)
     ledger.lease(EVENT, 60)
-    result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
+    result = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"])
     exact = json.loads(result.stdout)
-    result = CliRunner().invoke(application, ["--ledger", str(path)])
+    result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
     cells = [[cell.strip() for cell in line.split("│")] for line in result.stdout.splitlines()]
     numbers = {row[1].split(",")[0]: row[2] for row in cells if len(row) > 3}
     assert numbers["promised"] == "8.00006"
@@ -77,13 +73,13 @@ def test_a_table_rounds_costs_up_and_remainders_down(path: Path) -> None:
 
 
 def test_an_unused_budget(ledger: Ledger, path: Path) -> None:
-    result = CliRunner().invoke(application, ["--ledger", str(path)])
+    result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
     assert result.exit_code == 0
     assert "Nothing that depends on the private text was released." in result.stdout
 
 
 def test_a_missing_ledger_is_reported(path: Path) -> None:
-    result = CliRunner().invoke(application, ["--ledger", str(path)])
+    result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
     assert result.exit_code == 1
     assert "there is no such file" in result.stderr
     assert not path.exists()
@@ -91,7 +87,7 @@ def test_a_missing_ledger_is_reported(path: Path) -> None:
 
 def test_a_file_that_is_not_a_ledger_is_reported(path: Path) -> None:
     path.write_text("a letter, and not a database " * 100)
-    result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
+    result = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"])
     assert result.exit_code == 1
     assert "not a SQLite file" in result.stderr
     assert result.stdout == ""
@@ -101,15 +97,15 @@ def test_only_the_operator_sees_measured_losses(path: Path) -> None:
     event = SubMixEvent(parts=2, order=8.0, beta=0.01)
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
     Ledger.create(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
-    told = json.loads(CliRunner().invoke(application, ["--ledger", str(path), "--json"]).stdout)
+    told = json.loads(CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"]).stdout)
     assert not [name for name in told if "measured" in name and name != "enforced"]
     assert (told["epsilon_spent"], told["tokens_left"]) == (None, None)
     assert told["guarantee"].startswith("No epsilon is stated")
-    operator = CliRunner().invoke(application, ["--ledger", str(path), "--operator", "--json"])
+    operator = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--operator", "--json"])
     stated = json.loads(operator.stdout)
     assert 1.5 < stated["epsilon_measured"] < 8
     assert stated["epsilon_measured"] + stated["epsilon_measured_left"] == pytest.approx(8)
-    shown = CliRunner().invoke(application, ["--ledger", str(path), "--operator"]).stdout
+    shown = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--operator"]).stdout
     assert f"{stated['epsilon_measured']:.4f}" in shown
     assert "eps(D)" in shown
-    assert "eps(D)" not in CliRunner().invoke(application, ["--ledger", str(path)]).stdout
+    assert "eps(D)" not in CliRunner().invoke(app, ["budget", "--ledger", str(path)]).stdout

@@ -22,7 +22,7 @@ from privmix.privacy.protocols.adapmixed import AdaPMixed
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix_cluster.checks import check_ensemble
-from privmix_cluster.commands.ledger import ledger as application
+from privmix_cluster.cli import app
 from privmix_cluster.configuration import Configuration
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble
@@ -56,7 +56,7 @@ def file(ledger: Ledger, place: str, tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(application, arguments)
+    return CliRunner().invoke(app, ["ledger", *arguments])
 
 
 def test_an_export_has_every_row_in_order_and_can_be_verified_alone(ledger: Ledger, place: str, file: Path) -> None:

@@ -34,16 +34,9 @@ def budget(
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
     from privmix.budget.reader import read
     from privmix.budget.statement import statement
-    from privmix.foundation.errors import LedgerError
     from privmix_cluster.secret_files import variable
 
-    ledger = ledger or variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db"
-    try:
-        balance = read(ledger)
-    except LedgerError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(1) from error
-    private = statement(balance)
+    private = statement(read(ledger or variable("PRIVMIX_BUDGET__LEDGER") or "ledger.db"))
     stated = private if operator else private.ledger()
     if as_json:
         print(json.dumps(stated.model_dump(mode="json"), indent=2))

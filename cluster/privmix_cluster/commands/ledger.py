@@ -1,16 +1,14 @@
 """Implements `privmix ledger`, which creates, exports, verifies and charges ledgers."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from privmix.foundation.errors import LeaseRefused, LedgerError
 from privmix_cluster.options import JsonOption
@@ -45,17 +43,10 @@ def init(
 
     configuration = Configuration.load(config)
     manifest = Manifest.load(configuration.ensemble)
-    with _ledger_errors_printed():
-        promised = promise(configuration, manifest)
-        settings = configuration.budget
-        begun = begin(
-            settings.ledger,
-            promised.terms,
-            configuration.ensemble,
-            settings.ledger_id,
-            settings.anchor,
-            settings.key(),
-        )
+    promised, settings = promise(configuration, manifest), configuration.budget
+    begun = begin(
+        settings.ledger, promised.terms, configuration.ensemble, settings.ledger_id, settings.anchor, settings.key()
+    )
     if as_json:
         print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
         return
@@ -89,17 +80,16 @@ def forfeit(
 
     if (source is None) == (config is None):
         raise typer.BadParameter("give a ledger or --config", param_hint="LEDGER")
+    place: str = source or ""
+    anchors: tuple[Anchor, ...] = ()
+    key = _signing_key(None)
+    if config is not None:
+        chosen = Configuration.load(config)
+        place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
+        key = chosen.budget.key()
+    writer = Ledger.restore(place, read(place).terms, anchors=anchors, key=key)
     try:
-        with _ledger_errors_printed():
-            place: str = source or ""
-            anchors: tuple[Anchor, ...] = ()
-            key = _signing_key(None)
-            if config is not None:
-                chosen = Configuration.load(config)
-                place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
-                key = chosen.budget.key()
-            writer = Ledger.restore(place, read(place).terms, anchors=anchors, key=key)
-            charged = writer.forfeit(tokens)
+        charged = writer.forfeit(tokens)
     except LeaseRefused as error:
         raise typer.BadParameter(str(error), param_hint="--tokens") from error
     balance = writer.balance()
@@ -131,7 +121,7 @@ def export(
     """
     from privmix.budget import export as exporting
 
-    with _ledger_errors_printed(), _written(output) as lines:
+    with _written(output) as lines:
         exporting.export(source, lines, private=private_values)
 
 
@@ -162,7 +152,7 @@ def verify(
         balance = verified(place, head=head and head.lower(), length=rows, key=key)
     except LedgerError as error:
         if not as_json:
-            raise _refusal(error) from error
+            raise
         print(json.dumps({"valid": False, "error": str(error)}, indent=2))
         raise typer.Exit(1) from error
     summary = {
@@ -202,32 +192,17 @@ def _is_hash(text: str) -> bool:
 
 
 @contextmanager
-def _ledger_errors_printed() -> Iterator[None]:
-    try:
-        yield
-    except LedgerError as error:
-        raise _refusal(error) from error
-
-
-def _refusal(error: LedgerError) -> typer.Exit:
-    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
-    return typer.Exit(1)
-
-
-@contextmanager
 def _written(output: Path | None) -> Iterator[TextIO]:
     """Writes a file atomically, readable only by this user, because it may contain private values."""
     if output is None:
         yield sys.stdout
         return
-    partial = output.with_name(f"{output.name}.partial")
+    from privmix.foundation.files import replacing
+
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    except OSError as error:
-        raise typer.BadParameter(f"{partial}: {error.strerror}", param_hint="--output") from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as lines:
+        with replacing(output, private=True) as file:
+            lines = TextIOWrapper(file, encoding="utf-8")
             yield lines
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
+            lines.detach()
+    except OSError as error:
+        raise typer.BadParameter(f"{output}: {error.strerror}", param_hint="--output") from error

@@ -25,17 +25,11 @@ def scale(
     """
     import ray
 
-    from privmix.foundation.errors import FleetError
     from privmix.foundation.ray_session import joined
     from privmix_cluster.named_actors import fleet_of
 
     with joined(address):
-        fleet = fleet_of(namespace)
-        try:
-            shard_map: ShardMap = ray.get(fleet.scale.remote(shards))
-        except FleetError as error:
-            Console(stderr=True).print(f"[red]error:[/red] {getattr(error, 'cause', error)}")
-            raise typer.Exit(1) from error
+        shard_map: ShardMap = ray.get(fleet_of(namespace).scale.remote(shards))
     if as_json:
         event = shard_map.protocol.event.as_dict()
         print(
