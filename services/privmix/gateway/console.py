@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
-from importlib.metadata import version
 from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request
@@ -45,7 +44,6 @@ class Snapshot(BaseModel):
     """
 
     at: float
-    version: str
     models: tuple[str, ...]
     max_tokens: int
     key: str
@@ -92,7 +90,6 @@ class ConsoleRoutes:
         privacy, traffic, shards = await asyncio.gather(self._statement.get(), self._traffic.get(), self._shards.get())
         return Snapshot(
             at=time.time(),
-            version=version("privmix"),
             models=self._served.ensemble.names,
             max_tokens=self._settings.max_tokens,
             key=identity.name,

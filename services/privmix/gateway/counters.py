@@ -1,4 +1,4 @@
-"""Counts requests and tokens of a gateway, for the traffic that it reports to the keys actor."""
+"""Counts refusals and tokens of a gateway, for the traffic that it reports to the keys actor."""
 
 from privmix.keys.messages import TrafficUpdate
 
@@ -6,13 +6,10 @@ MAX_TIMES = 200
 
 
 class Counters:
-    """Counts requests, refusals and tokens since the last report."""
+    """Counts refusals and tokens since the last report."""
 
     def __init__(self) -> None:
         self._update = TrafficUpdate()
-
-    def request(self) -> None:
-        self._update.requests += 1
 
     def refused(self, code: str) -> None:
         """Counts a refusal by its error code."""

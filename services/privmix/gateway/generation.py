@@ -72,7 +72,6 @@ class GenerationRoutes:
             prepared = await prepare(kind, sent, salt, self._settings, self._served)
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
-        self._served.client.counters.request()
         submitted = admitted(self._served, self._keys, identity, generations)
         if body.stream:
             chunks = stream_answer(

@@ -90,14 +90,12 @@ class TrafficUpdate:
     It depends on private text only through the released tokens and their times.
 
     Attributes:
-        requests: the number of requests to generate, including refused ones.
         refusals: the number of refused requests by error code.
         live: the number of generations that run or wait now.
         tokens: the number of released tokens, including tokens of the public model.
         first_token_s: the seconds from each request to its first token.
     """
 
-    requests: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
     live: int = 0
     tokens: int = 0

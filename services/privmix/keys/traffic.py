@@ -25,15 +25,12 @@ class TrafficReport(BaseModel):
         tokens_each_second: the last `HISTORY_S` seconds, oldest first.
         tokens_per_minute: tokens of the last minute.
         timeline: pairs of a Unix time and the number of tokens released until then, since the service started.
-        gateways: the number of gateways that sent an update within `WINDOW_S`.
     """
 
     model_config = ConfigDict(frozen=True)
 
     live: int
     waiting: int
-    requests: int
-    tokens: int
     tokens_per_second: float
     first_token_s: float | None
     first_token_worst_s: float | None
@@ -41,7 +38,6 @@ class TrafficReport(BaseModel):
     tokens_each_second: list[int]
     tokens_per_minute: float
     timeline: list[tuple[float, int]]
-    gateways: int
 
 
 class Traffic:
@@ -50,7 +46,6 @@ class Traffic:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refusals: Counter[str] = Counter()
-        self._requests = 0
         self._live: dict[str, tuple[float, int]] = {}
         self._seconds: deque[tuple[int, int]] = deque(maxlen=HISTORY_S)
         self._first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
@@ -60,7 +55,6 @@ class Traffic:
 
     def add(self, gateway: str, update: TrafficUpdate) -> None:
         now = self._clock()
-        self._requests += update.requests
         self._refusals.update(update.refusals)
         self._live[gateway] = (now, update.live)
         self._tokens += update.tokens
@@ -86,15 +80,12 @@ class Traffic:
     def report(self, *, waiting: int) -> TrafficReport:
         """Returns the traffic of all gateways. `waiting`: the number of generations in the queue."""
         now = self._clock()
-        live = [live for updated, live in self._live.values() if now - updated < WINDOW_S]
         by_second = dict(self._seconds)
         series = [by_second.get(second, 0) for second in range(int(now) - HISTORY_S + 1, int(now) + 1)]
         recent = series[-int(WINDOW_S) - 1 : -1]  # without the current second, which is incomplete
         return TrafficReport(
-            live=sum(live),
+            live=sum(live for updated, live in self._live.values() if now - updated < WINDOW_S),
             waiting=waiting,
-            requests=self._requests,
-            tokens=self._tokens,
             tokens_per_second=sum(recent) / len(recent),
             first_token_s=median(self._first_tokens) if self._first_tokens else None,
             first_token_worst_s=max(self._first_tokens, default=None),
@@ -102,5 +93,4 @@ class Traffic:
             tokens_each_second=series,
             tokens_per_minute=sum(series[-61:-1]),
             timeline=[*self._timeline, (time.time(), self._tokens)],
-            gateways=len(live),
         )
