@@ -175,21 +175,6 @@ def test_tokens_in_flight_are_charged_exactly(path: Path, tmp_path: Path, roomy:
     assert read(path).charged == {COARSE: released}, "nothing that was released can be returned"
 
 
-def test_a_writer_whose_database_loses_rows_stops_and_so_does_its_successor(
-    place: str, roomy: PrivacyBudget, ensemble: Path, snapshot: Snapshot
-) -> None:
-    begin(place, roomy, ensemble)
-    anchors = anchors_of(ensemble)
-    restore = snapshot()
-    writer = opened(place, roomy, anchors)
-    writer.lease(COARSE, 10)
-    restore()
-    with pytest.raises(LedgerRolledBack):
-        writer.lease(COARSE, 10)
-    with pytest.raises(LedgerRolledBack):
-        opened(place, roomy, anchors)
-
-
 def test_nothing_is_granted_while_an_anchor_cannot_be_written(path: Path, tmp_path: Path, roomy: PrivacyBudget) -> None:
     places = tmp_path / "anchors"
     places.mkdir()

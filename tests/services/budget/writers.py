@@ -7,17 +7,12 @@ import time
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from uuid import uuid4
 
-from privmix.budget import ledger as ledger_module
-from privmix.budget.anchor import ChainEnd, DirectoryAnchor
 from privmix.budget.ledger import Grant, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.receipt import LedgerCreation, anchors_of, begin
-from privmix.database import limited_connection, postgresql
-from privmix.foundation.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
-from privmix.foundation.files import write_atomically
+from privmix.foundation.errors import LedgerError, LedgerUnavailable
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
@@ -135,44 +130,3 @@ def meet_a_read_only_ensemble(
                     told.append(error)
         ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
     connection.send(told)
-
-
-def lease_under_faults(
-    connection: Connection, place: str, terms: PrivacyBudget, anchors: Path, holder: str, compares_rows: bool
-) -> None:
-    """Leases with the same names until they are granted, and reports each grant and each error by its class.
-
-    Ends when the ledger is refused as rolled back. With `compares_rows`, the anchor has the fault of accepting a longer
-    chain that does not contain its end.
-    """
-    limited_connection.SILENCE_S, ledger_module.PATIENCE_S = 1.0, 2.0
-    postgresql.LOCK_TIMEOUT = "2s"
-    anchor = DirectoryAnchor(anchors)
-    if compares_rows:
-        anchor = _ComparesRows(anchors)
-    ledger, name = None, uuid4().hex
-    while True:
-        try:
-            if ledger is None:
-                ledger = Ledger.open(place, terms, anchors=(anchor,), holder=holder)
-            grant = ledger.lease(COARSE, 2, name)
-            connection.send(("grant", name, grant.count))
-            name = uuid4().hex
-            ledger.beat()
-        except LedgerRolledBack:
-            connection.send(("LedgerRolledBack",))
-            return
-        except LedgerError as error:
-            connection.send((type(error).__name__,))
-            time.sleep(0.05)
-        except Exception as error:
-            connection.send(("crash", repr(error)))
-            raise
-
-
-class _ComparesRows(DirectoryAnchor):
-    def swap(self, end: ChainEnd, before: ChainEnd | None) -> ChainEnd:
-        stored = self.read(end.ledger)
-        if stored is None or stored.rows <= end.rows:
-            write_atomically(self._file(end.ledger), end.model_dump_json().encode())
-        return end
