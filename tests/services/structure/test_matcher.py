@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-import jsonschema
 import pytest
 from llguidance import LLMatcher
 
@@ -15,7 +14,7 @@ from privmix.structure.compiler import compiled
 from privmix.structure.ending import PIECE
 from privmix.structure.errors import StructureError
 from privmix.structure.matcher import Matcher
-from tests.support.structure import GRAMMARS, TICKET, matcher, tokens_of, vocabulary
+from tests.support.structure import GRAMMARS, matcher, tokens_of, vocabulary
 
 
 def walk(follower: Matcher, seed: int, longest: int = 150) -> tuple[int, ...]:
@@ -39,12 +38,6 @@ def _likely(legal: list[int]) -> list[int]:
 
 def text_of(tokens: tuple[int, ...]) -> str:
     return vocabulary().tokenizer.decode_str([token for token in tokens if token not in (0, 2)])
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_every_walk_through_a_schema_is_a_value_of_it(seed: int) -> None:
-    value = json.loads(text_of(walk(matcher(GRAMMARS["schema"]), seed)))
-    jsonschema.validate(value, TICKET)
 
 
 @pytest.mark.parametrize("seed", range(3))
