@@ -4,18 +4,39 @@ import logging
 import re
 import time
 import traceback
+from dataclasses import dataclass
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from privmix.gateway.access_record import CLIENT_GONE, AccessRecord
+from privmix.gateway.answers import Answer
 from privmix.gateway.errors import unexpected
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 _ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+CLIENT_GONE = 499
+"""The status in the log of a request whose client left before its response began."""
+
+
+@dataclass
+class AccessRecord:
+    """Holds what the log shows of a request besides its route and duration. `key` is the id of the key."""
+
+    request_id: str
+    status: int = CLIENT_GONE
+    key: str | None = None
+    answer: Answer | None = None
+
+
+def access_record(connection: HTTPConnection) -> AccessRecord:
+    """Returns the record of a request, which its handler completes."""
+    entry: AccessRecord = connection.scope["privmix.record"]
+    return entry
 
 
 class AccessLog:

@@ -12,8 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
-from privmix.gateway.access_log import REQUEST_ID, AccessLog
-from privmix.gateway.access_record import CLIENT_GONE
+from privmix.gateway.access_log import CLIENT_GONE, REQUEST_ID, AccessLog
 from privmix.gateway.catalogue import CatalogueRoutes, public_routes
 from privmix.gateway.console import ConsoleRoutes
 from privmix.gateway.errors import ApiError, from_http

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from privmix.budget.statement import Statement
-from privmix.gateway.access_record import access_record
+from privmix.gateway.access_log import access_record
 from privmix.gateway.answers import Json
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel

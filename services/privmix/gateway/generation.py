@@ -7,7 +7,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from ray.util.metrics import Counter
 
-from privmix.gateway.access_record import access_record
+from privmix.gateway.access_log import access_record
 from privmix.gateway.admission import admitted
 from privmix.gateway.answers import Answer, to_json
 from privmix.gateway.keys import KeyService

@@ -18,7 +18,7 @@ from privmix.foundation.actors import find_actor, remote
 from privmix.foundation.errors import KeysUnavailable
 from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
-from privmix.gateway.access_record import access_record
+from privmix.gateway.access_log import access_record
 from privmix.gateway.background import Background
 from privmix.gateway.errors import ApiError, forbidden, limited, refusal, unauthorised, unavailable
 from privmix.gateway.places import PLACES, InvalidRequests, Places

@@ -77,6 +77,7 @@ class GenerationJob:
         described: what the journal says of the job: `request`, `begun`, and once it runs, `model` and `privacy`, the
             service's statement before the first text.
         tokens: the number of delivered tokens, as far as this job knows, with those of records that were begun again.
+        whole: the number of complete texts.
     """
 
     def __init__(self, directory: Path, request: JobRequest, journal: TextIO) -> None:
@@ -84,7 +85,7 @@ class GenerationJob:
         self.request = request
         self.described: dict[str, Any] = {}
         self.texts = [JobText(item) for item in request.items]
-        self.tokens = 0
+        self.tokens = self.whole = 0
         self._journal = journal
         self._budget_ended = False
 
@@ -96,7 +97,7 @@ class GenerationJob:
     @property
     def done(self) -> float:
         """The fraction of complete texts."""
-        return 1 - len(self.open) / len(self.texts)
+        return self.whole / len(self.texts)
 
     async def run(
         self, service: ServiceClient, *, concurrency: int, partial: bool, progress: Callable[[float], None]
@@ -143,9 +144,8 @@ class GenerationJob:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         if self._budget_ended and not partial:
-            whole = len(self.texts) - len(self.open)
             raise BudgetEndedError(
-                f"the budget is used up; {self.directory} keeps {whole} of {len(self.texts)} texts. "
+                f"the budget is used up; {self.directory} keeps {self.whole} of {len(self.texts)} texts. "
                 "--partial accepts that"
             )
 
@@ -217,7 +217,9 @@ class GenerationJob:
             self.tokens += record["tokens"] - text.tokens
             text.text, text.tokens = text.text + record["text"], record["tokens"]
         text.asked += "asked" in record
-        text.finish_reason = record.get("finish_reason", text.finish_reason)
+        if "finish_reason" in record:
+            text.finish_reason = record["finish_reason"]
+            self.whole += 1
 
 
 @contextmanager
