@@ -451,7 +451,7 @@ def table_of(measured: RowsByEpsilon, bench: PrivateBaseBench) -> dict[str, Any]
 
 def made_with(user_limit: int | None) -> dict[str, Any]:
     """Returns what determines the gain of a base, but for the corpus and the size."""
-    private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps", "matrices"})
+    private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps"})
     recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude=UNUSED) | private
     return {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe}
 
@@ -500,7 +500,6 @@ def train_for(
         sampling_rate=standing / len(units),
         steps=event.steps,
         clip=private.clip,
-        matrices=private.matrices,
     )
     write_files(folder, files)
 

@@ -72,7 +72,7 @@ def users_per_s(lengths: Sequence[int], rounds: int = 3) -> dict[str, float]:
     random = np.random.default_rng(0)
     units = [random.integers(1, 40000, tokens).astype(np.int32) for tokens in lengths]
     options = DP_SGD_TRAINING
-    gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU), options.block, "b")
+    gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU), options.block)
     sums: dict[str, Callable[[Sequence[Tokens]], Any]] = {
         "privmix": lambda units: gradients.clipped_sum(units, 1.0),
         "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU).train()),  # its hooks need the mode

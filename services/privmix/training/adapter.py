@@ -143,7 +143,7 @@ def files_of(model: Any) -> Files:
     Raises:
         WorkError: the weights are not finite.
     """
-    return _files(model, {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
+    return _files(model, {name: weight for name, weight in model.named_parameters() if "lora_" in name})
 
 
 @lru_cache(maxsize=1)

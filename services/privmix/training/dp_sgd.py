@@ -145,7 +145,6 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
         sampling_rate=event.sampling_rate,
         steps=event.steps,
         clip=private.clip,
-        matrices=private.matrices,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, event=event)

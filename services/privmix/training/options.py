@@ -10,9 +10,6 @@ from privmix.foundation.errors import InputError
 from privmix.foundation.options import Options
 from privmix.foundation.units import DELTA, EPSILON, MIN_CLIP, Unit
 
-Matrices = Literal["b", "both"]
-"""The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""
-
 READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The modules that a reader may change."""
 PLAIN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -134,9 +131,6 @@ class DpSgdOptions(Options):
         default=4, ge=1, description="The first blocks of each unit's text to use; the rest is ignored."
     )
     steps: int = Field(default=12, ge=1, description="The number of steps.")
-    matrices: Matrices = Field(
-        default="b", description="b: LoRA's A stays as initialised, so that fewer weights get noise; both: A and B"
-    )
     expected_batch: int | None = Field(
         default=None,
         ge=1,

@@ -19,7 +19,7 @@ from transformers import get_linear_schedule_with_warmup
 from privmix.privacy.sampling.clipping import clipped, noised
 from privmix.privacy.sampling.randomness import poisson_subsample
 from privmix.training.adapter import Files, files_of, with_lora
-from privmix.training.options import Matrices, TrainingOptions
+from privmix.training.options import TrainingOptions
 from privmix.training.packing import IGNORED, Tokens, even_size, pack
 from privmix.training.row_gradients import RowGradients, TokenRow
 
@@ -36,7 +36,6 @@ def train_adapter(
     sampling_rate: float,
     steps: int,
     clip: float,
-    matrices: Matrices = "b",
 ) -> Files:
     """Fine-tunes one adapter with DP-SGD.
 
@@ -52,7 +51,6 @@ def train_adapter(
         noise_multiplier: the standard deviation of the noise, divided by `clip`.
         sampling_rate: the probability with which each unit is in a batch (Poisson sampling); 1 for all units.
         clip: the maximum L2 norm of the gradient of a unit's mean loss.
-        matrices: the matrices of LoRA to train. With "b", A stays at its initial values.
 
     Returns:
         the files of a PEFT adapter directory.
@@ -64,7 +62,7 @@ def train_adapter(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
     model = with_lora(base, base_name, options, device)
-    gradients = UnitGradients(model, options.block, matrices)
+    gradients = UnitGradients(model, options.block)
     optimizer = torch.optim.AdamW(gradients.weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, steps)
     report(0.0)
@@ -76,7 +74,6 @@ def train_adapter(
         schedule.step()
         report((step + 1) / steps)
     gradients.detach()
-    _unfreeze(model)  # so that the files have A too
     return files_of(model)
 
 
@@ -85,7 +82,9 @@ def _report_within(report: Callable[[float], None], step: int, steps: int, done:
 
 
 class UnitGradients:
-    """Computes the gradients of units with respect to the adapter of a model from `with_lora`.
+    """Computes the gradients of units with respect to the B matrices of the adapter of a model from `with_lora`.
+
+    A stays at its initial values, so that fewer weights get noise (FFA-LoRA, Sun et al. 2024).
 
     Attributes:
         weights: the adapter's weights, which an optimiser may change between two calls.
@@ -94,9 +93,10 @@ class UnitGradients:
         InputError: a module of the adapter is not a linear layer.
     """
 
-    def __init__(self, model: Any, block: int, matrices: Matrices = "both") -> None:
-        if matrices == "b":
-            _freeze_a(model)
+    def __init__(self, model: Any, block: int) -> None:
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.lora_A.requires_grad_(False)
         self._block = block
         self._rows = RowGradients(model)
         self.weights = self._rows.weights
@@ -146,15 +146,3 @@ def _rows(tokens: Tokens, block: int) -> list[TokenRow]:
     blocks, labels = pack(tokens, even_size(len(tokens), block))
     count = max(1, int((labels[:, 1:] != IGNORED).sum()))
     return [TokenRow(inputs, targets, 1 / count) for inputs, targets in zip(blocks, labels[:, 1:], strict=True)]
-
-
-def _freeze_a(model: Any) -> None:
-    for layer in model.modules():
-        if isinstance(layer, LoraLayer):
-            layer.lora_A.requires_grad_(False)
-
-
-def _unfreeze(model: Any) -> None:
-    for layer in model.modules():
-        if isinstance(layer, LoraLayer):
-            layer.lora_A.requires_grad_(True)
