@@ -11,12 +11,8 @@ import pytest
 
 from privmix.budget.receipt import Receipt
 from privmix.training.corpus import Document
-from privmix.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
 from privmix.training.manifest import Manifest
-from privmix.training.options import DP_SGD_TRAINING, TrainingOptions
-from privmix_cluster.cli import load
 from tests.inline import run_inline
-from tests.services.training.perplexity import perplexities
 from tests.support.cli import privmix
 from tests.support.training import PARTS, SMALL, Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -111,16 +107,6 @@ def test_trains_halves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert Manifest.load(tmp_path / "new") == manifest
 
 
-def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: Path) -> None:
-    bad = tmp_path / "corpus.jsonl"
-    bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
-    failed = privmix("train", str(bad), *flags(ensemble, tmp_path / "none"))
-    assert failed.exit_code == 2
-    assert "line 13: is not JSON" in failed.stderr
-    assert "Traceback" not in failed.output
-    assert "heliotrope" not in failed.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -144,25 +130,6 @@ def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, argument
     assert problem in " ".join(failed.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
-    ("verb", "options", "left_out"),
-    [
-        ("train", TrainingOptions(), {"layers", "learning_rate"}),
-        ("train-base", DP_SGD_TRAINING, {"part_kind", "text", "layers", "epochs", "batch"}),
-    ],
-)
-def test_the_help_of_both_trainings_tells_the_defaults(verb: str, options: TrainingOptions, left_out: set[str]) -> None:
-    helps = {parameter.name: parameter.help for parameter in load(verb).params}
-    assert options.model_fields.keys() - helps.keys() == left_out - {"layers", "learning_rate"} | (
-        {"layers"} if verb == "train-base" else set()
-    )
-    for name, value in options:
-        if name not in left_out:
-            shown = ",".join(value) if isinstance(value, tuple) else value
-            told = helps[name].partition("Default: ")[2].removesuffix(".").partition(". ")[0]
-            assert told == str(shown) or float(told) == shown, name
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
@@ -181,18 +148,3 @@ def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tm
     assert not alive
     assert subprocess.run(command, env=environment).returncode == 0
     Manifest.load(tmp_path / "new").verify(tmp_path / "new")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Path) -> None:
-    write_demo_corpus(tmp_path / "demo")
-    chosen = TRAINING.model_dump(exclude_unset=True)
-    words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    corpus = str(tmp_path / "demo" / TRAIN)
-    done = privmix("train", corpus, "--output", str(tmp_path / "ensemble"), "--users", "400", *words)
-    assert done.exit_code == 0, done.output
-    lines = (tmp_path / "demo" / HELD_OUT).read_text().splitlines()[:40]
-    measured = perplexities(tmp_path / "ensemble", base, [json.loads(line)["text"] for line in lines])
-    assert measured.mixture < measured.public / 5
-    assert measured.mixture < max(measured.parts)

@@ -70,11 +70,6 @@ def test_every_dialogue_has_its_reason_as_a_label_and_in_a_record_of_the_schema(
         assert record == {"reason": line["reason"], "text": line["text"]}
 
 
-def test_impossible_split(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="held-out"):
-        write_demo_corpus(tmp_path, users=5, held_out=5)
-
-
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from privmix.foundation.errors import ManifestError
 from privmix.training.corpus import Document
-from privmix.training.manifest import ADAPTER_FILES, FILE, Manifest
+from privmix.training.manifest import ADAPTER_FILES, Manifest
 from privmix.training.partition import half_of, part_of
 from tests.support.training import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
 
@@ -16,19 +15,6 @@ pytestmark = pytest.mark.slow
 
 def half_hashes(manifest: Manifest, half: int) -> list[str]:
     return [part.halves[half].sha256 for part in manifest.parts if part.halves]
-
-
-def test_halves_are_added_to_existing_parts(ensemble: Ensemble, halved: Ensemble) -> None:
-    manifest = Manifest.load(halved.directory)
-    assert manifest == halved.trained.manifest
-    assert (halved.trained.trained, halved.trained.kept) == (2 * PARTS, PARTS)
-    assert [part.model_copy(update={"halves": None}) for part in manifest.parts] == list(
-        ensemble.trained.manifest.parts
-    )
-    assert [half.name for part in manifest.parts for half in part.halves or ()] == [
-        f"part-{index:03d}{half}" for index in range(PARTS) for half in "ab"
-    ]
-    manifest.verify(halved.directory)
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -55,14 +41,6 @@ def test_half_without_text_is_the_public_model(halved: Ensemble) -> None:
         assert any(changed) == (name in full)
 
 
-def test_finished_halves_are_not_trained_again(halved: Ensemble, tmp_path: Path) -> None:
-    directory = halved.copy(tmp_path / "copy")
-    before = (directory / FILE).read_bytes()
-    again = halved.train(directory, halves=True)
-    assert (again.trained, again.kept) == (0, 3 * PARTS)
-    assert (directory / FILE).read_bytes() == before
-
-
 def test_one_user_changes_only_a_part_and_one_of_its_halves(halved: Ensemble, tmp_path: Path) -> None:
     documents = small_documents()
     changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
@@ -85,19 +63,3 @@ def test_halves_that_are_not_requested_are_removed(ensemble: Ensemble, halved: E
     assert {path.name for path in (directory / "parts").iterdir()} == {
         Path(part.path).name for part in again.manifest.parts
     }
-
-
-@pytest.mark.slow
-def test_changed_half_is_refused_and_trained_again_the_same(halved: Ensemble, tmp_path: Path) -> None:
-    directory = halved.copy(tmp_path / "copy")
-    manifest = Manifest.load(directory)
-    half = manifest.parts[1].halves[1] if manifest.parts[1].halves else None
-    assert half
-    file = manifest.adapter_path(directory, half) / ADAPTER_FILES[1]
-    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(ManifestError, match=r"part-001b: its adapter .* is not the one"):
-        manifest.verify(directory)
-    again = halved.train(directory, halves=True)
-    assert (again.trained, again.kept) == (1, 3 * PARTS - 1)
-    assert again.manifest == manifest
-    again.manifest.verify(directory)

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from privmix.engine.engine import PUBLIC, AdapterFiles
-from privmix.foundation.errors import InputError, WorkError
+from privmix.foundation.errors import InputError
 from privmix.laboratory.evaluation.adapted_model import AdaptedModel
 from privmix.training.corpus import Corpus, Document
 from privmix.training.manifest import FILE, Manifest
 from privmix.training.options import Resources, TrainingOptions
-from privmix.training.partition import part_of, salt_id
+from privmix.training.partition import part_of
 from privmix.training.plan import run_training
 from privmix.training.train import plan
 from tests.support.training import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
@@ -86,15 +86,6 @@ def distributions(model: AdaptedModel, tokens: Tensor) -> tuple[Tensor, list[Ten
 def likelihood(rows: Tensor, tokens: Tensor) -> float:
     """Returns the mean log-likelihood of a text [1, tokens] but its first token, from distributions [tokens, V]."""
     return rows[:-1].gather(1, tokens[0, 1:, None]).log().mean().item()
-
-
-def test_the_manifest_describes_the_training(ensemble: Ensemble) -> None:
-    manifest = Manifest.load(ensemble.directory)
-    assert manifest == ensemble.trained.manifest
-    assert (ensemble.trained.trained, ensemble.trained.kept) == (PARTS, 0)
-    assert manifest.base_model == "smollm2-135m"
-    assert manifest.part_kind == "reader"
-    assert manifest.salt_id == salt_id(SALT)
 
 
 def test_a_part_model_learns_its_own_text_and_no_other(model: AdaptedModel, tokenizer: Any) -> None:
@@ -169,16 +160,6 @@ def test_texts_need_no_training(base: Path, tokenizer: Any, ensemble: Ensemble, 
 
 
 @pytest.mark.slow
-def test_plain_adapters_are_trained_on_request(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
-    options = TrainingOptions(part_kind="lora", block=32, epochs=1)
-    trained = ensemble.train(tmp_path / "lora", options=options)
-    assert Manifest.load(tmp_path / "lora").part_kind == "lora"
-    assert trained.trained == PARTS
-    assert any("v_proj" in name and tensor.any() for name, tensor in weights(tmp_path / "lora", 0).items())
-    assert not any("v_proj" in name for name in weights(ensemble.directory, 0))
-
-
-@pytest.mark.slow
 def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     manifest = Manifest.load(directory)
@@ -237,13 +218,6 @@ def test_options_that_do_not_fit_the_model(
     assert not (tmp_path / "none" / FILE).exists()
 
 
-@pytest.mark.slow
-def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match=r"part-00.: the weights are not finite; lower the learning rate"):
-        ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))
-    assert not (tmp_path / "none" / FILE).exists()
-
-
 def test_more_resources_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 1"):
         run_training(plan(Corpus(ensemble.corpus), tmp_path / "none", parts=1), resources=Resources(cpus=100))
@@ -253,13 +227,6 @@ def test_corpus_without_documents(base: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(InputError, match="has no documents"):
         run_training(plan(Corpus(tmp_path / "corpus.jsonl"), tmp_path / "none", parts=2))
-
-
-def test_impossible_options_are_named() -> None:
-    with pytest.raises(InputError, match="learning_rate"):
-        TrainingOptions.checked(learning_rate=float("nan"))
-    with pytest.raises(InputError, match="rank"):
-        TrainingOptions.checked(rank=0)
 
 
 def test_no_file_in_the_directory_contains_the_text(ensemble: Ensemble) -> None:
