@@ -27,12 +27,13 @@ def test_a_process_killed_at_any_moment_keeps_every_reported_grant(
         process, connection = spawn(writers.lease_forever, place, roomy, seed)
         log.record(connection.recv())
         time.sleep(random.Random(seed).uniform(0.0, 0.08))
+        while seed == kills - 1 and not log.settled:  # on a busy machine, all others may die before
+            log.record(connection.recv())
         process.kill()
         process.join()
         log.record_all(connection)
         log.check(read(place))
     assert log.epoch == kills
-    assert log.settled, "the processes lived long enough to settle a lease"
 
 
 def test_two_processes_cannot_both_write(place: str, terms: PrivacyBudget) -> None:
