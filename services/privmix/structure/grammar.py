@@ -45,7 +45,15 @@ def of_json_schema(schema: Schema | str) -> str:
         StructureError: the schema is too large, refers to another document, admits no value, or uses what the engine
             does not support.
     """
-    return _of_lark(f"start: {_json(_parsed(schema))}")
+    parsed = _parsed(schema)
+    check_schema(parsed)
+    grammar, closed = _of_json(parsed), _closed(parsed)
+    if closed == parsed:
+        return grammar
+    # oneOf may have alternatives that exclude each other only after they are closed.
+    if error := LLMatcher.validate_grammar(grammar, limits=engine_limits(grammar)):
+        raise StructureError(explained(error))
+    return _of_json(closed)
 
 
 def of_regex(pattern: str) -> str:
@@ -75,45 +83,29 @@ def of_choice(choices: Sequence[str]) -> str:
     return _of_lark(terminal, CHOICE)
 
 
-def _parsed(schema: Schema | str) -> Schema:
-    """Returns a schema, which vLLM also accepts as JSON text."""
-    if not isinstance(schema, str):
-        return schema
-    check_size(schema)
-    try:
-        parsed = json.loads(schema)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict | bool):
+def _parsed(schema: Schema | str) -> Mapping[str, Any]:
+    """Returns a schema as an object. vLLM also accepts its JSON text."""
+    if isinstance(schema, str):
+        check_size(schema)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            schema = ""
+    if schema is False:
+        raise StructureError("the schema admits no value")
+    if not isinstance(schema, dict | bool):
         raise StructureError("give a JSON Schema as an object or as its JSON text")
-    return parsed
+    return {} if isinstance(schema, bool) else schema
 
 
-def _json(schema: Schema) -> str:
-    """Returns the expression of the values of a schema, which passes the checks and whose objects are closed."""
-    if isinstance(schema, bool):
-        if not schema:
-            raise StructureError("the schema admits no value")
-        schema = {}
-    check_schema(schema)
-    written = _expression(schema)
-    check_size(written)
-    closed = _closed(schema)
-    if closed == schema:
-        return written
-    # oneOf may have alternatives that exclude each other only after they are closed.
-    text = _of_lark(f"start: {written}")
-    if error := LLMatcher.validate_grammar(text, limits=engine_limits(text)):
-        raise StructureError(explained(error))
-    return _expression(closed)
-
-
-def _expression(schema: Mapping[str, Any]) -> str:
+def _of_json(schema: Mapping[str, Any]) -> str:
+    """Returns the grammar of the values of a schema."""
     try:
         text = json.dumps({**schema, "x-guidance": _ONE_LINE}, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
-    return f"%json {text}"
+    check_size(text)
+    return _of_lark(f"start: %json {text}")
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
