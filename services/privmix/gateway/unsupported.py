@@ -51,12 +51,12 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "web search is not supported; remove it": {"web_search_options": ()},
 }  # fmt: skip
 _GUIDED = "vLLM replaced this field; use structured_outputs with json, regex, choice or json_object"
-_REASONS = {name: reason for reason, fields in _BY_REASON.items() for name in fields}
+REASONS = {name: reason for reason, fields in _BY_REASON.items() for name in fields}
 
 
 def reason(name: str) -> str | None:
     """Returns why a field is not supported; None if this module does not name it."""
-    return _GUIDED if name.startswith("guided_") else _REASONS.get(name)
+    return _GUIDED if name.startswith("guided_") else REASONS.get(name)
 
 
 def has_effect(name: str, value: object) -> bool:
@@ -66,8 +66,8 @@ def has_effect(name: str, value: object) -> bool:
     """
     if name.startswith("guided_"):
         neutral: tuple[object, ...] = (False, "")
-    elif name in _REASONS:
-        neutral = _BY_REASON[_REASONS[name]][name]
+    elif name in REASONS:
+        neutral = _BY_REASON[REASONS[name]][name]
     else:
         neutral = (False, "", [], {})
     return value is not None and not any(_same(value, other) for other in neutral)
