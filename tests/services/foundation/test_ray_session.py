@@ -79,7 +79,7 @@ def test_a_cluster_of_ones_own_listens_on_loopback_and_asks_for_its_token(tmp_pa
 
 
 def test_no_worker_inherits_the_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = "PRIVMIX_HTTP__API_KEYS", "PRIVMIX_KEYS__DATABASE", "PRIVMIX_ENSEMBLES__A__BUDGET__LEDGER"
+    secret = "PRIVMIX_HTTP__API_KEYS", "PRIVMIX_KEYS__DATABASE", "PRIVMIX_BUDGET__LEDGER"
     for name in (*secret, "PRIVMIX_CACHE"):
         monkeypatch.setenv(name, "value")
     seen: dict[str, str] = {}
