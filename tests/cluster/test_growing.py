@@ -1,10 +1,6 @@
 """Claim: the ensemble doubles and halves behind the HTTP route without an effect on running streams."""
 
-import json
-import subprocess
-import sys
 import time
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,7 @@ from tests.cluster.clients import Clients
 from tests.cluster.invariants import charge_violations, text_violations
 from tests.counting import write_counting_model
 from tests.ensembles import write_ensemble
-from tests.running import RunningService, configure, running, settled
+from tests.running import configure, running, settled
 from tests.support.clients import scale
 
 PARTS_PER_SHARD = 8
@@ -53,14 +49,3 @@ def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
         settled(service)
         assert not text_violations(clients.transcripts)
         assert not charge_violations(before, Charges.of(service.ledger), clients.transcripts, parts=seen)
-        print_transcript(service)
-
-
-def print_transcript(service: RunningService) -> None:
-    """Prints the ledger's leases in order: the number of parts of each run of leases, and its tokens."""
-    export = [sys.executable, "-m", "privmix", "ledger", "export", str(service.ledger)]
-    lines = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
-    rows = [json.loads(line) for line in lines]
-    leases = [json.loads(row["body"]) for row in rows if row.get("kind") == "lease"]
-    for parts, run in groupby(leases, key=lambda lease: lease["event"]["parts"]):
-        print(f"N = {parts}: {sum(lease['count'] for lease in run)} tokens leased")

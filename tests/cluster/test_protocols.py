@@ -1,7 +1,6 @@
 """Claim: every protocol is listed, planned and configured by its name, and states its guarantee in a sentence."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from privmix_cluster.configuration import Configuration
 from tests.support.cli import privmix
 from tests.support.mechanisms import audited
 
-README = Path(__file__).parents[2] / "README.md"
 CERTIFIED = list(dict.fromkeys(name for name, _ in audited(16)))
 
 
@@ -36,11 +34,6 @@ def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
     for name, record in listed.items():
         assert name in shown
         assert all(parameter in shown for parameter in record["parameters"])
-
-
-def test_the_readme_has_a_row_for_each() -> None:
-    text = README.read_text()
-    assert [name for name in PROTOCOLS if f"| `{name}` |" not in text] == []
 
 
 @pytest.mark.parametrize("protocol", [name for name in CERTIFIED if PROTOCOLS[name].derived])
