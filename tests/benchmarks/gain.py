@@ -14,7 +14,6 @@ An interrupted run continues with the finished files in FOLDER.
 """
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,15 +22,16 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from transformers import AutoTokenizer
 
 from privmix.engine.engine import AdapterFiles
 from privmix.engine.part_text import text_files
-from privmix.foundation.files import write_atomically, write_files
+from privmix.foundation.files import building, write_atomically, write_files
 from privmix.laboratory.evaluation.rows import RowReader
-from privmix.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
+from privmix.laboratory.evaluation.text import EvaluationText, held_out_text
 from privmix.laboratory.evaluation.trial import run_trials
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
@@ -47,8 +47,7 @@ from privmix.training.packing import Tokens, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.public_model import DEFAULT, resolve
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
-from tests.benchmarks.public_text import corpora_by_name, held_apart
-from tests.benchmarks.standing import FewRows, kept_rows, kept_states
+from tests.benchmarks.standing import FewRows, corpora_by_name, held_apart, kept_rows, kept_states
 
 PARTS = 4
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
@@ -56,8 +55,6 @@ RUNS, RUN_TOKENS, QUICK_RUN_TOKENS = 3, 400, 20
 USERS, QUICK_USERS = 1000, 60
 """Of the demo corpus."""
 CONTEXT = 256
-_LEAST = -36 * math.log(2)
-"""The log-probability below which tokens of the public model are never released (`mollifiers.shaping`)."""
 
 
 @dataclass(frozen=True)
@@ -99,26 +96,18 @@ class GainBench:
     def measure(self) -> dict[str, Any]:
         """Returns gains in nats per token, and kept fractions, each as a list over the runs."""
         size = self.kind.part_tokens
-        reader = self.parts_rows()
-        kept, ensemble = self._kept(reader)
-        gains = {size: self._gain(reader)}
+        parts = {f"part-{part}": self._adapter(f"part-{part}", slice(part * size, None), size) for part in range(PARTS)}
+        kept, ensemble = self._kept(self._rows(parts))
+        gains = {size: np.mean([self._gain({name: files}) for name, files in parts.items()], axis=0).tolist()}
         for other in self.kind.sizes:
             name = f"size-{other}"
-            adapters = {name: self._adapter(name, slice(PARTS * size, None), other)}
-            gains[other] = self._gain(self._rows(adapters))
+            gains[other] = self._gain({name: self._adapter(name, slice(PARTS * size, None), other)})
         by_size = {str(tokens): gains[tokens] for tokens in sorted(gains)}
         return {"ensemble_gain": ensemble, "kept": kept, "gain_by_part_tokens": by_size}
 
-    def parts_rows(self) -> RowReader:
-        """Returns the rows of the four parts. Trains and computes what is missing."""
-        size = self.kind.part_tokens
-        return self._rows(
-            {f"part-{part}": self._adapter(f"part-{part}", slice(part * size, None), size) for part in range(PARTS)}
-        )
-
     def _adapter(self, name: str, where: slice, tokens: int) -> AdapterFiles:
         directory = self.output / name
-        if not (directory / "finished").exists():
+        if not directory.exists():
             text = self.parts[where][:tokens]
             if len(text) < tokens:
                 raise typer.BadParameter(f"{self.output.name}: the corpus has too little text for {name}")
@@ -128,8 +117,8 @@ class GainBench:
                 if options.part_kind == "text"
                 else train_adapter(self.model, DEFAULT, text, options, 0, lambda _: None)
             )
-            write_files(directory, files)
-            (directory / "finished").touch()
+            with building(directory) as unfinished:
+                write_files(unfinished, files)
             print(f"{self.output}: made {name}", file=sys.stderr, flush=True)
         return AdapterFiles(directory, self.kind.options.part_kind)
 
@@ -143,23 +132,11 @@ class GainBench:
         runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
         return [[outcomes[index].loss for outcomes in runs] for index in range(len(planned))]
 
-    def _gain(self, reader: RowReader) -> list[float]:
-        """Returns the gain over the public model in nats per token, the mean over the adapters, for each run.
-
-        Includes only tokens that a service could release, like the protocols' losses.
-        """
-        both = [self._log_probabilities(reader, run) for run in self.text.runs]
-        return [float((own - public[:, None])[public >= _LEAST].mean()) for public, own in both]
-
-    def _log_probabilities(self, reader: RowReader, run: Positions) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns log-probabilities of the true tokens: the public model's [S] and the adapters' [S, adapters]."""
-        truth = torch.from_numpy(self.text.true_tokens[run])
-        public, rows = reader(run)
-        own = rows.view(len(run), -1, reader.vocabulary)
-        return (
-            public.gather(1, truth[:, None])[:, 0].double(),
-            own.gather(2, truth[:, None, None].expand(-1, own.shape[1], 1))[:, :, 0].double(),
-        )
+    def _gain(self, adapter: Mapping[str, AdapterFiles]) -> list[float]:
+        """Returns the gain of one adapter over the public model in nats per token, for each run."""
+        planned: list[tuple[Settings, Protocol]] = [(PublicSettings(), Public(1)), (EnsembleSettings(), Ensemble(1))]
+        public, own = self._losses(self._rows(adapter), planned)
+        return [before - after for before, after in zip(public, own, strict=True)]
 
     def _kept(self, reader: RowReader) -> tuple[dict[str, Any], list[float]]:
         planned: list[tuple[Settings, Protocol]] = [
@@ -185,15 +162,6 @@ class GainBench:
         for (radius, name), losses in zip(product(RADII, names), others, strict=True):
             kept[name][str(radius)] = fractions(losses)
         return kept, gains
-
-
-def benches(corpora: Sequence[Path], output: Path, demo: bool, quick: bool) -> dict[str, GainBench]:
-    """Returns the benchmark of readers of each corpus, by its name; quick: of a small demo corpus."""
-    (kind, *_), users, run_tokens = _sizes(quick)
-    return {
-        name: GainBench.of(kind, path, output / kind.options.part_kind / name, run_tokens)
-        for name, path in corpora_by_name(corpora, output, users if demo or quick else None).items()
-    }
 
 
 def _sizes(quick: bool) -> tuple[Sequence[Kind], int, int]:

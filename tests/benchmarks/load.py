@@ -5,9 +5,7 @@ privacy: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `p
 tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addition, for each cell and both sides:
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
-- `decoding_over_plain`: the ratio of `token_s` alone, without the time that prompts take;
-- `plain_tokens`: what a private token costs in plain tokens, with prompts and in decoding alone: the inverses of both;
-- `resident_mib`: memory of the shards and of the coordinator, caches included.
+- `decoding_over_plain`: the ratio of `token_s` alone, without the time that prompts take.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
@@ -183,20 +181,18 @@ def _wait_until_healthy(url: str, process: psutil.Popen, log: Path) -> None:
 
 @contextmanager
 def private(
-    folder: Path, protocol: str, parts: int, threads: int, layers: int | None = None, sample: int | None = None
+    folder: Path, protocol: str, parts: int, threads: int, sample: int | None = None
 ) -> Iterator[RunningService]:
     """Runs the service with an ensemble of this size on one shard.
 
     Args:
-        layers: the number of last layers that a part changes; by default that of `privmix train`.
         sample: the number of parts that the exponential mechanism draws for a token; by default all.
     """
     privacy: dict[str, Any] = {"protocol": protocol, **PRIVACY}
     if protocol == "exponential" and sample:
         privacy["sample"] = sample
-    ensemble = write_ensemble(
-        folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT, layers=layers or usual_layers(resolve())
-    )
+    place = folder / f"ensemble-{protocol}-{parts}"
+    ensemble = write_ensemble(place, parts, distinct=DISTINCT, layers=usual_layers(resolve()))
     home = folder / f"{protocol}-{parts}"
     home.mkdir()
     shards = {"threads": threads, "parts_per_shard": parts}
@@ -213,8 +209,7 @@ def compared(service: RunningService, other: str, rounds: Iterable[list[LoadRequ
     return {
         "private_over_plain": round(whole, 3),
         "decoding_over_plain": round(decoding, 3),
-        "plain_tokens": {"with prompts": round(1 / whole, 1), "decoding": round(1 / decoding, 1)},
-        "private": {**ours, "resident_mib": resident_mib(service)},
+        "private": ours,
         "plain": theirs,
     }
 
@@ -248,24 +243,11 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": round(float(np.percentile(seconds or [np.nan], percent)), 4) for percent in (50, 99)}
 
 
-def resident_mib(service: RunningService) -> dict[str, float]:
-    """Returns the memory of the processes with models, caches and rows, in MiB."""
-    sizes = Counter[str]()
-    for process in service.tree():
-        with suppress(psutil.Error):
-            title = process.cmdline()[0]
-            for name in ("Shard", "Coordinator"):
-                if title.startswith(f"ray::{name}"):
-                    sizes[name.lower()] += process.memory_info().rss / 2**20
-    return {name: round(size, 1) for name, size in sizes.items()}
-
-
 def main(
     protocol: options.ProtocolsOption = options.PROTOCOLS,
     parts: options.EnsembleSizesOption = options.ENSEMBLE_SIZES,
     prompt_tokens: options.PromptTokensOption = options.PROMPT_TOKENS,
     streams: options.StreamsOption = options.STREAMS,
-    layers: options.LayersOption = None,
     sample: options.SampleOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 64,
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
@@ -285,7 +267,7 @@ def main(
         pool = stack.enter_context(ThreadPoolExecutor(1))
         starting = pool.submit(stack.enter_context, plain(folder, threads))
         for name, size in product(protocol, parts):
-            with private(folder, name, size, threads, layers, sample) as service:
+            with private(folder, name, size, threads, sample) as service:
                 other = starting.result()
                 _both(service.base_url, other, prompts.questions(4, 16, 4), 4)
                 for length, concurrent in product(prompt_tokens, streams):

@@ -16,9 +16,6 @@ ProtocolsOption = Annotated[list[str], typer.Option("--protocol", help="Repeatab
 EnsembleSizesOption = Annotated[list[int], typer.Option("--parts", help="Of the ensemble; repeatable.")]
 PromptTokensOption = Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")]
 StreamsOption = Annotated[list[int], typer.Option(help="Concurrent; repeatable.")]
-LayersOption = Annotated[
-    int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
-]
 SampleOption = Annotated[int | None, typer.Option(help="Parts that `exponential` draws for a token; by default all.")]
 RoundsOption = Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")]
 QuickCellOption = Annotated[bool, typer.Option("--quick", help="One small cell, one round.")]

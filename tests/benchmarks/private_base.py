@@ -14,8 +14,7 @@ and the last ensemble that was scored. It uses `--processes` processes of one th
 
 For each epsilon, method, number of parts and number of tokens:
 
-- `gain`: over the public model in nats a token, with its 95 % interval over held-out users; then by the tokens before
-  the position.
+- `gain`: over the public model in nats a token, with its 95 % interval over held-out users.
 - `over_dp_sgd`: that gain less the one of DP-SGD with all of epsilon, user by user.
 
 `privmix plan --users` looks up what a base gains, and what parts add to it, in a table
@@ -43,7 +42,7 @@ from privmix.foundation.files import building, write_atomically, write_files
 from privmix.foundation.units import DELTA
 from privmix.laboratory.evaluation.estimate import Estimate
 from privmix.laboratory.evaluation.text import Block, EvaluationText, Positions, cut_blocks, streams_of_users
-from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
+from privmix.laboratory.evaluation.trial import TrialResult, run_trials
 from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.public import Public, PublicSettings
@@ -62,12 +61,12 @@ from privmix.training.public_model import DEFAULT, resolve
 from privmix.training.splitting import BASE_TABLE, divide_by_size, signal
 from tests.benchmarks.gain import QUICK_USERS, USERS
 from tests.benchmarks.options import OutputOption, WriteOption, show
-from tests.benchmarks.public_text import held_apart
 from tests.benchmarks.standing import (
     TOKENS,
     Planned,
     few_exponential,
     few_individual,
+    held_apart,
     kept_rows,
     kept_states,
     rounded,
@@ -90,7 +89,6 @@ class GainRow:
         base_epsilon: of DP-SGD, alone or below the ensemble; None for an ensemble on the public model.
         gain: over the public model: the mean and its 95 % interval.
         over_dp_sgd: over DP-SGD with all of epsilon.
-        contexts: the mean gain by the range of the number of tokens before the position; None without a position.
         runs: the mean gain of each run, which is one held-out user's.
     """
 
@@ -100,7 +98,6 @@ class GainRow:
     base_epsilon: float | None
     gain: Sequence[float | None]
     over_dp_sgd: Sequence[float | None]
-    contexts: Mapping[str, float | None]
     runs: Sequence[float]
 
 
@@ -128,14 +125,6 @@ class Compared:
             [before.loss - after.loss for before, after in zip(other, own, strict=True)]
             for other in (self.public, self.whole)
         )
-        contexts: dict[str, float | None] = {}
-        for number, (first, last) in enumerate(CONTEXTS):
-            count = sum(outcome.contexts[number][0] for outcome in self.public)
-            gained = sum(
-                before.contexts[number][1] - after.contexts[number][1]
-                for before, after in zip(self.public, own, strict=True)
-            )
-            contexts[f"{first} to {last}"] = round(gained / count, 4) if count else None
         return GainRow(
             method,
             parts,
@@ -143,7 +132,6 @@ class Compared:
             base_epsilon,
             rounded(Estimate.of(gains)),
             rounded(Estimate.of(ahead)),
-            contexts,
             [round(gain, 4) for gain in gains],
         )
 
@@ -296,7 +284,7 @@ class PrivateBaseBench:
         reader = kept_rows(model, self.text, states, rows, original)
         planned = [method for _, method in methods]
         text = self.text
-        runs = [run_trials(planned, reader, run, text.true_tokens[run], text.contexts[run]) for run in text.runs]
+        runs = [run_trials(planned, reader, run, text.true_tokens[run]) for run in text.runs]
         outcomes = {
             label: [asdict(outcome) for outcome in own]
             for (label, _), own in zip(methods, zip(*runs, strict=True), strict=True)

@@ -2,11 +2,9 @@
 
 - `private_over_plain`: tokens per second of decoding through the coordinator over tokens per second of plain vLLM with
   the same model in a process of its own; for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, prompts ingested before.
-- `plain_tokens`: for each cell, what a private token costs, in plain tokens: the inverse of that.
 - `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
   coordinator's arithmetic, and in the rest.
 - `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
-- `resident_mib`: memory of each actor, including caches, for each number of parts.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally.
 `tests.benchmarks.load` measures the time for a user, with prompts and HTTP.
@@ -117,7 +115,6 @@ class Deployment:
 
     protocol: str
     parts: int
-    layers: int | None
     shards: int
     sample: int | None
 
@@ -135,7 +132,7 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
     shard_threads = {"env_vars": cpu_environment(max(1, cores // deployment.shards))}
     step_threads = {"env_vars": {"OMP_NUM_THREADS": "1"}}
     with tempfile.TemporaryDirectory() as folder:
-        adapters = write_adapters(Path(folder), names, model, DISTINCT, deployment.layers)
+        adapters = write_adapters(Path(folder), names, model, DISTINCT, usual_layers(model))
         held = [{int(number): names[number] for number in group} for group in groups]
         shards = tuple(
             ShardActor.options(
@@ -216,7 +213,6 @@ def measured(
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
-        "plain_tokens": round(1 / statistics.median(ratios), 1),
         "stages_ms": {
             name: round(1000 * seconds, 2)
             for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
@@ -225,18 +221,11 @@ def measured(
     }
 
 
-def resident(bench: StepBench) -> dict[str, float]:
-    measures = ray.get(bench.coordinator.measures.remote())
-    sizes = {"shard": max(measures["shard_bytes"]), "coordinator": measures["coordinator_bytes"]}
-    return {name: round(size / 2**20, 1) for name, size in sizes.items()}
-
-
 def main(
     protocol: options.ProtocolsOption = options.PROTOCOLS,
     parts: options.EnsembleSizesOption = options.ENSEMBLE_SIZES,
     prompt_tokens: options.PromptTokensOption = options.PROMPT_TOKENS,
     streams: options.StreamsOption = options.STREAMS,
-    layers: options.LayersOption = None,
     sample: options.SampleOption = None,
     shards: Annotated[int, typer.Option(min=1, help="Shards that divide the parts, and the cores.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens a sequence.")] = 32,
@@ -249,11 +238,11 @@ def main(
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
     model, prompts = resolve(), LoadPrompts()
-    keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "resident_mib")
+    keys = ("private_over_plain", "stages_ms", "row_bytes")
     result: dict[str, Any] = {key: {} for key in keys}
     with started(model) as plain:
         for name, size in product(protocol, parts):
-            deployment = Deployment(name, size, layers or usual_layers(model), shards, sample)
+            deployment = Deployment(name, size, shards, sample)
             with deployed(plain, model, deployment) as bench:
                 private(bench, prompts.questions(2, 16, 4))
                 for length, concurrent in product(prompt_tokens, streams):
@@ -262,7 +251,6 @@ def main(
                     print(f"{cell}: {measurement}", file=sys.stderr)
                     for key, value in measurement.items():
                         result[key][cell] = value
-                result["resident_mib"][f"{name},{size}"] = resident(bench)
     show(result, as_json)
 
 

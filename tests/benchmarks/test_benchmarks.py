@@ -46,8 +46,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_the_ledger() -> None:
     measured = figures("ledger", "--json")
     for database in ("sqlite", "postgresql"):
-        assert measured[database]["accounts_tokens_per_s"]
-        keys(measured[database], "rows_per_s_verified", "commit_ms", "grouped")
+        keys(measured[database], "commit_ms", "grouped")
 
 
 @slow
@@ -112,9 +111,8 @@ def test_the_table_of_gains(tmp_path: Path) -> None:
 
 
 @slow
-def test_many_small_trainings() -> None:
+def test_trainings() -> None:
     measured = figures("train", "--json")
-    keys(measured, "ratio")
     kinds = measured["kinds"]["demo"]
     keys(kinds["over_all_layers"], "reader, last half", "reader, last quarter", "plain LoRA", "plain LoRA by PEFT")
     for speeds in measured["dp_sgd"].values():

@@ -1,10 +1,5 @@
-"""Measures the training of many small parts, and of DP-SGD: `python -m tests.benchmarks.train --json`.
+"""Measures the training of parts, and of DP-SGD, on one core: `python -m tests.benchmarks.train --json`.
 
-Trains the same corpus twice with the code of `privmix train`, on one Ray with one core: in few parts and in many.
-Before that, it starts Ray and trains one part, so that neither side includes the first load of the public model.
-
-- `ratio`: seconds for many parts over seconds for few. Both train on the same tokens.
-- `seconds`, `adapters_per_s`: the values of both sides.
 - `kinds`: adapters an hour of processor time, of one part by the default options: a reader of all layers, of the last
   half (the default) and of the last quarter, plain LoRA by the same code, and plain LoRA in an ordinary loop around
   PEFT's model; by the name of the corpus. `over_all_layers` has the ratios to the reader of all layers.
@@ -22,7 +17,6 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
-import ray
 import torch
 import typer
 from peft import LoraConfig, get_peft_model
@@ -30,41 +24,20 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from privmix.foundation.json_lines import write_lines
-from privmix.training import demo
 from privmix.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
 from privmix.training.corpus import Corpus
 from privmix.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
 from privmix.training.packing import IGNORED, Tokens, even_size, pack, similar, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.per_unit import UnitGradients
-from privmix.training.plan import run_training
 from privmix.training.public_model import DEFAULT, resolve
-from privmix.training.train import plan
 from privmix_cluster.options import JsonOption
 from tests.benchmarks.options import CorporaOption, show
+from tests.benchmarks.standing import corpora_by_name
 
-# A step has about 500 tokens, like the default on one core, so that small parts have some steps.
-OPTIONS = TrainingOptions(block=128, batch=4, epochs=1)
 CPU = torch.device("cpu")
 ALL_LAYERS = "reader, all layers"
 MIXED = "16 to 512"
-
-
-def write_corpus(path: Path, users: int) -> Corpus:
-    """Writes dialogues of the demo corpus, of ``users`` users."""
-    demo.write_demo_corpus(path.parent / "demo", users=users, held_out=0)
-    write_lines(
-        path, [{"user": document.user, "text": document.text} for document in Corpus(path.parent / "demo" / demo.TRAIN)]
-    )
-    return Corpus(path)
-
-
-def seconds(corpus: Corpus, output: Path, parts: int) -> float:
-    begun = time.monotonic()
-    trained = run_training(plan(Corpus(corpus.name), output, parts=parts, options=OPTIONS))
-    assert trained.trained == parts
-    return time.monotonic() - begun
 
 
 def users_per_s(lengths: Sequence[int], rounds: int = 3) -> dict[str, float]:
@@ -186,41 +159,22 @@ def _steps(text: Tokens, options: TrainingOptions) -> Iterator[tuple[torch.Tenso
 
 def benchmark(
     as_json: JsonOption = False,
-    quick: Annotated[bool, typer.Option("--quick", help="2 and 8 parts of a small corpus.")] = False,
-    few: Annotated[int, typer.Option(min=1)] = 16,
-    many: Annotated[int, typer.Option(min=2)] = 256,
-    users: Annotated[int, typer.Option(min=1, help="Of the corpus; some 120 tokens each.")] = 512,
+    quick: Annotated[bool, typer.Option("--quick", help="A small corpus.")] = False,
     corpus: CorporaOption = [],  # noqa: B006
     part_tokens: Annotated[int, typer.Option(min=1, help="Of the part by which kinds are compared.")] = 2000,
 ) -> None:
-    """Time the training of few and of many parts of one corpus, of kinds of parts, and of DP-SGD."""
-    if quick:
-        few, many, users, part_tokens = 2, 8, 16, 256
+    """Time the training of kinds of parts, and of DP-SGD."""
     torch.set_num_threads(1)
+    part_tokens = 256 if quick else part_tokens
     lengths = {64: 4} if quick else {64: 32, 128: 16, 512: 4}
-    private_units = {str(tokens): [tokens] * count for tokens, count in lengths.items()}
-    private_units[MIXED] = mixed_lengths(4 if quick else 128)
+    units = {str(tokens): [tokens] * count for tokens, count in lengths.items()}
+    units[MIXED] = mixed_lengths(4 if quick else 128)
     rounds = 1 if quick else 3
-    private = {name: users_per_s(units, rounds) for name, units in private_units.items()}
+    private = {name: users_per_s(of, rounds) for name, of in units.items()}
     with tempfile.TemporaryDirectory() as folder:
-        dialogues = write_corpus(Path(folder) / "demo.jsonl", users)
-        texts = {path.stem: Corpus(path) for path in corpus} or {"demo": dialogues}
-        kinds = {name: adapters_per_hour(text, part_tokens, rounds) for name, text in texts.items()}
-        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-        try:
-            seconds(write_corpus(Path(folder) / "warm.jsonl", 2), Path(folder) / "warm", 1)
-            taken = {parts: seconds(dialogues, Path(folder) / str(parts), parts) for parts in (few, many)}
-        finally:
-            ray.shutdown()
-    numbers = {
-        "ratio": taken[many] / taken[few],
-        "seconds": taken,
-        "adapters_per_s": {parts: parts / time for parts, time in taken.items()},
-        "users": users,
-        "kinds": kinds,
-        "dp_sgd": private,
-    }
-    show(numbers, as_json)
+        texts = corpora_by_name(corpus, Path(folder), None if corpus else 64)
+        kinds = {name: adapters_per_hour(Corpus(path), part_tokens, rounds) for name, path in texts.items()}
+    show({"kinds": kinds, "dp_sgd": private}, as_json)
 
 
 if __name__ == "__main__":
