@@ -118,7 +118,7 @@ def base(
 ) -> None:
     """Check that the ledger charges the private base under an ensemble, once, and that no base passes as public.
 
-    It reads the weights, and composes the events with dp-accounting. The exit status is 1 if it finds a fault.
+    It reads the weights. The exit status is 1 if it finds a fault.
     """
     from privmix.laboratory.audit import private_base
 

@@ -5,16 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
-from privmix.budget.filter import Filter
+from privmix.budget.filter import Filter, counted
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.statement import statement
 from privmix.foundation.errors import LedgerMismatch
 from privmix.privacy import accounting
-from privmix.privacy.events import Accountant
+from privmix.privacy.events import PLD_INTERVAL, Accountant
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.protocols.pmixed import PMixedSettings
@@ -47,6 +48,20 @@ def test_the_sum_is_that_of_dp_accounting(settings: Settings) -> None:
     assert Filter(budget).epsilon({event: TOKENS}) == pytest.approx(expected, abs=1e-6)
     assert settings.epsilon is not None
     assert settings.epsilon - 1e-3 < expected <= settings.epsilon
+
+
+def test_a_counter_states_what_dp_accounting_composes() -> None:
+    """A counter states the cost of a few tokens more than it granted, at a little less of delta."""
+    settings = PMixedSettings(epsilon=8.0, delta=DELTA, tokens=TOKENS).on_base(BASE)
+    planned = settings.plan(64)
+    budget = counted(PrivacyBudget.of("e", settings, planned, base=BASE), planned.event, settings.planned)
+    assert budget.counter is not None
+    accountant = PLDAccountant(value_discretization_interval=PLD_INTERVAL)
+    accountant.compose(GaussianDpEvent(BASE.noise_multiplier), STEPS)
+    for tokens in (10, 500, TOKENS):
+        both = accountant._pld.compose(accounting.pld({planned.event: tokens}))
+        due, stated = both.get_epsilon_for_delta(DELTA), Filter(budget).epsilon({planned.event: tokens})
+        assert due - 1e-6 <= stated <= 1.04 * due
 
 
 def test_the_budget_lasts_for_the_tokens_with_less_radius() -> None:
