@@ -9,7 +9,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # must come first: it loads lib
 
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
 
-from privmix.engine import lora_on_cpu, norms_on_cpu
+from privmix.engine import lora_on_cpu
 from privmix.engine.reader_rows import ReaderRows, ReaderWorker
 
 
@@ -37,7 +37,6 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
         _ask_for_amx()
         torch.compiler.set_stance("force_eager")  # what vLLM compiles at its first call would hold a step for seconds
         lora_on_cpu.install()
-        norms_on_cpu.install()
         super().init_device()
         # vLLM has no hook for another runner here. The first runner holds neither a model nor a cache yet.
         self.model_runner = CPUReaderModelRunner(self.vllm_config, torch.device("cpu"))
