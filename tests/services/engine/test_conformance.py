@@ -324,16 +324,6 @@ def test_a_sequence_that_forks_does_not_see_its_old_tokens(
     engine.drop_caches("fork")
 
 
-def test_the_same_context_may_be_requested_twice(
-    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
-) -> None:
-    engine.next_token([Request("again", tokens[:25], EVERY)])
-    rows = engine.next_token([Request("again", tokens[:25], EVERY)])
-    assert_agree(engine, rows, expect(reference, [(25, name) for name in EVERY]))
-    engine.drop_caches("again")
-    engine.drop_caches("again")
-
-
 def test_a_released_name_may_be_used_for_another_text(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:

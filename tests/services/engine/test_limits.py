@@ -280,16 +280,6 @@ def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None
 
 
 @small
-def test_idle_sequences_give_up_their_sessions(engine: VllmEngine, expected: Any) -> None:
-    requests = [Request(f"idle-{seed}", context(10, seed), (PUBLIC,)) for seed in range(9)]
-    for request in requests:
-        assert_same(engine.next_token([request]), expected([request]))
-    again = [replace(request, tokens=(*request.tokens, 1)) for request in requests]
-    assert_same(engine.next_token(again), expected(again))
-    release(engine, requests)
-
-
-@small
 def test_more_readers_than_a_step_holds(engine: VllmEngine, expected: Any) -> None:
     """The excess readers belong to several sequences together, or to a single one."""
     requests = [
@@ -320,20 +310,6 @@ def test_preempted_requests_continue(engine: VllmEngine, expected: Any) -> None:
         batch = [replace(request, tokens=request.tokens + (9, 3) * more) for request in requests[more:]]
         assert_same(engine.next_token(batch), expected(batch))
     assert {session.request.num_preemptions for session in engine._sessions.values()} == {3}
-    release(engine, requests)
-
-
-@small
-def test_tokens_of_a_grammar_arrive_several_at_once(engine: VllmEngine, expected: Any) -> None:
-    """Beside sequences that get one, in batches that lose and regain members."""
-    requests = [Request(f"forced-{seed}", context(30 + seed, seed), (PUBLIC, NAMES[seed])) for seed in range(4)]
-    for step in range(5):
-        requests = [
-            replace(request, tokens=request.tokens + context(1 + (step + index) % 3, 100 * step + index))
-            for index, request in enumerate(requests)
-        ]
-        batch = [request for index, request in enumerate(requests) if (index + step) % 3]
-        assert_same(engine.next_token(batch), expected(batch))
     release(engine, requests)
 
 

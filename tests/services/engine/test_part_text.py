@@ -1,6 +1,5 @@
 """Claim: the text of a part is read before each sequence, always with the same number of tokens."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +67,3 @@ def test_texts_that_do_not_fit_are_refused(public_model: Path, tmp_path: Path) -
     settings = EngineSettings(public_model, "vllm", context_length=256, cache_gib=1, part_kind="text", adapters=paths)
     with pytest.raises(ValueError, match=r"cache_gib: 12 texts of 4096 tokens .* raise cache_gib"):
         create(settings)
-
-
-def test_the_files_name_their_kind(tmp_path: Path) -> None:
-    path = write(tmp_path / "text", [1, END])
-    assert json.loads((path / "adapter_config.json").read_text()) == {"peft_type": "PART_TEXT", "tokens": 128}

@@ -83,34 +83,6 @@ def test_the_readers_of_a_sequence_are_one_query_without_a_causal_mask(engine: V
     assert fields["slot_mapping"].tolist() == 5 * [-1], "nothing of a reader is stored"
 
 
-def test_each_reader_is_a_query_where_the_backend_needs_a_causal_mask(engine: VllmEngine) -> None:
-    _, fields = rows_and_metadata(engine, "each")
-    assert fields["query_start_loc"].tolist() == fields["query_start_loc_cpu"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert fields["seq_lens"].tolist() == [33, 33, 33, 20, 20]
-    assert fields["causal"] is True
-    assert (fields["num_reqs"], fields["num_actual_tokens"], fields["max_query_len"]) == (5, 5, 1)
-    assert fields["slot_mapping"].tolist() == 5 * [-1]
-
-
-def test_on_a_cpu_the_readers_of_a_sequence_are_one_query_after_the_public_ones(engine: VllmEngine) -> None:
-    """The public tokens of the same pass keep the mask."""
-    _, fields = rows_and_metadata(engine, "together")
-    assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 65, 67]
-    assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 20]
-    assert fields["causal"].tolist() == [1, 1, 1, 0, 0]
-    assert min(fields["slot_mapping"][:62].tolist()) >= 0
-    assert fields["slot_mapping"][62:].tolist() == 5 * [-1]
-
-
-def test_each_reader_is_a_query_after_the_public_ones_where_all_need_the_mask(engine: VllmEngine) -> None:
-    _, fields = rows_and_metadata(engine, "together, each")
-    assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 63, 64, 65, 66, 67]
-    assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 33, 33, 20, 20]
-    assert fields["causal"] is True
-    assert min(fields["slot_mapping"][:62].tolist()) >= 0
-    assert fields["slot_mapping"][62:].tolist() == 5 * [-1]
-
-
 def shares(
     backend: Any, window: Any = None, text_tokens: int = 0, *, together: bool = False, device: str = "cuda"
 ) -> bool:
@@ -144,9 +116,12 @@ def test_the_backends_of_a_gpu_share_queries(file: str, name: str) -> None:
     assert shares(backend)
 
 
-@pytest.mark.parametrize("none", [None, -1, (-1, -1)])
-def test_a_layer_without_a_window_shares_queries(none: Any) -> None:
-    assert shares(without_mask(True), none)
+@pytest.mark.parametrize(("device", "shared"), [("cpu", True), ("cuda", False)])
+def test_layers_without_a_window_share_queries_and_beside_public_tokens_on_a_cpu(device: str, shared: bool) -> None:
+    """Not all of a GPU's backends take a mask for each query."""
+    for none in (None, -1, (-1, -1)):
+        assert shares(without_mask(True), none)
+    assert shares(without_mask(True), together=True, device=device) is shared
 
 
 def test_windows_texts_and_backends_with_masks_have_a_query_for_each_reader() -> None:
@@ -156,9 +131,3 @@ def test_windows_texts_and_backends_with_masks_have_a_query_for_each_reader() ->
     assert not shares(without_mask(True), window=(15, 0))
     assert not shares(without_mask(True), text_tokens=32)
     assert not shares(without_mask(True), text_tokens=32, together=True, device="cpu")
-
-
-@pytest.mark.parametrize(("device", "shared"), [("cpu", True), ("cuda", False)])
-def test_a_pass_with_public_tokens_shares_queries_on_a_cpu(device: str, shared: bool) -> None:
-    """Not all of a GPU's backends take a mask for each query."""
-    assert shares(without_mask(True), together=True, device=device) is shared
