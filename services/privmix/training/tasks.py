@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import ray
 
 from privmix.foundation.errors import InputError
-from privmix.foundation.fan_out import named, result_of
+from privmix.foundation.fan_out import result_of
 from privmix.foundation.progress import Display
 from privmix.training import public_model
 from privmix.training.adapter import Files
@@ -73,23 +73,6 @@ def train_adapters(
         for results in running:
             ray.cancel(results, force=True)
         ray.kill(board)
-
-
-def train_here(jobs: Sequence[TrainingTask], display: Display) -> Iterator[tuple[TrainingTask, Files]]:
-    """Does what `train_adapters` does in this process, for work that takes less time than to start a task.
-
-    Raises:
-        InputError, WorkError: see `train_adapters`.
-    """
-    fractions = dict.fromkeys((job.name for job in jobs), 0.0)
-    for job in jobs:
-        try:
-            files = job.work(job.base.path, job.base.name, report=lambda _: None)
-        except Exception as error:
-            raise named(error, job.name) from error
-        yield job, files
-        fractions[job.name] = 1.0
-        display.show(fractions)
 
 
 class _Board:
