@@ -6,7 +6,7 @@ end may exist. But what it returns is true, because the grammar's engine has rea
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -134,8 +134,9 @@ class EndFinder:
             alike = alike + 1 if place.state == before else 0
             if (place.state, alike, hint) not in seen:
                 seen.add((place.state, alike, hint))
-                for move, is_hint in self._next(place, every=every):
-                    further, hint_ = cost + 1 + len(move) // 4, move if is_hint else hint
+                hints = [(text, text) for text in self._hints if place.inside and place.admits(text)]
+                for move, hint_ in (*hints, *((move, hint) for move in self._next(place, every=every))):
+                    further = cost + 1 + len(move) // 4
                     heappush(waiting, (further, next(order), path + move, place.state, alike, hint_))
         return None
 
@@ -146,12 +147,11 @@ class EndFinder:
             place = self._visit(path)
             if place is None or (end := place.end(known)) is not None:
                 return None if place is None else path + (end or b"")
-            moves = [move for move, is_hint in self._next(place) if not is_hint]
-            if not moves:
+            if not (moves := self._next(place)):
                 return None
             # Where the same may follow as before, what was promising led nowhere: digits may go on and on.
             if len(moves) > 1 and not place.inside and place.state != before and moves[0][0] not in _FIRST:
-                moves.sort(key=lambda move: self._forced(path + move))
+                moves = sorted(moves, key=lambda move: self._forced(path + move))
             before = place.state
             path += moves[0]
         return None
@@ -161,19 +161,16 @@ class EndFinder:
         place = self._visit(path)
         return MAX_TOKENS if place is None else len(place.forced)
 
-    def _next(self, place: "_Place", *, every: bool = False) -> Iterator[tuple[bytes, bool]]:
-        """Yields the next steps of a search, the best first, and whether each is a hint."""
+    def _next(self, place: "_Place", *, every: bool = False) -> Sequence[bytes]:
+        """Returns the next steps of a search, the best first."""
         if place.forced:
-            yield place.forced, False
-            return
-        if place.inside:
-            yield from ((hint, True) for hint in self._hints if place.admits(hint))
+            return [place.forced]
         if (place.mask, every) not in self._moves:  # a text has many places, at which few masks are legal
             legal = sorted(place.legal, key=lambda byte: (byte in _LAST, _FIRST.find(byte) % 256, byte))
             if place.inside and not every:
                 legal = [byte for byte in _IN_STRINGS if byte in legal] or legal[:1]
             self._moves[place.mask, every] = [bytes((byte,)) for byte in legal]
-        yield from ((move, False) for move in self._moves[place.mask, every])
+        return self._moves[place.mask, every]
 
     def _tokens(self, text: bytes) -> tuple[int, ...]:
         """Returns the usual tokens of a text. A tokenizer that marks the beginnings of words may have other bytes."""
