@@ -27,8 +27,10 @@ class Promise:
 
     @property
     def sentence(self) -> str:
-        """The guarantee in one sentence."""
-        return sentence(self.terms, self.protocol)
+        """The guarantee of the budget, for the tokens of the protocol, in one sentence."""
+        limited = self.terms.enforced == "bound" and self.terms.epsilon is not None
+        tokens = Filter(self.terms).affordable({}, self.protocol.event) if limited else UNLIMITED
+        return promise_sentence(self.terms, self.protocol.guarantee, None if tokens == UNLIMITED else tokens)
 
 
 def promise(configuration: Configuration, manifest: Manifest) -> Promise:
@@ -91,13 +93,6 @@ def _when_exhausted(configuration: Configuration, settings: Settings, terms: Pri
             "it; choose base, or refuse"
         )
     return chosen or ("base" if terms.base is not None else settings.when_exhausted)
-
-
-def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:
-    """Returns the guarantee of this budget for the tokens of this protocol."""
-    limited = terms.enforced == "bound" and terms.epsilon is not None
-    tokens = Filter(terms).affordable({}, protocol.event) if limited else UNLIMITED
-    return promise_sentence(terms, protocol.guarantee, None if tokens == UNLIMITED else tokens)
 
 
 def _kept(ledger: str) -> PrivacyBudget | None:
