@@ -1,8 +1,8 @@
-"""Claim: a request whose client has gone without an answer holds nothing once the keys actor is back."""
+"""Claim: a request pays its key's share what it used, and one whose client has gone without an answer holds nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 
-from privmix.coordinator.messages import Generation
+from privmix.coordinator.messages import Delta, Generation
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.gateway import keys as request_keys
 from privmix.gateway.admission import admitted
+from privmix.gateway.coordinator_client import OnEnd
+from privmix.gateway.counters import Counters
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
+from privmix.gateway.response_queue import ResponseQueue
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity
 from privmix.keys.records import Share
@@ -88,7 +91,7 @@ class World:
         self.actor = Actor(place)
         self.service = KeyService([], "namespace", "keys")
         self.service._find = self._find  # type: ignore[method-assign]
-        self.client = SimpleNamespace()
+        self.client: Any = SimpleNamespace()
 
     async def _find(self, name: str) -> Any:
         return self.actor
@@ -96,12 +99,14 @@ class World:
     def admit(self, id_: str, wanted: int = 30, generations: int = 1) -> Awaitable[Admitted]:
         return self.service.admit(id_, self.identity, LIMITS, wanted, generations)
 
+    def submitted(self, *limits: int) -> AbstractAsyncContextManager[ResponseQueue]:
+        """Admits a request with these limits of its generations, whose ids count from 0."""
+        served: Any = SimpleNamespace(client=self.client, ensemble=SimpleNamespace(admission_limits=LIMITS))
+        generations = [Generation(f"{number}", (1,), SamplingOptions(), limit) for number, limit in enumerate(limits)]
+        return admitted(served, self.service, self.identity, generations)
+
     async def submit(self) -> None:
-        served = SimpleNamespace(
-            client=self.client, request=nullcontext, ensemble=SimpleNamespace(admission_limits=LIMITS)
-        )
-        generation = Generation("generation", (1,), SamplingOptions(), 30)
-        async with admitted(served, self.service, self.identity, [generation]):  # type: ignore[arg-type]
+        async with self.submitted(30):
             pass
 
     def held(self) -> tuple[int, int, int, int]:
@@ -130,6 +135,65 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(request_keys, "ANSWER_S", ANSWER_S)
     monkeypatch.setattr(request_keys, "RETRY_S", 0.05)
     yield World(str(tmp_path / "keys.db"))
+
+
+class Coordinators:
+    """Stands for a gateway's client of coordinators, which start nothing."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, int | None] = {}
+
+    @asynccontextmanager
+    async def submit(
+        self, generations: Sequence[Generation], *, arrived: float, truncated: frozenset[str], on_end: OnEnd
+    ) -> AsyncIterator[ResponseQueue]:
+        self.started = {generation.id: generation.max_charged for generation in generations}
+        queue = ResponseQueue(generations, 60.0, Counters(), arrived, truncated)
+        try:
+            yield queue
+        finally:
+            await on_end(queue.charged)
+
+
+async def test_a_share_shortens_the_answers_of_a_request_evenly_and_pays_what_they_used(world: World) -> None:
+    world.client = coordinators = Coordinators()
+    async with world.submitted(30, 80) as queue:
+        assert coordinators.started == {"0": None, "1": 70}
+        assert world.held() == (100, 2, 2, 0)
+        for delta in (Delta("0", "a", (1, 2)), Delta("0", "", finish_reason="length"), Delta("1", "b", (3,), "length")):
+            queue.put(delta)
+        assert [delta.finish_reason for delta in await queue.take()] == [None, "length", "share"]
+    await world.holds_nothing()
+    assert world.store.account("ada").usage.spent == 3
+
+
+async def test_an_answer_for_which_a_share_has_no_token_never_starts(world: World) -> None:
+    world.client = coordinators = Coordinators()
+    await world.admit("before", 99)
+    await world.service.settle("before", None)
+    async with world.submitted(5, 5) as queue:
+        assert coordinators.started == {"1": 1}
+        assert [(delta.id, delta.finish_reason) for delta in await queue.take()] == [("0", "share")]
+    await world.holds_nothing()
+    assert world.store.account("ada").usage.spent == 99
+
+
+async def test_a_client_that_leaves_pays_what_was_charged_and_no_more(world: World) -> None:
+    world.client = Coordinators()
+    left = asyncio.Event()
+
+    async def client() -> None:
+        async with world.submitted(30) as queue:
+            queue.put(Delta("0", "a", (1, 2)))
+            left.set()
+            await asyncio.Event().wait()
+
+    leaving = asyncio.create_task(client())
+    await left.wait()
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await world.holds_nothing()
+    assert world.store.account("ada").usage.spent == 2
 
 
 async def unanswered(work: Awaitable[object]) -> None:
