@@ -3,14 +3,12 @@
 - `kinds`: adapters an hour of processor time, of one part by the default options: a reader of all layers, of the last
   half (the default) and of the last quarter, plain LoRA by the same code, and plain LoRA in an ordinary loop around
   PEFT's model; by the name of the corpus. `over_all_layers` has the ratios to the reader of all layers.
-- `dp_sgd`: users a second whose clipped gradients are summed, by the code of `privmix train-base` and by Opacus'
-  hooks, in alternating passes over the same users, model and adapter on one core; by the number of tokens of a user,
-  and with `MIXED` for users of many lengths. Opacus gets them sorted, so that a pass has little padding.
+- `dp_sgd`: users a second whose clipped gradients are summed by `privmix train-base`, by the number of tokens of a
+  user, and with `MIXED` for users of many lengths.
 """
 
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -20,14 +18,12 @@ import numpy as np
 import torch
 import typer
 from peft import LoraConfig, get_peft_model
-from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from privmix.training.adapter import TOKENS_AT_ONCE, gains_from_bfloat16, train_adapter, with_lora
+from privmix.training.adapter import gains_from_bfloat16, train_adapter, with_lora
 from privmix.training.corpus import Corpus
 from privmix.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
-from privmix.training.packing import IGNORED, Tokens, even_size, pack, similar, tokenize
+from privmix.training.packing import Tokens, even_size, pack, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.per_unit import UnitGradients
 from privmix.training.public_model import DEFAULT, resolve
@@ -40,61 +36,24 @@ ALL_LAYERS = "reader, all layers"
 MIXED = "16 to 512"
 
 
-def users_per_s(lengths: Sequence[int], rounds: int = 3) -> dict[str, float]:
-    """Returns users a second of both implementations, for users with these numbers of tokens."""
+def users_per_s(lengths: Sequence[int], rounds: int) -> float:
+    """Returns users a second, for users with these numbers of tokens."""
     random = np.random.default_rng(0)
     units = [random.integers(1, 40000, tokens).astype(np.int32) for tokens in lengths]
     options = DP_SGD_TRAINING
     gradients = UnitGradients(with_lora(resolve(), DEFAULT, options, CPU), options.block)
-    sums: dict[str, Callable[[Sequence[Tokens]], Any]] = {
-        "privmix": lambda units: gradients.clipped_sum(units, 1.0),
-        "opacus": _opacus(with_lora(resolve(), DEFAULT, options, CPU).train()),  # its hooks need the mode
-    }
-    taken: dict[str, list[float]] = {name: [] for name in sums}
+    taken = []
     for _ in range(1 + rounds):  # the first round warms up
-        for name, clipped_sum in sums.items():
-            begun = time.process_time()
-            clipped_sum(units)
-            taken[name].append(time.process_time() - begun)
-    speeds = {name: len(units) / median(times[1:]) for name, times in taken.items()}
-    return speeds | {"ratio": speeds["privmix"] / speeds["opacus"]}
+        begun = time.process_time()
+        gradients.clipped_sum(units, 1.0)
+        taken.append(time.process_time() - begun)
+    return len(units) / median(taken[1:])
 
 
 def mixed_lengths(users: int) -> list[int]:
     """Returns numbers of tokens between 16 and 512, like those of short clinical dialogues: half are below 95."""
     drawn = np.random.default_rng(1).lognormal(np.log(95), 0.95, users)
     return [int(tokens) for tokens in drawn.clip(16, 512)]
-
-
-def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
-    """Returns a function that sums the clipped gradients of users of one block each."""
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(weight.requires_grad and "lora_A" not in name)
-    hooked = GradSampleModule(model, loss_reduction="sum", strict=False)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    sgd = torch.optim.SGD(weights, lr=0.0)
-    optimizer = DPOptimizer(sgd, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1)
-
-    def clipped_sum(units: Sequence[Tokens]) -> None:
-        groups = similar([len(unit) for unit in units], TOKENS_AT_ONCE["cpu"])
-        chunks = [[units[index] for index in group] for group in groups]
-        for chunk in chunks:
-            rows = [torch.from_numpy(unit.astype(np.int64)) for unit in chunk]
-            inputs = pad_sequence(rows, batch_first=True)
-            targets = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORED)
-            logits = hooked(input_ids=inputs, use_cache=False).logits[:, :-1].float()
-            losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(len(rows), -1)
-            token_weights = torch.tensor([1 / (len(row) - 1) for row in rows])
-            torch.autograd.backward((losses.sum(dim=1) * token_weights).sum())
-            optimizer.signal_skip_step(do_skip=chunk is not chunks[-1])
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return clipped_sum
 
 
 def adapters_per_hour(corpus: Corpus, tokens: int, rounds: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Registers the methods: each with settings that were chosen in advance on public tables, and its guarantee."""
 
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from privmix.laboratory.heads.names import MethodName
-from privmix.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
+from privmix.laboratory.heads.sgd import HeadDpSgdSettings, SgdSettings
 from privmix.laboratory.heads.table import UNSTATED, Table
 from privmix.privacy.events import Event, GuaranteeStatus
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
@@ -78,18 +77,14 @@ def _train_sgd(table: Table, _: float, __: Event | None, seed: int) -> Tensor:
     return Parametrised(sgd.train(built(table, seed).module, *_tensors(table), SGD, seed)).vector[None]
 
 
-def _noise(table: Table, epsilon: float) -> Noise:
-    return sgd.noise_for(epsilon, DELTA, table.stated_population, DP_SGD.batch, DP_SGD.epochs)
-
-
 def _dp_sgd_event(table: Table, epsilon: float, _: Neighbours) -> Event:
-    noise = _noise(table, epsilon)
-    return DpSgdEvent("record", noise.multiplier, noise.rate, noise.steps, uuid.uuid4().hex)
+    return sgd.event_for(epsilon, DELTA, table.stated_population, DP_SGD)
 
 
-def _train_dp_sgd(table: Table, epsilon: float, _: Event | None, seed: int) -> Tensor:
-    model = built(table, seed).module
-    return Parametrised(sgd.train_privately(model, *_tensors(table), _noise(table, epsilon), DP_SGD)).vector[None]
+def _train_dp_sgd(table: Table, _: float, event: Event | None, seed: int) -> Tensor:
+    assert isinstance(event, DpSgdEvent)
+    model, batch = built(table, seed).module, event.sampling_rate * table.stated_population
+    return Parametrised(sgd.train_privately(model, *_tensors(table), event, batch, DP_SGD)).vector[None]
 
 
 def _train_expm_nf(table: Table, epsilon: float, _: Event | None, seed: int) -> Tensor:

@@ -22,8 +22,8 @@ from privmix.laboratory.heads.mimic import series
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised, auc, predictions
 from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.row_function import ROWS, RowFunction
-from privmix.laboratory.heads.sgd import Noise
 from privmix.laboratory.heads.table import Table, split
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.privacy.sampling import clipping
 from privmix.privacy.sampling.clipping import GRAINS
 from privmix.privacy.sampling.selection import LOSS_UNITS
@@ -77,10 +77,10 @@ def test_a_row_moves_no_number_of_the_rows_beside_it(series: bool, monkeypatch: 
     x = torch.rand(520, 2, 9, generator=random) if series else 10 * torch.rand(520, 3, generator=random)
     y = torch.randint(2, (520,), generator=random).float()
     model = GRUD(3, hidden=4) if series else LogisticRegression(3)
-    noise = Noise(multiplier=1.0, rate=1.0, steps=1, epsilon=1.0, accountant="none", batch=520.0)
+    event, batch = DpSgdEvent("record", 1.0, 1.0, 1, "run"), 520.0
     candidates = torch.randn(5, Parametrised(model).dimension, generator=random)
     total_losses(Parametrised(model), candidates, Table("rows", x.numpy(), y.numpy(), np.arange(520)))
-    sgd.train_privately(model, x, y, noise, methods.DP_SGD.model_copy(update={"clip": 0.3}))
+    sgd.train_privately(model, x, y, event, batch, methods.DP_SGD.model_copy(update={"clip": 0.3}))
     order = torch.randperm(520, generator=random)
     losses, *_, gradients = functions
 
@@ -255,16 +255,16 @@ def test_a_row_changes_no_factor_of_the_noise(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sgd, "poisson_subsample", lambda rows, rate: range(0))
     monkeypatch.setattr(clipping, "normal", np.ones)
     table = generated(200)
-    noise = Noise(multiplier=1.0, rate=0.5, steps=2, epsilon=1.0, accountant="none", batch=100.0)
+    event, batch = DpSgdEvent("record", 1.0, 0.5, 2, "run"), 100.0
     model = methods.built(table)
-    released = [trained(model, rows, noise) for rows in (table, table.rows(table.users < 100))]
+    released = [trained(model, rows, event, batch) for rows in (table, table.rows(table.users < 100))]
     assert torch.equal(*released)
 
 
-def trained(model: Parametrised, rows: Table, noise: Noise) -> torch.Tensor:
+def trained(model: Parametrised, rows: Table, event: DpSgdEvent, batch: float) -> torch.Tensor:
     """Returns the parameters after DP-SGD, which begins with those of the model."""
     x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
-    return Parametrised(sgd.train_privately(deepcopy(model.module), x, y, noise, methods.DP_SGD)).vector
+    return Parametrised(sgd.train_privately(deepcopy(model.module), x, y, event, batch, methods.DP_SGD)).vector
 
 
 def test_a_number_that_nobody_stated_is_not_counted(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch:
     """A generator with a short seed can be searched: with it, an observer of a head computes the gradients."""
     table = generated(200)
     model = methods.built(table)
-    noise = Noise(multiplier=1.0, rate=0.1, steps=5, epsilon=1.0, accountant="none", batch=20.0)
+    event, batch = DpSgdEvent("record", 1.0, 0.1, 5, "run"), 20.0
     drawn = 0
 
     def from_system(count: int) -> bytes:
@@ -287,10 +287,10 @@ def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch:
     def again() -> torch.Tensor:
         nonlocal drawn
         drawn = 0
-        return trained(model, table, noise)
+        return trained(model, table, event, batch)
 
     assert not torch.equal(again(), again())
     monkeypatch.setattr("privmix.privacy.sampling.randomness.os.urandom", from_system)
     assert torch.equal(again(), again()), "something else is drawn, too"
     weights = sum(weight.numel() for weight in model.module.parameters())
-    assert drawn >= 8 * noise.steps * (len(table.x) + weights)
+    assert drawn >= 8 * event.steps * (len(table.x) + weights)
