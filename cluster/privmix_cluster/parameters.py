@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from privmix.privacy.settings import Settings
-    from privmix.training.options import TokenBudget
 
 ACCEPTED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that accepts the options of protocols (see `settings_from`)."""
@@ -54,21 +53,6 @@ def settings_from(protocol: str, given: Mapping[str, object]) -> "Settings":
                 parameter, f"{protocol} has no such parameter; `privmix protocols` lists its parameters"
             ) from error
         raise bad(parameter, f"{first['msg']}, got {first['input']}") from error
-
-
-def token_budget(epsilon: float, delta: float, tokens: int) -> "TokenBudget":
-    """Returns the budget of these options.
-
-    Raises:
-        typer.BadParameter: an option is invalid.
-    """
-    from privmix.training.options import TokenBudget
-
-    try:
-        return TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
 
 
 def bad(option: str, message: str) -> typer.BadParameter:

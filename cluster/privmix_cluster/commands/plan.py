@@ -14,7 +14,7 @@ from rich.table import Table
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
 from privmix.training.options import TokenBudget, TrainingOptions
 from privmix_cluster.options import JsonOption
-from privmix_cluster.parameters import ACCEPTED, bad, count, options, settings_from, token_budget
+from privmix_cluster.parameters import ACCEPTED, bad, count, options, settings_from
 
 if TYPE_CHECKING:
     from privmix.privacy.accounting import planning
@@ -89,7 +89,7 @@ def plan_(
     if users is not None:
         for name in options(context.args):
             raise bad(name, "is not used with --users; use it with --parts")
-        budget = token_budget(EPSILON if epsilon is None else epsilon, delta, tokens)
+        budget = TokenBudget.checked(epsilon=EPSILON if epsilon is None else epsilon, delta=delta, tokens=tokens)
         kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         ways = alternatives(Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind))
         size = {"users": users, "corpus_tokens": corpus_tokens, **budget.limits()}

@@ -15,7 +15,7 @@ from privmix.training.options import AUTO_BASE, DP_SGD_TRAINING, DpSgdOptions, T
 from privmix_cluster.console import display
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import MODEL, CorpusArgument, CorpusOptions, RunOptions
-from privmix_cluster.parameters import bad, count, token_budget
+from privmix_cluster.parameters import bad, count
 
 if TYPE_CHECKING:
     from privmix.training.corpus import Corpus
@@ -141,7 +141,7 @@ def train(
         raise bad("users", "is for the proposal of --parts; leave it out")
     if parts.tokens_per_user is not None and parts.users is None:
         raise bad("tokens-per-user", "belongs to --users; add it")
-    budget = token_budget(parts.epsilon, parts.delta, parts.tokens)
+    budget = TokenBudget.checked(epsilon=parts.epsilon, delta=parts.delta, tokens=parts.tokens)
     size = None if parts.users is None else Population.stated(parts.users, parts.tokens_per_user)
     if below.base is not None:
         _check_base(below.base, run.model)
