@@ -52,13 +52,13 @@ from privmix.training.corpus import Corpus
 from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.dp_sgd import UNUSED, planned
 from privmix.training.expectation import TABLE as PART_TABLE
-from privmix.training.expectation import Population
+from privmix.training.expectation import Population, Requirements, propose
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TokenBudget, TrainingOptions
 from privmix.training.packing import Tokens, contributions, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.private_base import merge_adapter
 from privmix.training.public_model import DEFAULT, resolve
-from privmix.training.splitting import BASE_TABLE, divide_by_size, signal
+from privmix.training.splitting import BASE_TABLE, divide, signal
 from tests.benchmarks.gain import QUICK_USERS, USERS
 from tests.benchmarks.options import OutputOption, WriteOption, show
 from tests.benchmarks.standing import (
@@ -210,13 +210,14 @@ class PrivateBaseBench:
     def shares(self, epsilon: float, parts: Sequence[int]) -> dict[tuple[int, int], float]:
         """Returns the share of epsilon for a base, by the number of parts and of tokens: at most `fractions` below 1.
 
-        The rule is that of `privmix train --base auto`. A share of 1 is DP-SGD, and one of 0 has no base.
+        The rule is that of `privmix plan --users`. A share of 1 is DP-SGD, and one of 0 has no base.
         """
-        found, size = {}, Population.stated(self.population, self.tokens // self.population)
+        found, size = {}, Population(self.population, self.tokens)
         for count in parts:
             for tokens in TOKENS:
                 budget = TokenBudget(epsilon=epsilon, delta=self.delta, tokens=tokens)
-                division = divide_by_size(size, count, budget)
+                wanted = Requirements(size, budget, parts=count)
+                division = divide(wanted, propose(wanted))
                 found[count, tokens] = division.share if division else 0.0
         between = sorted({share for share in found.values() if 0 < share < 1})
         few = [between[len(between) // 2]] if self.size.fractions == 1 else [between[0], between[-1]]

@@ -43,11 +43,11 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
 ) -> None:
     """The other audits could not see this fault: 96 users instead of 95 gave 12 parts instead of 8."""
 
-    def counted(_: object, output: Path, *__: object) -> int:
+    def counted(_: object, output: Path) -> int:
         users = len((output.parent / "corpus.jsonl").read_text().splitlines())
         return users // 8 if users > neighbouring.USERS else 8
 
-    monkeypatch.setattr(train, "_proposed_parts", counted)
+    monkeypatch.setattr(train, "_number_of_parts", counted)
     worlds = neighbouring.train_worlds(tmp_path, ["--part-kind", "text"], run)
     differences = neighbouring.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)

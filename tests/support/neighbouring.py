@@ -28,9 +28,7 @@ from privmix.training.manifest import ADAPTER_FILES, Manifest
 from privmix.training.partition import part_of
 
 SALT = bytes(range(32))
-USERS = 95
-"""With this number, `privmix train` once counted the users: one more changed the number of parts from 8 to 12."""
-STATED = 100
+USERS, PARTS = 95, 4
 NEWCOMER = Document("the newcomer", "The code of the gate is heliotrope, and nobody else may know it.")
 START_S, STOP_S = 480.0, 60.0
 
@@ -92,7 +90,7 @@ def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], ru
     corpus, salt, directory = folder / "corpus.jsonl", folder / "salt", folder / "ensemble"
     corpus.write_text("".join(json.dumps(document.row()) + "\n" for document in documents))
     salt.write_bytes(SALT)
-    stated = [] if "--parts" in words else ["--users", str(STATED)]
+    stated = [] if "--parts" in words else ["--parts", str(PARTS)]
     output = ["--output", str(directory), "--salt-file", str(salt), "--json"]
     summary, _, said = run(["train", str(corpus), *output, *stated, *words]).partition("\n\n")
     shown = {name: json.loads(summary)[name] for name in ("parts", "adapters", "skipped")}

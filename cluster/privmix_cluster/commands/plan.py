@@ -56,7 +56,8 @@ def plan_(
         typer.Option(
             parser=count,
             metavar="USERS",
-            help="The number of users of a corpus. The command proposes how to train and serve it.",
+            help="About how many users a corpus has. The command proposes how to train and serve it. The number of "
+            "parts that follows becomes public, so round the number.",
         ),
     ] = None,
     corpus_tokens: Annotated[

@@ -19,7 +19,6 @@ from privmix_cluster.parameters import bad, count
 
 if TYPE_CHECKING:
     from privmix.training.corpus import Corpus
-    from privmix.training.expectation import Population
     from privmix.training.plan import OpenPlan, Trained
 
 _parts_option = partial(typer.Option, rich_help_panel="Parts")
@@ -33,32 +32,10 @@ class PartsOptions:
     parts: Annotated[
         int | None,
         _parts_option(
-            help="The number of parts, each with its own adapter. Default: the number of parts in --output, or else "
-            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens."
+            help="The number of parts, each with its own adapter; `privmix plan --users` proposes it. It is public, so "
+            "it is not taken from the corpus. Default: the number of parts in --output."
         ),
     ] = None
-    users: Annotated[
-        int | None,
-        _parts_option(
-            parser=count,
-            metavar="USERS",
-            help="About how many users the corpus has, to propose --parts. The number is rounded and becomes public; "
-            "privmix does not count the users, because the count would reveal whether a person is among them.",
-        ),
-    ] = None
-    tokens_per_user: Annotated[
-        int | None,
-        _parts_option(
-            parser=count, metavar="TOKENS", help="About how many tokens a user's text has, in the same way for --users."
-        ),
-    ] = None
-    epsilon: Annotated[float, _parts_option(help="The epsilon of the budget, to propose --parts and --base-share.")] = (
-        EPSILON
-    )
-    delta: Annotated[float, _parts_option(help="The delta of the budget.")] = DELTA
-    tokens: Annotated[
-        int, _parts_option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
-    ] = TOKENS
     halves: Annotated[
         bool,
         _parts_option(
@@ -85,10 +62,20 @@ class BaseOptions:
     base_share: Annotated[
         float | None,
         _model_option(
-            help="The share of --epsilon that --base auto spends on the base. Default: the best by `privmix plan` for "
-            "--users, --tokens-per-user and --tokens."
+            help="The share of --epsilon that --base auto spends on the base, as `privmix plan --users` finds it. "
+            "Default: the best for parts of usual size."
         ),
     ] = None
+    epsilon: Annotated[float, _model_option(help="With --base auto: the epsilon of the budget, base included.")] = (
+        EPSILON
+    )
+    delta: Annotated[float, _model_option(help="With --base auto: the delta of the budget.")] = DELTA
+    tokens: Annotated[
+        int,
+        _model_option(
+            parser=count, metavar="TOKENS", help="With --base auto: the number of tokens that the budget must last for."
+        ),
+    ] = TOKENS
 
 
 RECIPE = {
@@ -129,7 +116,6 @@ def train(
     The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
-    from privmix.training.expectation import Population
     from privmix.training.train import plan
 
     started = time.monotonic()
@@ -137,22 +123,12 @@ def train(
     options = _checked(recipe)
     if below.base != AUTO_BASE and below.base_share is not None:
         raise bad("base-share", "belongs to --base auto; add it")
-    if parts.users is not None and parts.parts is not None:
-        raise bad("users", "is for the proposal of --parts; leave it out")
-    if parts.tokens_per_user is not None and parts.users is None:
-        raise bad("tokens-per-user", "belongs to --users; add it")
-    budget = TokenBudget.checked(epsilon=parts.epsilon, delta=parts.delta, tokens=parts.tokens)
-    size = None if parts.users is None else Population.stated(parts.users, parts.tokens_per_user)
     if below.base is not None:
         _check_base(below.base, run.model)
-    number = (
-        _proposed_parts(size, run.output, options, budget)
-        if parts.parts is None
-        else _given_parts(parts.parts, run.output)
-    )
-    model = below.base or run.model
+    number, model = _number_of_parts(parts.parts, run.output), below.base or run.model
     if below.base == AUTO_BASE:
-        spent = _auto_epsilon(below.base_share, size, run.output / "base", parts.parts, budget)
+        budget = TokenBudget.checked(epsilon=below.epsilon, delta=below.delta, tokens=below.tokens)
+        spent = _auto_epsilon(below.base_share, run.output / "base", number, budget)
         model = str(_auto_base(documents, run, recipe, spent, budget.delta))
     planned = plan(
         documents,
@@ -166,22 +142,30 @@ def train(
     report_training(run_plan(planned, run), run, time.monotonic() - started)
 
 
-def _given_parts(parts: int, output: Path) -> int:
-    """Returns the number, and says so on stderr if a ledger of the ensemble may not accept it."""
+def _number_of_parts(parts: int | None, output: Path) -> int:
+    """Returns the given number, or that of the ensemble in `output`.
+
+    It says so on stderr if a ledger of the ensemble may not accept the number.
+    """
     from privmix.budget.receipt import FILE as RECEIPT
     from privmix.training.manifest import FILE as MANIFEST
     from privmix.training.manifest import Manifest
 
-    if (output / RECEIPT).exists() and (output / MANIFEST).exists():
-        before = len(Manifest.load(output).parts)
-        if before != parts:
-            typer.echo(
-                f"parts: {output} has {before} parts and a ledger. A ledger that charges each part for itself "
-                "(protocol individual, measured losses) refuses another number, because it gives users other parts. To "
-                "keep such a ledger, leave --parts out.",
-                err=True,
-            )
-    return parts
+    before = len(Manifest.load(output).parts) if (output / MANIFEST).exists() else None
+    if parts is None and before is None:
+        raise bad(
+            "parts",
+            "is missing; `privmix plan --users` proposes it for about so many users. The number of parts is public, so "
+            "it is not taken from the corpus",
+        )
+    if parts is not None and before not in (None, parts) and (output / RECEIPT).exists():
+        typer.echo(
+            f"parts: {output} has {before} parts and a ledger. A ledger that charges each part for itself "
+            "(protocol individual, measured losses) refuses another number, because it gives users other parts. To "
+            "keep such a ledger, leave --parts out.",
+            err=True,
+        )
+    return parts or before or 0
 
 
 def _check_base(base: str, model: str | None) -> None:
@@ -198,16 +182,15 @@ def _check_base(base: str, model: str | None) -> None:
 
 def _auto_epsilon(
     share: float | None,
-    size: "Population | None",
     output: Path,
-    parts: int | None,
+    parts: int,
     budget: TokenBudget,
 ) -> float:
     """Returns the epsilon of the base of `--base auto`: a share of the promised one, or what a finished base cost.
 
     Raises:
         typer.BadParameter: a finished base leaves nothing of epsilon.
-        InputError: there is no share that is worth anything (`base_share`).
+        InputError: there is no share (`base_share`).
     """
     from privmix.privacy.accounting import stated
     from privmix.training.manifest import FILE as MANIFEST
@@ -221,10 +204,10 @@ def _auto_epsilon(
         if trained.epsilon >= epsilon:
             raise bad("epsilon", f"must be above the {stated(trained.epsilon)} that the base in {output} cost")
         return trained.epsilon
-    share = base_share(size, parts, budget)
+    share = base_share(parts, budget)
     typer.echo(
-        f"base-share: {share:g} of epsilon {stated(epsilon)} for the base, the rest for {budget.tokens:,} tokens, by "
-        "`privmix plan --users`; --base-share sets another share.",
+        f"base-share: {share:g} of epsilon {stated(epsilon)} for the base, the rest for {budget.tokens:,} tokens. "
+        "`privmix plan --users` finds it for a corpus; --base-share sets it.",
         err=True,
     )
     return share * epsilon
@@ -272,42 +255,6 @@ def run_plan(plan: "OpenPlan", run: RunOptions) -> "Trained":
     from privmix.training.plan import run_training
 
     return run_training(plan, run.resources, display())
-
-
-def _proposed_parts(size: "Population | None", output: Path, options: TrainingOptions, budget: TokenBudget) -> int:
-    """Returns the number of parts in `output`, or what `privmix plan` proposes for the stated size if there is one.
-
-    The number is public, so it never depends on the corpus.
-    """
-    from privmix.privacy.accounting import stated
-    from privmix.training.expectation import Requirements, propose
-    from privmix.training.manifest import FILE as MANIFEST
-    from privmix.training.manifest import Manifest
-
-    if size is None:
-        if (output / MANIFEST).exists():
-            return len(Manifest.load(output).parts)
-        raise bad(
-            "parts",
-            "is missing; set it, or state about how many users the corpus has (--users, and --tokens-per-user). The "
-            "number of parts is public, so it is not taken from the corpus",
-        )
-    proposal = propose(Requirements(size, budget, part_kind=options.part_kind))
-    parts = proposal.protocol.parts
-    with_tokens = "" if size.tokens is None else f" with {size.tokens:,} tokens"
-    typer.echo(
-        f"parts: {parts}, proposed for about {size.users:,} users{with_tokens} at epsilon {stated(budget.epsilon)}, "
-        f"delta {budget.delta:g}, {budget.tokens:,} tokens. These numbers are public; --parts sets another number.",
-        err=True,
-    )
-    better = propose(Requirements(size, budget))
-    if better.worth > proposal.worth:
-        typer.echo(
-            f"--part-kind {better.part_kind} is expected to gain more: {better.worth:.2f} nats per token with "
-            f"{better.protocol.parts} parts instead of {proposal.worth:.2f}, by `privmix plan --users`.",
-            err=True,
-        )
-    return parts
 
 
 def report_training(trained: "Trained", run: RunOptions, seconds: float) -> None:

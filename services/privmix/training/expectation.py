@@ -70,16 +70,6 @@ class Population:
     users: int
     tokens: int | None = None
 
-    @classmethod
-    def stated(cls, users: int, tokens_per_user: int | None) -> Self:
-        """Returns a size as the operator states it, rounded to one significant digit.
-
-        It becomes public by the number of parts, which follows from it. privmix never counts the corpus for it: a count
-        would change with one user's text, and everyone could see that change.
-        """
-        rounded = _to_one_digit(users)
-        return cls(rounded, None if tokens_per_user is None else rounded * _to_one_digit(tokens_per_user))
-
 
 @dataclass(frozen=True)
 class Requirements:
@@ -304,10 +294,6 @@ def _settings(protocol: str, parts: int, limits: Mapping[str, Any]) -> Settings:
             return ExponentialSettings(sample=min(SAMPLE, parts), **limits)
         case _:
             return IndividualSettings(**limits)
-
-
-def _to_one_digit(number: int) -> int:
-    return round(number, 1 - len(str(number)))
 
 
 def _radius(protocol: Protocol) -> float:

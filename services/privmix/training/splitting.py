@@ -1,7 +1,7 @@
 """Divides epsilon between a private base and the tokens of an ensemble on it, before any training.
 
     divide(requirements, propose(requirements))
-    base_share(Population(users=2_000), 64, TokenBudget(epsilon=8, delta=1e-5, tokens=16_384))
+    base_share(64, TokenBudget(epsilon=8, delta=1e-5, tokens=16_384))
 
 The tokens of a base that DP-SGD trained cost nothing, and an ensemble on it adds less than it gains alone.
 `base_gain.json`, which `tests.benchmarks.private_base` measures on public text, has the gain of DP-SGD by its signal,
@@ -38,7 +38,7 @@ BASE_TABLE = Path(__file__).with_name("base_gain.json")
 SHARES = (*(tenths / 10 for tenths in range(10)), 0.95, 1.0)
 """The shares of epsilon that are considered for the base."""
 TOKENS_PER_USER = 512
-"""The assumed length of a user's text if nobody stated it: one block of DP-SGD's recipe."""
+"""The assumed length of a user's text: one block of DP-SGD's recipe."""
 
 LEAVES_OUT = (
     "other text and other models, and users with more text than was measured: a base learns more from them",
@@ -168,55 +168,26 @@ def divide(wanted: Requirements, alone: Proposal, shares: Sequence[float] = SHAR
     return next((division for division in exact if division is not None), None)
 
 
-def base_share(size: Population | None, parts: int | None, budget: TokenBudget) -> float:
+def base_share(parts: int, budget: TokenBudget) -> float:
     """Returns the share of epsilon for a private base below an ensemble, from public numbers alone.
 
-    It is the best share of `divide`: the more tokens, the larger. If no size was stated, each part is assumed to have
+    It is the best share of `divide`: the more tokens, the larger. Each part is assumed to have
     `MIN_USERS_PER_PART_OF_UNKNOWN_SIZE` users, and each user `TOKENS_PER_USER` tokens.
 
     Args:
-        size: the size of the corpus as the operator states it; None if it is unknown.
-        parts: N, the number of parts; None to choose it from the size.
+        parts: N, the number of parts.
         budget: what the base and the tokens cost together, and the tokens that it must last for.
 
     Raises:
-        InputError: neither the size nor the number of parts is known; the budget does not last for the tokens; or, by
-            a size that was stated in full, the base or the parts on it are worth nothing.
+        InputError: the budget is too small for a base, or does not last for the tokens.
     """
-    users, division = _users(size, parts), divide_by_size(size, parts, budget)
+    users = MIN_USERS_PER_PART_OF_UNKNOWN_SIZE * parts
+    wanted = Requirements(Population(users, users * TOKENS_PER_USER), budget, parts=parts)
+    # An assumed size is not exact enough to refuse a base that the operator asks for.
+    division = divide(wanted, propose(wanted), SHARES[1:-1])
     if division is None:
         raise InputError("epsilon: is too small for a private base; leave --base out")
-    if division.share == 1:
-        raise InputError(
-            f"base: with {users:,} users and {budget.tokens:,} tokens, parts add nothing to a base of all epsilon; "
-            "use `privmix train-base` alone, or set --base-share"
-        )
-    if not division.share:
-        raise InputError(
-            f"base: with {users:,} users and {budget.tokens:,} tokens, a base adds nothing to the parts; leave --base "
-            "out, or set --base-share"
-        )
     return division.share
-
-
-def divide_by_size(size: Population | None, parts: int | None, budget: TokenBudget) -> Division | None:
-    """Returns the division that `base_share` takes, also where all of epsilon belongs to one side.
-
-    Raises:
-        InputError: neither the size nor the number of parts is known, or the budget does not last for the tokens.
-    """
-    users, tokens = _users(size, parts), None if size is None else size.tokens
-    wanted = Requirements(Population(users, tokens or users * TOKENS_PER_USER), budget, parts=parts)
-    # An assumed size is not exact enough to refuse a base that the operator asks for.
-    return divide(wanted, propose(wanted), SHARES[1:-1] if tokens is None else SHARES)
-
-
-def _users(size: Population | None, parts: int | None) -> int:
-    if size is not None:
-        return size.users
-    if parts is not None:
-        return MIN_USERS_PER_PART_OF_UNKNOWN_SIZE * parts
-    raise InputError("base-share: follows from --users, or from --parts; state one of them, or set the share")
 
 
 def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: bool = False) -> Division | None:

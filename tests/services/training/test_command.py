@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from privmix.budget.receipt import Receipt
-from privmix.training.corpus import Document
 from privmix.training.manifest import Manifest
 from tests.inline import run_inline
 from tests.support.cli import privmix
@@ -53,30 +52,12 @@ def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble,
     assert json.loads(done.stdout)["kept"] == PARTS
 
 
-@pytest.mark.parametrize("users", [95, 96])
-def test_the_number_of_parts_is_never_taken_from_the_corpus(users: int, tmp_path: Path) -> None:
+def test_the_number_of_parts_is_never_taken_from_the_corpus(tmp_path: Path) -> None:
     """It is public: the 96th user of a corpus changed it from 8 to 12, and everyone saw that without a token spent."""
-    corpus = write_corpus(tmp_path / "corpus.jsonl", [Document(f"user-{n}", "Hello.") for n in range(users)])
-    (tmp_path / "salt").write_bytes(b"short")  # ends the command before the training
-    words = ["train", str(corpus), "--output", str(tmp_path / "new"), "--salt-file", str(tmp_path / "salt")]
-    refused = privmix(*words)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
+    refused = privmix("train", str(corpus), "--output", str(tmp_path / "new"))
     assert refused.exit_code == 2
-    assert "--parts: is missing; set it, or state about how many users" in refused.stderr.replace("\n", " ")
-    stated = ["--users", "95", "--tokens-per-user", "250"]
-    assert "parts: 12, proposed for about 100 users with 20,000 tokens" in privmix(*words, *stated).stderr
-
-
-def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path: Path) -> None:
-    words = ["train", str(ensemble.corpus), "--output", str(tmp_path / "new"), "--users", "1e4"]
-    for more, message in (
-        (["--tokens", "1000000000000"], "does not last for"),
-        (["--delta", "2"], "delta"),
-        (["--parts", "4"], "--users: is for the proposal"),
-        (["--tokens-per-user", "0"], "whole number above 0"),
-    ):
-        refused = privmix(*words, *more)
-        assert refused.exit_code == 2
-        assert message in " ".join(refused.stderr.split())
+    assert "--parts: is missing; `privmix plan --users` proposes it" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.slow
@@ -120,7 +101,6 @@ def test_trains_halves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["--part-kind", "text", "--rank", "8"], "has no effect with --part-kind text"),
         (["--text", "256"], "has an effect only with --part-kind text"),
         (["--part-kind", "lora", "--layers", "2"], "has an effect only with --part-kind reader"),
-        (["--users", "100", "--parts", "4"], "--users: is for the proposal"),
         (["--base-share", "0.5"], "belongs to --base auto"),
     ],
 )
