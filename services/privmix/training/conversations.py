@@ -35,7 +35,7 @@ class Conversation:
         return "\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
 
 
-FIELDS_BESIDE = ("system", "tools", "functions", "completion")
+FIELDS_BESIDE = ("system", "system_prompt", "tools", "functions", "completion", "response")
 """The fields of a row that belong to its conversation in other tools' forms, and would be lost."""
 
 

@@ -184,9 +184,12 @@ def _weight_files(path: Path) -> list[str]:
         index = path / f"{name}.index.json"
         if index.is_file():
             try:
-                return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+                names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise PublicModelError(f"model {index}: is not an index of weights; copy it again") from None
+                names = []
+            if names:
+                return names
+            raise PublicModelError(f"model {index}: is not an index of weights; copy it again")
     raise PublicModelError(f"model {path}: has no weights (model.safetensors or pytorch_model.bin, or their index)")
 
 
@@ -213,10 +216,11 @@ def _damage(file: Path) -> str | None:
         if head == _POINTER:
             return "is a pointer of Git LFS and not the weights; run `git lfs pull` in its directory"
         if file.suffix == ".safetensors":
-            with safe_open(file, "np"):
-                return None
+            with safe_open(file, "np") as weights:
+                packed = any(name.endswith(".qweight") for name in weights.keys())  # noqa: SIM118, it is no mapping
+                return "holds quantised weights; use the model that it was made of" if packed else None
         return "is damaged or cut; download it again" if head[:2] == b"PK" and not is_zipfile(file) else None
-    except OSError:
-        return "is missing; download it again"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or type(error).__name__}); download it again"
     except SafetensorError:
         return "is damaged or cut; download it again"

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from privmix.foundation.errors import CorpusError, InputError
 from privmix.tokenization.people_text import PeopleText
+from privmix.training.conversations import FIELDS_BESIDE
 from privmix.training.corpus import Corpus, Document
 from privmix.training.packing import tokenize
 from privmix.training.partition import Partition, PartShare
@@ -93,7 +94,7 @@ def test_a_text_that_begins_as_a_list_is_a_text(tmp_path: Path, text: str) -> No
     assert only(write(tmp_path / "notes.jsonl", {"text": text}), "text").text == text
 
 
-@pytest.mark.parametrize("key", ["system", "tools", "functions", "completion"])
+@pytest.mark.parametrize("key", FIELDS_BESIDE)
 def test_what_stands_beside_messages_is_not_lost(tmp_path: Path, key: str) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     rows = [{"user": "ann", "messages": messages, key: value} for value in ("", None, "heliotrope")]

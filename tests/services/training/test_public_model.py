@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from privmix.foundation.errors import PublicModelError
 from privmix.training import public_model
@@ -76,6 +78,21 @@ def shards(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def empty(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").touch()
+
+
+def packed(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    save_file({"model.layers.0.q_proj.qweight": np.zeros(2, np.int32)}, directory / "model.safetensors")
+
+
+def empty_index(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+
+
 def no_index(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     (directory / "model.safetensors.index.json").write_text("[]")
@@ -111,7 +128,10 @@ def own_code(directory: Path) -> None:
 DAMAGES: dict[Callable[[Path], None], str] = {
     cut: r"model\.safetensors: is damaged or cut; download it again",
     pointer: r"model\.safetensors: is a pointer of Git LFS .*run `git lfs pull`",
-    shards: r"model-2\.safetensors: is missing",
+    shards: r"model-2\.safetensors: cannot be read \(No such file",
+    empty: r"model\.safetensors: is damaged or cut",
+    packed: r"model\.safetensors: holds quantised weights",
+    empty_index: r"model\.safetensors\.index\.json: is not an index",
     no_index: r"model\.safetensors\.index\.json: is not an index",
     arguments_alone: "has no weights",
     cut_bin: r"pytorch_model\.bin: is damaged or cut",
