@@ -9,12 +9,12 @@ import pytest
 
 from privmix.laboratory.audit import black_box, published
 from privmix.laboratory.audit.black_box import RepeatedRequest, ServiceAnswers
-from privmix.laboratory.audit.distributions import pair_laws
 from privmix.privacy.events import Event
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService
 from tests.support.cli import privmix
+from tests.support.worst_cases import pair_laws, worst_pairs
 
 
 def record(*options: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_a_token_of_individual_budgets_is_compared_with_the_bound_of_one_token()
     """Accounts bound all tokens together, far above what one token tells; the bounds of tilts limit each token."""
     planned = IndividualSettings(epsilon=8.0, tokens=131_072, lower=0.5).plan(3)
     protocol = replace(planned, tokens=8)  # the narrow tilts of many tokens, each of which may charge much
-    laws = [pair_laws(protocol, pair) for pair in protocol.worst_pairs()]
+    laws = [pair_laws(protocol, pair) for pair in worst_pairs(protocol.event, protocol)]
     present, absent = max(((p[0], q[0]) for p, q in laws), key=lambda pair: float(pair[0] - pair[1]))
     sound = black_box.audit(simulated(present, protocol.event), simulated(absent, protocol.event), 0.95)
     assert sound.claim == pytest.approx(0.179, abs=1e-3)

@@ -21,17 +21,18 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from privmix.laboratory.audit import distributions
-from privmix.laboratory.audit.distributions import answers, draws, pair_laws, token_law
+from privmix.laboratory.audit.distributions import answers, draws
 from privmix.laboratory.audit.finding import CERTAIN
 from privmix.laboratory.audit.roc import held_out_epsilons
+from privmix.laboratory.audit.worlds import World
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Accountant, Event
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.sampling.categorical import sample
-from privmix.privacy.worlds import World
 from tests.support.formulas import formula, formula_error
+from tests.support.worst_cases import pair_laws, release_law, token_law, worst_pair, worst_pairs
 
 _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "pmixed": ({"projection": "mix"}, {"q": 0.25}),
@@ -100,7 +101,7 @@ def of_tokens(protocol: Protocol, tokens: int, delta: float, releases: int, clai
         NoPairError: no worst case is known for this protocol.
     """
     event = claimed or protocol.event
-    pair = distributions.worst_pair(protocol, event, tokens, delta)
+    pair = worst_pair(protocol, event, tokens, delta)
     before, after = pair_laws(protocol, pair)
     trials = max(2, releases // _EFFORTS.get(protocol.name, 1) // tokens)
     ratio = distributions.log_ratio(before, after)
@@ -143,11 +144,7 @@ def of_releases(protocol: Protocol) -> bool | None:
         None if the protocol has no formula apart from its code.
     """
     generator = np.random.default_rng(0)
-    worlds = [
-        world
-        for pair in (*protocol.event.worst_pairs(), *protocol.worst_pairs())
-        for world in (pair.before, pair.after)
-    ]
+    worlds = [world for pair in worst_pairs(protocol.event, protocol) for world in (pair.before, pair.after)]
     for spread in np.geomspace(0.15, 3, 8):  # from close to the public model to far from it
         public = log_softmax(generator.normal(scale=1.5, size=24))
         rows = log_softmax(public + generator.normal(scale=spread, size=(protocol.models, 24)), axis=1)
@@ -160,7 +157,7 @@ def of_releases(protocol: Protocol) -> bool | None:
 def _largest_difference(protocol: Protocol, world: World) -> float | None:
     drawn = {tuple(sorted(protocol.draw())) for _ in range(8)}
     keys = sorted({_kinds(world, parts) for parts in drawn})
-    laws = protocol.release_law(answers(world, keys)).numpy()
+    laws = release_law(protocol, answers(world, keys)).numpy()
     public, rows, largest = np.exp(world.public), np.exp(world.rows), 0.0
     for key, law in zip(keys, laws, strict=True):
         stated = formula(protocol, public, rows[list(key)])

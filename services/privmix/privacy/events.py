@@ -6,14 +6,12 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from privmix.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -164,14 +162,6 @@ class Event(ABC):
         Losses are rounded up to multiples of ``interval``.
         """
         return None
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Yields candidate worst-case pairs of ensembles, among which an audit finds the most distinguishable pair.
-
-        They follow from the claim alone. Their models are more extreme than the mechanism may release, so that an audit
-        detects a mechanism that does not limit them. Empty if no worst case is known.
-        """
-        return ()
 
     @property
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from privmix.foundation.lazily import torch
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event, Guarantee
-from privmix.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,7 +139,7 @@ class Protocol(ABC):
 
     A subclass is in one file of `protocols` together with its `Event` and its `Settings`, so that the mechanism, its
     cost and its parameters can be read together. It has `distribution` and `event`, and also `rows` and `draw` unless
-    every model answers every query; evaluation and audits use the other methods with a default.
+    every model answers every query; evaluation uses `draws`, `law` and `chance_bounds`.
 
     Who computes what: the coordinator draws, and samples from the release. A protocol with `additive` says in `partial`
     what a shard computes from the rows of its own parts, beside them, and in `combine` what the coordinator makes of
@@ -222,7 +221,7 @@ class Protocol(ABC):
         raise NotImplementedError(f"{self.name} needs all rows together")
 
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
-        """Returns the probability of each draw from the protocol's description. Audits compare `draw` with it.
+        """Returns the probability of each draw from the protocol's description. Tests compare `draw` with it.
 
         Args:
             kinds: the number of models of each kind; the sum is `models`.
@@ -241,17 +240,6 @@ class Protocol(ABC):
         """
         return None
 
-    def release_law(self, answers: Answers) -> Tensor:
-        """Returns the distribution of one token given the draw, float64 [S, V]: the mean of a release over its noise.
-
-        Raises:
-            ValueError: the release is noisy, and the distribution has no implementation.
-        """
-        if self.noisy:
-            raise ValueError(f"the law of {self.name} over its noise is not computed")
-        weights = self.distribution(answers).weights.double()
-        return weights / weights.sum(dim=1, keepdim=True)
-
     def chance_bounds(self, answers: Answers, tokens: Tensor) -> tuple[Reals, Reals] | None:
         """Returns upper bounds of the probabilities of int64 ``tokens`` [S], and their losses as a release has them.
 
@@ -259,10 +247,6 @@ class Protocol(ABC):
         then draws no noise. None means that the weights of `distribution` give the probabilities.
         """
         return None
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Yields pairs of ensembles as `Event.worst_pairs` does, where these depend on more than the event."""
-        return ()
 
     @property
     def models(self) -> int:

@@ -1,4 +1,4 @@
-"""Computes the exact distribution of a token in the worst known case of a protocol, and the epsilon of many."""
+"""Computes the exact distribution of a token in two worlds, and the epsilon of many."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +9,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.optimize import bisect
 from scipy.special import gammaln, xlogy
 
-from privmix.privacy.accounting import planning
+from privmix.laboratory.audit.worlds import Pair, World
 from privmix.privacy.arrays import Reals
-from privmix.privacy.events import Event
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
-from privmix.privacy.worlds import Pair, World
 
 DrawnParts = tuple[int, ...]
 """The kinds of the parts that answer a query."""
@@ -25,8 +23,6 @@ _MAX_COUNTED = 2048
 _LEAST_CHANCE = 1e-16
 # A larger epsilon counts as infinite.
 _MAX_EPSILON = 500.0
-# The largest Rényi order for the comparison of pairs, since larger ones prefer tokens too rare for any attack.
-_MAX_ORDER = 8.0
 
 
 def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
@@ -38,13 +34,11 @@ def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
 
 
 def token_law(protocol: Protocol, world: World) -> Reals:
-    """Returns the probability of each token, from the protocol's own release for each draw, float64 [V].
-
-    Raises:
-        ValueError: the protocol does not compute the distribution of its noise.
-    """
+    """Returns the probability of each token, float64 [V], from the releases of a protocol without noise."""
+    assert not protocol.noisy
     keys, chances = draws(protocol, world)
-    laws = protocol.release_law(answers(world, keys)).numpy()
+    weights = protocol.distribution(answers(world, keys)).weights.double().numpy()
+    laws = weights / weights.sum(axis=1, keepdims=True)
     return np.asarray(chances @ laws / chances.sum(), dtype=np.float64)
 
 
@@ -130,31 +124,3 @@ def _epsilon_of_masses(log_p: Reals, log_q: Reals, delta: float) -> float:
 
 def _mass_function(law: Reals) -> dict[int, float]:
     return {token: math.log(chance) for token, chance in enumerate((law / law.sum()).tolist()) if chance > 0}
-
-
-class NoPairError(ValueError):
-    """Raised when no worst case is known for a protocol."""
-
-
-def worst_pair(protocol: Protocol, claimed: Event, tokens: int, delta: float) -> Pair:
-    """Returns the worst known replacement of the last part for a claim about a number of tokens.
-
-    Args:
-        protocol: the protocol that releases the tokens.
-        claimed: the attacked claim, which gives the pairs.
-
-    Raises:
-        NoPairError: no worst case is known.
-    """
-    pairs = [*claimed.worst_pairs(), *protocol.worst_pairs()]
-    if not pairs:
-        raise NoPairError(f"no worst case is known for {claimed.kind}")
-    if len(pairs) == 1:
-        return pairs[0]
-    order = min(_MAX_ORDER, planning.cost(claimed, tokens, delta).best_order)
-    return max(pairs, key=lambda pair: renyi_divergence(*pair_laws(protocol, pair), order))
-
-
-def worst_epsilon(protocol: Protocol, tokens: int, delta: float) -> float:
-    """Returns the epsilon of a number of tokens in the worst known case, from its exact distributions."""
-    return tokens_epsilon(*pair_laws(protocol, worst_pair(protocol, protocol.event, tokens, delta)), tokens, delta)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from privmix.laboratory.audit import distributions
+from privmix.laboratory.audit.worlds import Pair, removed, worst_of_pmixed
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
-from privmix.privacy.worlds import Pair, removed
 
 SETTINGS: Sequence[tuple[int, float]] = ((2, 1.0), (8, 1.0), (80, 1.0), (80, 0.1), (80, 0.03))
 """The numbers of parts and values of q to compare; the last pair is the paper's."""
@@ -77,7 +77,9 @@ def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int) -> 
     budget = {"q": q, "epsilon": epsilon, "delta": delta, "tokens": tokens}
     as_published = PMixedSettings(mollifier="renyi", order=_ORDER, **budget).plan(parts)
     certified = PMixedSettings(**budget).plan(parts)
+    assert certified.radius is not None
     worst = against(as_published, tokens, delta)
+    laws = distributions.pair_laws(certified, worst_of_pmixed(parts, q, certified.radius))
     return PublishedCost(
         parts=parts,
         q=q,
@@ -87,7 +89,7 @@ def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int) -> 
         token_claimed=_published_event(as_published).loss,
         token_reached=worst.divergence,
         certified_claimed=planning.cost(certified.event, tokens, delta).epsilon,
-        certified_reached=distributions.worst_epsilon(certified, tokens, delta),
+        certified_reached=distributions.tokens_epsilon(*laws, tokens, delta),
     )
 
 

@@ -16,7 +16,6 @@ import scipy
 from numpy.typing import NDArray
 
 from privmix.privacy.accounting.dominating_pair import DominatingPair
-from privmix.privacy.worlds import NEVER, Pair, replaced
 
 
 @dataclass(frozen=True)
@@ -98,18 +97,3 @@ def worst_channel(parts: int, q: float, radius: float) -> DominatingPair:
     with np.errstate(divide="ignore"):
         log_q = np.log(np.append(masses, max(0.0, 1 - masses.sum())))
     return DominatingPair(log_q, np.append(log_ratio, 0.0))
-
-
-def worst_pair(parts: int, q: float, radius: float) -> Pair:
-    """Returns the pair of ensembles that attains `worst_channel`, with one token for each corner that has mass.
-
-    The part outputs the first token before and the second after. The others output the third, which reveals nothing,
-    and, if the ball leaves too little room there, the fourth, which the part outputs after too.
-    """
-    mass = WorstCaseRatios.of(parts, q, radius).mass
-    shared = max(0.0, 3 * mass - 1)
-    masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
-    outputs = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
-    public, outputs = masses[masses > 0], outputs[:, masses > 0]
-    rows = scipy.special.log_softmax(np.where(outputs, np.log(public), NEVER), axis=1)
-    return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)

@@ -11,7 +11,6 @@ That loss depends on the private text. The ``ratio`` mollifier also has a data-i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
@@ -23,7 +22,6 @@ from pydantic import Field, model_validator
 
 from privmix.foundation.lazily import torch
 from privmix.privacy.accounting import leave_one_out, planning
-from privmix.privacy.accounting.channel import worst_pair
 from privmix.privacy.events import (
     SEPARATE_PARTS,
     Accountant,
@@ -42,7 +40,6 @@ from privmix.privacy.protocol import Answers, Protocol, Release
 from privmix.privacy.protocols.pmixed import Mollifier, RatioEvent, radii
 from privmix.privacy.sampling import noise
 from privmix.privacy.settings import Enforced, Settings
-from privmix.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,10 +97,6 @@ class ScreenedRatioEvent(Event):
     def rdp(self, orders: Orders) -> Divergences:
         screening = screening_rdp(self.parts, self.sigma, self.mix, orders)
         return screening + RatioEvent(self.parts, 1.0, self.radius).rdp(orders)
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Returns the worst pair of the answer, on the assumption that every query passes the screening."""
-        return (worst_pair(self.parts, 1.0, self.radius),)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -211,15 +204,6 @@ class AdaPMixed(Protocol):
                 losses[s] += leave_one_out.losses(rows, answers.public[s], self.order).max()
                 weights[s] = integer_weights(own, _unchanged)[0]
         return Release(weights, losses)
-
-    def release_law(self, answers: Answers) -> Tensor:
-        """Returns the distribution of a token whose query passes the screening."""
-        laws = torch.empty(answers.public.shape, dtype=torch.float64)
-        for s, (first, last) in enumerate(answers.spans()):
-            rows = self._mollified(answers.ratios[first:last], answers.public[s])
-            own = Answers(answers.public[s : s + 1], rows, answers.models[s : s + 1])
-            laws[s] = integer_weights(own, _unchanged)[0]
-        return laws / laws.sum(dim=1, keepdim=True)
 
     @cached_property
     def event(self) -> ScreenedRatioEvent | ScreenedRenyiEvent:

@@ -15,7 +15,7 @@ A part is drawn with probability m/N.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -44,14 +44,11 @@ from privmix.privacy.protocol import Answers, Partial, PartLogits, PartRows, Pro
 from privmix.privacy.sampling.categorical import quantise
 from privmix.privacy.sampling.randomness import fixed_size_subsample
 from privmix.privacy.settings import Settings
-from privmix.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from torch import Tensor
 
-# How many probabilities of a token the search for the worst pair tries.
-_PAIRS = 16
 # Of the step to a row's centre: where clipping leaves all tokens as they are, any centre is as good.
 _MAX_SLOPE = 0.95
 # The largest sum of clipped log-ratios, in steps: of a narrow type where a clip then has at least this many steps, and
@@ -109,16 +106,6 @@ class FixedSizeExponentialEvent(Event):
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Two tokens; the part says the first before and the second after, the others some of each."""
-        rows = one_hot(2, 0, 1)
-        for log_first in np.linspace(-self.radius - 6, np.log(0.5), _PAIRS):
-            public = np.array([log_first, np.log1p(-np.exp(log_first))])
-            for lifted in sorted({0, (self.parts - 1) // 2, self.parts - 1}):
-                others = (0,) * lifted + (1,) * (self.parts - 1 - lifted)
-                yield replaced(public, rows, others, 0, 1)
-                yield replaced(public[::-1].copy(), rows, others, 0, 1)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ with the largest noisy count is released. The noise is discrete Gaussian and exa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -35,7 +34,6 @@ from privmix.privacy.protocol import Answers, Protocol, Release
 from privmix.privacy.sampling.categorical import TOTAL
 from privmix.privacy.sampling.noise import discrete_gaussian
 from privmix.privacy.settings import Settings
-from privmix.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -45,12 +43,8 @@ if TYPE_CHECKING:
 SCALES = (0.25, 1e5)
 # The number of standard deviations beyond which the mass of a Gaussian is negligible in float64.
 _FARTHEST = 10
-# The vocabulary sizes in which an audit looks for a worst pair.
-_PAIR_VOCABULARIES = (2, 3, 8, 16)
 # The minimum of a probability that is positive but may underflow in float64.
 _SMALLEST = 1e-300
-# The number of standard deviations beyond which the computed distribution of a plurality ignores mass.
-_REACH = 12.0
 
 
 @dataclass(frozen=True)
@@ -80,14 +74,6 @@ class GNMaxEvent(Event):
         return privacy_loss_distribution.from_discrete_gaussian_mechanism(
             self.sigma, sensitivity=1, value_discretization_interval=interval
         ).self_compose(2)
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Yields pairs in which some parts vote like the changed part before, and the rest like it after."""
-        for vocabulary in _PAIR_VOCABULARIES:
-            likeliest = np.linspace(1.0, 0.9, vocabulary)
-            public, rows = np.log(likeliest / likeliest.sum()), one_hot(vocabulary, 0, 1)
-            for agree in range(self.parts):
-                yield replaced(public, rows, (0,) * agree + (1,) * (self.parts - 1 - agree), 0, 1)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -133,28 +119,6 @@ class GNMax(Protocol):
         weights = torch.zeros(answers.public.shape, dtype=torch.int64, device=answers.public.device)
         weights.scatter_(1, candidates.tokens.gather(1, winners), TOTAL // 2)
         return Release(weights, loss(counts, self.sigma, self.order)[:, None])
-
-    def release_law(self, answers: Answers) -> Tensor:
-        """Returns the probability of each candidate to have the largest noisy count; the first one wins ties."""
-        candidates = Candidates.of(answers.public, self.candidates)
-        wins = torch.from_numpy(np.stack([self._wins(counts) for counts in votes(answers, candidates)]))
-        wins = torch.where(candidates.kept, wins, 0.0)
-        return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, wins)
-
-    def _wins(self, counts: Integers) -> Reals:
-        """Returns each candidate's probability to win, float64 [k], by summing over its noisy count."""
-        reach = math.ceil(_REACH * self.sigma)
-        values = np.arange(-reach, reach + int(counts.max()) + 1)
-        masses = np.exp(-((values - counts[:, None]) ** 2) / (2 * self.sigma**2))
-        masses /= masses.sum(axis=1, keepdims=True)
-        at_most = masses.cumsum(axis=1)
-        below = at_most - masses
-        return np.array(
-            [
-                float(np.sum(own * below[:index].prod(axis=0) * at_most[index + 1 :].prod(axis=0)))
-                for index, own in enumerate(masses)
-            ]
-        )
 
     def chance_bounds(self, answers: Answers, tokens: Tensor) -> tuple[Reals, Reals]:
         """Returns upper bounds of the tokens' probabilities, 0 for tokens that are not candidates.

@@ -15,7 +15,7 @@ parts are the idea of Feldman and Zrnic (2021); README, Theorem 4, has the proof
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -32,7 +32,6 @@ from privmix.privacy.mollifiers.rows import clipped_means, clipped_moments, clip
 from privmix.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from privmix.privacy.sampling.categorical import TOTAL
 from privmix.privacy.settings import Settings
-from privmix.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +53,6 @@ _VARIANCE_ROOM = 2.0**-30
 _LEAST = 1e-12
 
 _SCALE = TOTAL / 2
-_PAIRS = 16
 
 # The defaults of the settings, and the largest strength that is of use (tests/benchmarks/README.md).
 _CAP = 100.0
@@ -216,14 +214,6 @@ class Individual(Protocol):
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         weights = (sums / self.parts).add_(1).mul_(public).mul_(_SCALE).round_().long()
         return Release(weights, charges=charges)
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Yields two tokens, of which the part says one before and the other after; the others agree or are silent."""
-        for log_first in np.linspace(math.log(self.lower / 64), np.log(0.5), _PAIRS):
-            public = np.array([log_first, np.log1p(-np.exp(log_first))])
-            rows = np.vstack([one_hot(2, 0, 1), public])
-            for kind in range(3):
-                yield replaced(public, rows, (kind,) * (self.parts - 1), 0, 1)
 
     @property
     def radius(self) -> float:

@@ -14,7 +14,7 @@ needs only one row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -26,7 +26,7 @@ from pydantic import Field
 
 from privmix.foundation.lazily import torch
 from privmix.privacy.accounting import planning, published
-from privmix.privacy.accounting.channel import WorstCaseRatios, draw_chances, worst_channel, worst_pair
+from privmix.privacy.accounting.channel import WorstCaseRatios, draw_chances, worst_channel
 from privmix.privacy.accounting.dominating_pair import symmetric_pld
 from privmix.privacy.events import (
     PLD_INTERVAL,
@@ -46,7 +46,6 @@ from privmix.privacy.mollifiers.projection import Projection
 from privmix.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from privmix.privacy.sampling.randomness import poisson_subsample, uniform_below
 from privmix.privacy.settings import ROUNDING_MARGIN, Settings
-from privmix.privacy.worlds import Pair
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -81,9 +80,6 @@ class RatioEvent(Event):
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         corners = WorstCaseRatios.of(self.parts, self.q, self.radius)
         return symmetric_pld(corners.hockey_stick, corners.largest_loss, interval)
-
-    def worst_pairs(self) -> Iterable[Pair]:
-        return (worst_pair(self.parts, self.q, self.radius),)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -8,7 +8,6 @@ do the decreases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -18,7 +17,6 @@ from pydantic import Field
 
 from privmix.foundation.lazily import torch
 from privmix.privacy.accounting import planning
-from privmix.privacy.arrays import Reals
 from privmix.privacy.events import (
     PLD_INTERVAL,
     Accountant,
@@ -34,7 +32,6 @@ from privmix.privacy.protocol import Answers, Protocol, Release
 from privmix.privacy.sampling.categorical import TOTAL
 from privmix.privacy.sampling.noise import discrete_laplace
 from privmix.privacy.settings import Settings
-from privmix.privacy.worlds import Pair, one_hot, replaced
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -44,8 +41,6 @@ if TYPE_CHECKING:
 UNIT = 2**20
 # The smallest and the largest noise scale to consider.
 _SCALES = (0.05, 1e6)
-# The number of quantiles that represent Laplace noise in the distribution of a token.
-_QUANTILES = 1500
 
 
 @dataclass(frozen=True)
@@ -94,12 +89,6 @@ class SubsampleAggregateEvent(Event):
         pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
         return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
 
-    def worst_pairs(self) -> Iterable[Pair]:
-        """Yields pairs in which some other parts output the same token as the part before, the rest as after."""
-        for agree in range(self.parts):
-            others = (0,) * agree + (1,) * (self.parts - 1 - agree)
-            yield replaced(np.log([0.49, 0.51]), one_hot(2, 0, 1), others, 0, 1)
-
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee(status="certified", source="Nissim et al. 2007; worst case of discrete Laplace noise")
@@ -143,31 +132,6 @@ class SubsampleAggregate(Protocol):
         empty = left.sum(dim=1) == 0
         weights[empty] = (answers.public[empty].double() * (TOTAL / 2)).long()
         return Release(weights)
-
-    def release_law(self, answers: Answers) -> Tensor:
-        """Returns the mean fraction of each of two candidates in the positive sums, by quadrature over the noise.
-
-        Raises:
-            ValueError: the number of candidates is not two.
-        """
-        candidates = Candidates.of(answers.public, self.candidates)
-        if candidates.tokens.shape[1] != 2:
-            raise ValueError("the law of subsample-and-aggregate is computed only for two candidates")
-        public = answers.public.double().gather(1, candidates.tokens).numpy()
-        sums = summed(answers, candidates).numpy() / UNIT
-        first = np.array(
-            [self._first_fraction(*pair) for pair in zip(sums, public[:, 0] / public.sum(axis=1), strict=True)]
-        )
-        fractions = torch.from_numpy(np.stack([first, 1 - first], axis=1))
-        return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, fractions)
-
-    def _first_fraction(self, sums: Reals, public: float) -> float:
-        """Returns the first candidate's fraction, from the sums [2] and its probability if no sum is positive."""
-        middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-        noise = self.scale * np.where(middles < 0.5, np.log(2 * middles), -np.log(2 * (1 - middles)))
-        first, second = np.maximum(sums[0] + noise, 0)[:, None], np.maximum(sums[1] + noise, 0)[None, :]
-        total = first + second
-        return float(np.where(total > 0, first / np.where(total > 0, total, 1.0), public).mean())
 
     @cached_property
     def event(self) -> SubsampleAggregateEvent:

@@ -6,6 +6,7 @@ import pytest
 from privmix.laboratory.audit import distributions
 from privmix.privacy.accounting import planning
 from privmix.privacy.protocols import PROTOCOLS
+from tests.support.worst_cases import NoPairError, worst_epsilon
 
 DELTA = 1e-5
 
@@ -16,7 +17,7 @@ def test_the_corners_reach_the_claim_of_pmixed(parts: int, tokens: int, by: str)
     settings = PROTOCOLS["pmixed"].model_validate({"epsilon": 2.0, "tokens": tokens, "projection": by})
     protocol = settings.plan(parts)
     claim = planning.cost(protocol.event, tokens, DELTA).epsilon
-    assert 0.94 * claim < distributions.worst_epsilon(protocol, tokens, DELTA) <= claim
+    assert 0.94 * claim < worst_epsilon(protocol, tokens, DELTA) <= claim
 
 
 def test_epsilon_of_two_tokens_agrees_with_that_of_three() -> None:
@@ -35,5 +36,5 @@ def test_a_token_that_only_one_world_can_release_has_infinite_epsilon() -> None:
 
 
 def test_references_have_no_worst_case() -> None:
-    with pytest.raises(distributions.NoPairError, match="ensemble"):
-        distributions.worst_epsilon(PROTOCOLS["ensemble"].model_validate({}).plan(3), 1, DELTA)
+    with pytest.raises(NoPairError, match="ensemble"):
+        worst_epsilon(PROTOCOLS["ensemble"].model_validate({}).plan(3), 1, DELTA)

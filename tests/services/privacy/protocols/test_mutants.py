@@ -36,6 +36,7 @@ from tests.support import mechanisms
 from tests.support.accounts import account_faults
 from tests.support.formulas import has_formula
 from tests.support.mechanisms import Attacked, audited, sampled, variants
+from tests.support.worst_cases import pair_laws, worst_pair, worst_pairs
 
 DELTA = 1e-5
 PARTS = 4
@@ -371,9 +372,9 @@ def guess_parts(protocol: Protocol, queries: int, guesses: int) -> one_run.Guess
 
     All other parts are those of the worst case.
     """
-    pair = distributions.worst_pair(protocol, protocol.event, queries, DELTA)
+    pair = worst_pair(protocol, protocol.event, queries, DELTA)
     coins = np.random.default_rng().random(protocol.parts) < 0.5
-    ratio = distributions.log_ratio(*distributions.pair_laws(protocol, pair))
+    ratio = distributions.log_ratio(*pair_laws(protocol, pair))
     scores = []
     for part, coin in enumerate(coins):
         world = pair.before if coin else pair.after
@@ -407,5 +408,5 @@ def test_every_choice_of_a_protocol_is_a_variant_that_audits_try(name: str) -> N
 def test_every_certified_event_has_a_worst_case_and_a_formula_or_noise() -> None:
     for name, parameters in audited(PARTS):
         protocol = planned(name, **parameters)
-        assert [*protocol.event.worst_pairs(), *protocol.worst_pairs()]
+        assert list(worst_pairs(protocol.event, protocol))
         assert protocol.noisy or mechanisms.of_releases(protocol) is not None

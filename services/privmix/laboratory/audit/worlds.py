@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import log_softmax
 
+from privmix.privacy.accounting.channel import WorstCaseRatios
 from privmix.privacy.arrays import Reals
 
 # The log-probability of a token that a part almost never outputs.
@@ -45,6 +47,16 @@ def removed(public: Reals, rows: Reals, parts: tuple[int, ...]) -> Pair:
     return Pair(world, replace(world, parts=(*parts[:-1], None)))
 
 
-def one_hot(vocabulary: int, *tokens: int) -> Reals:
-    """Returns log-probabilities that concentrate on one token in each row, float64 [len(tokens), V]."""
-    return np.where(np.arange(vocabulary) == np.array(tokens)[:, None], 0.0, NEVER)
+def worst_of_pmixed(parts: int, q: float, radius: float) -> Pair:
+    """Returns the pair of ensembles that attains `channel.worst_channel`, with one token for each corner with mass.
+
+    The part outputs the first token before and the second after. The others output the third, which reveals nothing,
+    and, if the ball leaves too little room there, the fourth, which the part outputs after too.
+    """
+    mass = WorstCaseRatios.of(parts, q, radius).mass
+    shared = max(0.0, 3 * mass - 1)
+    masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
+    outputs = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
+    public, outputs = masses[masses > 0], outputs[:, masses > 0]
+    rows = log_softmax(np.where(outputs, np.log(public), NEVER), axis=1)
+    return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)
