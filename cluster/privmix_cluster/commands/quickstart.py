@@ -1,7 +1,6 @@
 """Implements `privmix quickstart`, which trains a demo ensemble, serves it and requests one private answer."""
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,21 +25,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class QuickstartResult:
-    """Holds the result of the quickstart."""
-
-    completion: str
-    completion_tokens: int
-    epsilon_spent: float
-    epsilon_total: float
-    delta: float
-    radius: float | None
-    parts: int
-    shards: int
-    seconds: float
-
-
 def quickstart(
     directory: Annotated[Path, typer.Option(help="The directory for corpus, ensemble and ledger.")] = Path(
         "run/quickstart"
@@ -56,11 +40,11 @@ def quickstart(
     configuration = prepare(directory, port, steps)
     with serving(configuration, steps) as service:
         steps("Requesting a completion over HTTP")
-        outcome, statement = request_completion(service, steps)
+        outcome = {**request_completion(service), "seconds": round(steps.seconds, 1)}
         if as_json:
-            print(json.dumps(asdict(outcome)), flush=True)
+            print(json.dumps(outcome), flush=True)
         else:
-            show(outcome, statement, service, directory)
+            show(outcome, service, directory)
         if stay:
             steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
             wait_for_signal()
@@ -94,40 +78,34 @@ def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     return Configuration.load(path)
 
 
-def request_completion(service: "Service", steps: Steps) -> tuple[QuickstartResult, dict[str, Any]]:
-    """Requests one completion over HTTP, and then the service's privacy statement."""
+def request_completion(service: "Service") -> dict[str, Any]:
+    """Requests one completion over HTTP, and then what it cost."""
     import httpx
 
     body = {"model": "privmix", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "stop": ["\n"]}
-    with httpx.Client(base_url=service.url, timeout=300, trust_env=False) as client:
+    with httpx.Client(base_url=service.url, timeout=300) as client:
         answer = client.post("/v1/completions", json=body).raise_for_status().json()
         statement = client.get("/v1/privacy").raise_for_status().json()
-    actors = service.actors
-    promise, protocol = actors.promise, actors.promise.protocol
-    return QuickstartResult(
-        completion=answer["choices"][0]["text"],
-        completion_tokens=answer["usage"]["completion_tokens"],
-        epsilon_spent=statement["epsilon_spent"],
-        epsilon_total=statement["epsilon"],
-        delta=statement["delta"],
-        radius=promise.settings.derived_from(protocol).get("radius"),
-        parts=protocol.parts,
-        shards=len(actors.shard_map().shards),
-        seconds=round(steps.seconds, 1),
-    ), statement
+    return {
+        "completion": answer["choices"][0]["text"],
+        "completion_tokens": answer["usage"]["completion_tokens"],
+        **{name: statement[name] for name in ("epsilon_spent", "epsilon", "delta", "tokens_left")},
+        "parts": service.actors.promise.protocol.parts,
+        "shards": len(service.actors.shard_map().shards),
+    }
 
 
-def show(outcome: QuickstartResult, statement: dict[str, Any], service: "Service", directory: Path) -> None:
+def show(outcome: dict[str, Any], service: "Service", directory: Path) -> None:
     """Prints the answer, its cost and the next steps."""
     from privmix.budget.sentence import DIGITS
     from privmix.privacy.accounting import shown, stated
 
     console = Console(highlight=False)
-    console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)
-    console.print(f"{outcome.completion_tokens} tokens charged, {statement['tokens_left']} left")
+    console.print(f"\n[dim]{PROMPT}[/][bold]{outcome['completion']}[/]\n", markup=True)
+    console.print(f"{outcome['completion_tokens']} tokens charged, {outcome['tokens_left']} left")
     console.print(
-        f"promised for all tokens that are ever released: epsilon {stated(outcome.epsilon_total)} at delta "
-        f"{outcome.delta:g}; estimate of the epsilon spent so far: {shown(outcome.epsilon_spent, DIGITS)}"
+        f"promised for all tokens that are ever released: epsilon {stated(outcome['epsilon'])} at delta "
+        f"{outcome['delta']:g}; estimate of the epsilon spent so far: {shown(outcome['epsilon_spent'], DIGITS)}"
     )
     console.print(f"ledger: {service.configuration.budget.ledger}\n")
     console.print(f"To serve it again: [bold]privmix serve --config {directory / 'privmix.yaml'}[/], then\n")
