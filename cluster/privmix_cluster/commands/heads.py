@@ -91,20 +91,20 @@ def compare(
     with display() as shown:
         result = compare_methods(given.table(), shown, epsilon, seeds=seeds)
     if as_json:
-        typer.echo(json.dumps(result.record()))
+        typer.echo(json.dumps(result))
         return
     rows = [
         {
-            "method": METHODS[cell.name].label,
-            "epsilon": cell.epsilon or None,
-            "AUC": cell.auc,
-            "5 % - 95 %": f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
-            "seconds": cell.seconds,
-            "guarantee": result.guarantees[cell.name],
+            "method": METHODS[cell["method"]].label,
+            "epsilon": cell["epsilon"],
+            "AUC": cell["auc"],
+            "5 % - 95 %": f"{cell['quantiles'][0]:.3f} - {cell['quantiles'][-1]:.3f}",
+            "seconds": cell["seconds"],
+            "guarantee": result["guarantees"][cell["method"]],
         }
-        for cell in result.cells
+        for cell in result["cells"]
     ]
-    show_table(f"Area under the curve: {result.dataset}", rows)
+    show_table(f"Area under the curve: {result['dataset']}", rows)
 
 
 @heads.command()

@@ -144,9 +144,12 @@ def test_the_last_values_of_a_series_are_carried() -> None:
 
 
 def test_a_comparison_has_every_method_and_its_guarantee() -> None:
-    record = compare.compare(generated(400), Display(), (1.0,), ("non-private", "expm-certified"), seeds=2).record()
+    record = compare.compare(generated(400), Display(), (1.0,), ("non-private", "expm-certified"), seeds=2)
     assert record["guarantees"]["expm-certified"].startswith("epsilon-differential privacy")
-    assert [(cell["name"], cell["epsilon"]) for cell in record["cells"]] == [("non-private", 0), ("expm-certified", 1)]
+    assert [(cell["method"], cell["epsilon"]) for cell in record["cells"]] == [
+        ("non-private", None),
+        ("expm-certified", 1),
+    ]
     assert record["cells"][0]["kept"] == 1
     assert 0.5 < record["cells"][1]["auc"] < 1
 
@@ -157,13 +160,13 @@ def test_a_comparison_has_every_method_and_its_guarantee() -> None:
     ids=["users", "private scaling"],
 )
 def test_a_comparison_names_the_methods_that_it_leaves_out(table: Table, left_out: MethodName) -> None:
-    record = compare.compare(table, Display(), (1.0,), ("non-private", left_out), seeds=1).record()
+    record = compare.compare(table, Display(), (1.0,), ("non-private", left_out), seeds=1)
     assert record["left_out"].keys() == {left_out}
-    assert {cell["name"] for cell in record["cells"]} == {"non-private"}
+    assert {cell["method"] for cell in record["cells"]} == {"non-private"}
 
 
 def test_no_guarantee_covers_scales_that_come_from_the_rows() -> None:
-    record = compare.compare(replace(generated(), scaling="private"), Display(), (1.0,), ("dp-sgd",), seeds=1).record()
+    record = compare.compare(replace(generated(), scaling="private"), Display(), (1.0,), ("dp-sgd",), seeds=1)
     assert "does not cover" in record["guarantees"]["dp-sgd"]
 
 
