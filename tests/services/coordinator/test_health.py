@@ -1,0 +1,44 @@
+"""Claim: a coordinator tells of a step that hangs, and of steps that fail while somebody waits."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator.coordinator import Coordinator
+from privmix.coordinator.messages import Generation
+from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.training import public_model
+from tests.support.offline import offline
+
+TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
+
+
+async def no_groups() -> tuple[()]:
+    return ()
+
+
+def test_a_step_that_hangs_and_steps_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        place = tmp_path / "ledger.db"
+        coordinator, _, _ = offline(Coordinator, PMixed(2, 1.0, 0.4), TERMS, place, public_model.resolve())
+        monkeypatch.setattr(coordinator._ensemble, "status", no_groups, raising=False)
+        limit = coordinator._settings.step_timeout_s
+        monkeypatch.setattr(coordinator, "_began", time.monotonic() - limit / 2)
+        await coordinator.health()
+        monkeypatch.setattr(coordinator, "_began", time.monotonic() - limit - 1)
+        with pytest.raises(CoordinatorUnavailable, match="a step has taken"):
+            await coordinator.health()
+        monkeypatch.setattr(coordinator, "_began", None)
+        monkeypatch.setattr(coordinator, "_failing_since", time.monotonic())
+        await coordinator.health()  # nobody waits
+        await coordinator.submit("channel", [Generation("a", (504,), SamplingOptions(), 1)])
+        with pytest.raises(CoordinatorUnavailable, match="steps have failed"):
+            await coordinator.health()
+        await coordinator.close()
+
+    asyncio.run(run())
