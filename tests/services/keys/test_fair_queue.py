@@ -45,6 +45,24 @@ async def test_keys_that_ask_for_much_leave_room_for_others() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize(("long", "other"), [("a", "b"), ("b", "a")])
+async def test_a_key_that_filled_the_capacity_alone_leaves_room_once_another_asks(long: str, other: str) -> None:
+    now = 1000.0
+    queue = FairQueue(AdmissionLimits(8, 100), clock=lambda: now)
+    tasks = [asyncio.create_task(queue.acquire(long, 1)) for _ in range(9)]
+    await asyncio.sleep(0)
+    now += 2 * RECENT_S
+    late = asyncio.create_task(queue.acquire(other, 1))
+    await asyncio.sleep(0)
+    queue.free(long, 1)
+    await late
+    queue.free(long, 1)
+    await asyncio.sleep(0)
+    assert (sum(task.done() for task in tasks), queue.live) == (8, 7)
+    tasks[-1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
     now = 1000.0
     queue = FairQueue(AdmissionLimits(8, 100), clock=lambda: now)
