@@ -144,6 +144,8 @@ def test_a_share_can_be_changed_after_it_was_used(store: RequestStore) -> None:
     assert store.reserve("b", key.id, 1, 1, "g") == Exhausted("tokens", held=False)
     store.limit("team", Share())
     assert store.reserve("b", key.id, 5, 1, "g") == 5
+    store.settle("b", 6)
+    assert store.account("team").usage.spent == 7, "no more than was reserved"
 
 
 def test_the_spent_part_of_each_limit_is_told_of_keys_that_are_not_revoked(store: RequestStore) -> None:
