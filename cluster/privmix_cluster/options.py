@@ -31,21 +31,18 @@ CorpusArgument = Annotated[
         "datasets wrote."
     ),
 ]
-UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
-TextFieldOption = Annotated[
-    str,
-    typer.Option(help="The field with the text, or with a list of messages."),
-]
-SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")]
+
+
+TextFieldOption = Annotated[str, typer.Option(help="The field with the text, or with a list of messages.")]
 
 
 @dataclass(frozen=True)
 class CorpusOptions:
     """How corpora are read."""
 
-    user_field: UserFieldOption = "user"
+    user_field: Annotated[str, typer.Option(help="The field with the user's id.")] = "user"
     text_field: TextFieldOption = "text"
-    skip_bad: SkipBadOption = False
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")] = False
 
     def corpus(self, paths: Path | Sequence[Path]) -> "Corpus":
         """Returns the corpus in files. Raises `CorpusError` if one does not exist."""

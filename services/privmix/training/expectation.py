@@ -101,6 +101,8 @@ class Requirements:
             raise InputError(
                 f"protocol: the gain of {protocol} was not measured; use {', '.join(MEASURED)}, or --parts"
             )
+        if self.part_kind == "lora":
+            raise InputError("part-kind: plain LoRA is not served in parts; use reader or text")
         if parts is not None and not 1 <= parts <= population.users:
             raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
 

@@ -20,11 +20,6 @@ def write(folder: Path, **changed: Any) -> Path:
     return folder
 
 
-def test_readers_are_read(tmp_path: Path) -> None:
-    adapters = {name: write(tmp_path / name) for name in ("a", "b")}
-    assert read_adapter_configs(adapters, "reader") == [AdapterConfig(4, READER)] * 2
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

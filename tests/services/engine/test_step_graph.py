@@ -17,7 +17,7 @@ from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
 from privmix.engine.step_graph import StepGraphs, StepShape
 from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
-from tests.services.engine.fake_graph import FakeGraph, capture_on_a_cpu
+from tests.services.engine.fake_graph import capture_on_a_cpu
 from tests.tiny import write_tiny_llama
 
 NAMES = tuple(f"part-{index}" for index in range(5))
@@ -89,11 +89,9 @@ class Repeated:
             self._output.copy_(self._function())
 
 
-@pytest.fixture(params=[Repeated, FakeGraph])
-def captured(
-    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[VllmEngine]:
-    capture_on_a_cpu(monkeypatch, request.param)
+@pytest.fixture
+def captured(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
+    capture_on_a_cpu(monkeypatch)
     engine = VllmEngine(settings)
     yield engine
     engine.close()
