@@ -5,9 +5,9 @@
 
 The corpus is public or set-aside text, by user. All of its users train by DP-SGD, at full batch, and all parts are
 trained. `--users` and `--standing` let fewer stand for all, with the noise scaled to their share. Without `--held-out`,
-a tenth of the users is held out. How much of epsilon goes to a base follows from the rule of `privmix train --base
-auto`, which knows the numbers of users and tokens alone; of the shares that it gives for an epsilon, the least and the
-largest are trained (with `--fractions 1` the middle one), and each cell takes the nearer one.
+a tenth of the users is held out. How much of epsilon goes to a base follows from the rule of `privmix plan
+--users`, which knows the numbers of users and tokens alone. Of the shares that it gives for an epsilon, the least and
+the largest are trained (with `--fractions 1` the middle one), and each cell takes the nearer one.
 
 An interrupted run continues with the files in FOLDER: after the last step of each training by DP-SGD, the last part,
 and the last ensemble that was scored. It uses `--processes` processes of one thread.

@@ -9,17 +9,16 @@ import hashlib
 import hmac
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from privmix.foundation.errors import InputError
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise_multiplier
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
-from privmix.training.corpus import Corpus, Document
+from privmix.training.corpus import Corpus
 from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
@@ -76,7 +75,8 @@ def plan(
         check_salt(output, salt)
         tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
-        units = corpus.read_into(partial(_units, tokenizer=tokenizer, private=private, options=options))
+        limit = private.blocks * options.block
+        units = corpus.read_into(partial(contributions, tokenizer=tokenizer, unit=private.unit, limit=limit))
         fingerprint = _fingerprint(units, base, salt, private, options)
         adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options))
         yield TrainingPlan(
@@ -107,12 +107,6 @@ def planned(private: DpSgdOptions, *, roughly: bool = False) -> DpSgdEvent:
     except ValueError as error:
         raise InputError(f"epsilon: {error}") from error
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
-
-
-def _units(
-    documents: Iterable[Document], tokenizer: Any, private: DpSgdOptions, options: TrainingOptions
-) -> list[Tokens]:
-    return contributions(documents, tokenizer, private.unit, private.blocks * options.block)
 
 
 def _fingerprint(
