@@ -11,7 +11,8 @@ from typing import Any
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
-from privmix.generation.job import GenerationJob
+from privmix.foundation.json_lines import load_lines
+from privmix.generation.job import OUTPUT, GenerationJob
 
 CARD = "card.json"
 
@@ -73,14 +74,13 @@ def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str
     return card
 
 
-def load_card(directory: Path) -> dict[str, Any]:
-    """Loads the card of a job.
+def load(directory: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Loads the complete texts of a job, and its card.
 
     Raises:
-        InputError: the job has none, or it cannot be read.
+        InputError: one of them is missing or cannot be read.
     """
     try:
-        card: dict[str, Any] = json.loads((directory / CARD).read_bytes())
+        return load_lines(directory / OUTPUT), json.loads((directory / CARD).read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{directory}: has no {CARD}; run `privmix generate` on it again") from error
-    return card
+        raise InputError(f"{directory}: has no {OUTPUT} with a {CARD}; run `privmix generate` on it again") from error

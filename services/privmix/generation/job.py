@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 from privmix.foundation.files import locked
-from privmix.foundation.json_lines import load_lines, write_lines
+from privmix.foundation.json_lines import write_lines
 from privmix.generation.client import Sampling, ServiceClient
 from privmix.generation.template import Item
 
@@ -258,18 +258,6 @@ def opened(directory: Path, request: JobRequest) -> Iterator[GenerationJob]:
             yield job
         finally:
             write_lines(directory / OUTPUT, [text.record() for text in job.texts if text.finish_reason is not None])
-
-
-def load_output(directory: Path) -> list[dict[str, Any]]:
-    """Loads the complete texts of a job.
-
-    Raises:
-        InputError: the job has no output file.
-    """
-    try:
-        return load_lines(directory / OUTPUT)
-    except OSError as error:
-        raise InputError(f"{directory}: has no {OUTPUT}; run `privmix generate --output {directory}`") from error
 
 
 def _read_journal(path: Path) -> list[dict[str, Any]]:

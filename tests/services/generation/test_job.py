@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError
+from privmix.foundation.json_lines import load_lines
 from privmix.generation.card import COVERED, UNCOVERED
-from privmix.generation.job import JOURNAL, load_output, opened
+from privmix.generation.job import JOURNAL, OUTPUT, opened
 from tests.services.generation.small_service import SmallService, serving
 from tests.support.jobs import TEMPLATE, TOKENS, request, run
 
@@ -26,7 +27,7 @@ def test_every_text_is_requested_and_charged_once(tmp_path: Path) -> None:
         assert service.charged == 6 * TOKENS
         run(tmp_path, service.url, request())  # all texts are complete
         assert (service.charged, len(service.requests)) == (6 * TOKENS, 6)
-    texts = load_output(tmp_path)
+    texts = load_lines(tmp_path / OUTPUT)
     assert sorted(text["id"] for text in texts) == list(range(6))
     assert {text["text"] for text in texts} == {WORDS}
     assert {text["label"] for text in texts} == {"urgent"}
@@ -79,8 +80,8 @@ def test_a_killed_job_keeps_delivered_tokens_and_requests_the_rest(tmp_path: Pat
             for text in known.values()
             if text.finish_reason is None and text.tokens < TOKENS
         )
-    assert sorted(text["id"] for text in load_output(job)) == list(range(6))
-    assert {text["text"] for text in load_output(job)} == {WORDS}
+    assert sorted(text["id"] for text in load_lines(job / OUTPUT)) == list(range(6))
+    assert {text["text"] for text in load_lines(job / OUTPUT)} == {WORDS}
 
 
 def test_a_broken_stream_is_continued(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_broken_stream_is_continued(tmp_path: Path) -> None:
         run(tmp_path, service.url, request(1))
         assert [body["max_tokens"] for body in service.requests] == [TOKENS, TOKENS - 7]
         assert service.charged == TOKENS
-    assert load_output(tmp_path)[0]["text"] == WORDS
+    assert load_lines(tmp_path / OUTPUT)[0]["text"] == WORDS
     assert json.loads((tmp_path / "card.json").read_bytes())["texts"]["continued_after_an_interruption"] == 1
 
 
@@ -98,7 +99,7 @@ def test_a_text_has_any_whole_characters(tmp_path: Path, space: str, kept: str) 
         run(tmp_path, service.url, request(1))
         run(tmp_path, service.url, request(1))
         assert service.charged == TOKENS
-    assert load_output(tmp_path)[0]["text"] == WORDS.replace(" ", kept)
+    assert load_lines(tmp_path / OUTPUT)[0]["text"] == WORDS.replace(" ", kept)
 
 
 def test_a_job_waits_only_after_a_temporary_refusal(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_an_insufficient_budget_is_refused_before_the_first_token(tmp_path: Path
         assert service.charged == 90
         with pytest.raises(InputError, match="0 are left"):
             run(tmp_path, service.url, request(), partial=True)
-    texts = load_output(tmp_path)
+    texts = load_lines(tmp_path / OUTPUT)
     assert 0 < len(texts) < 6
     assert {text["text"] for text in texts} == {WORDS}  # a text that the budget cut short does not count
 
@@ -128,7 +129,7 @@ def test_an_insufficient_budget_is_refused_before_the_first_token(tmp_path: Path
 def test_a_text_that_the_budget_ended_is_done_if_it_is_complete(tmp_path: Path) -> None:
     with serving(SmallService(budget=5, cut="stop")) as service:
         run(tmp_path, service.url, replace(request(1), schema=SCHEMA), partial=True)
-    assert [(text["tokens"], text["finish_reason"]) for text in load_output(tmp_path)] == [(5, "stop")]
+    assert [(text["tokens"], text["finish_reason"]) for text in load_lines(tmp_path / OUTPUT)] == [(5, "stop")]
 
 
 def test_a_budget_exhausted_by_others_ends_the_job(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_an_incomplete_record_is_requested_again_from_its_beginning(tmp_path: Pa
         assert service.charged == 5 + TOKENS
         run(tmp_path, service.url, wanted)
         assert len(service.requests) == 2, "a complete record is not requested again"
-    (text,) = load_output(tmp_path)
+    (text,) = load_lines(tmp_path / OUTPUT)
     assert (text["text"], text["tokens"]) == (WORDS, TOKENS)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["budget"]["tokens_delivered"] == 5 + TOKENS

@@ -16,8 +16,7 @@ import numpy as np
 from privmix.foundation.errors import InputError
 from privmix.foundation.json_lines import read_lines, write_lines
 from privmix.foundation.progress import Display
-from privmix.generation.card import load_card
-from privmix.generation.job import load_output
+from privmix.generation.card import load
 from privmix.laboratory.audit.bounds import one_run_epsilon
 from privmix.laboratory.audit.canaries import Canary
 from privmix.laboratory.audit.finding import CERTAIN, Finding
@@ -69,8 +68,8 @@ def read_released(path: Path, text_field: str) -> ReleasedTexts:
 
 
 def _of_job(job: Path) -> ReleasedTexts:
-    texts = tuple(line["text"] for line in load_output(job))
-    card = load_card(job)
+    lines, card = load(job)
+    texts = tuple(line["text"] for line in lines)
     if card["epsilon"] is None:
         return ReleasedTexts(job.name, texts)
     return ReleasedTexts(job.name, texts, card["epsilon"], card["delta"], _status(card["guarantee"]))
