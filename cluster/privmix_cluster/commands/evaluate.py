@@ -66,14 +66,12 @@ def evaluate(
 def _show(table: "ResultTable", sweep: str | None) -> None:
     from privmix.privacy import accounting
 
-    budget, best = table.budget, table.best_certified()
+    budget = table.budget
     title = f"epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} for {budget.tokens} tokens"
     if sweep is not None and sweep not in type(budget).model_fields:
         title += f", {sweep} {table.value}"
     show_table(title, [_row(result) for result in table.results])
     show_table("nats a token, by context", [_gains(result) for result in table.results if result.gains])
-    if best is not None:
-        print(f"Best of the methods that are certified for users: {best.name}, {best.parts} parts")
 
 
 def _row(result: "Result") -> dict[str, object]:

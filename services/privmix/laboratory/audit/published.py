@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privmix.laboratory.audit import distributions
-from privmix.laboratory.audit.worlds import Pair, removed, worst_of_pmixed
+from privmix.laboratory.audit.worlds import removed, worst_of_pmixed
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
@@ -32,17 +32,13 @@ _ORDER = 3
 
 @dataclass(frozen=True)
 class Counterexample:
-    """A pair of ensembles for the published mollifier.
+    """What a pair of ensembles costs under the published mollifier.
 
     Attributes:
-        pair: the ensembles with and without the attacked part.
-        rare: the probability under p0 of the token that distinguishes the ensembles.
         divergence: the Rényi divergence of one token at the published order.
         epsilon: the epsilon of all tokens at the claim's delta.
     """
 
-    pair: Pair
-    rare: float
     divergence: float
     epsilon: float
 
@@ -124,7 +120,7 @@ def _counterexample(
     pair = removed(_two(np.log(rare)), rows, (0,) * (protocol.parts - 1) + (1,))
     before, after = distributions.pair_laws(protocol, pair)
     divergence = distributions.renyi_divergence(before, after, event.order)
-    return Counterexample(pair, rare, divergence, distributions.tokens_epsilon(before, after, tokens, delta))
+    return Counterexample(divergence, distributions.tokens_epsilon(before, after, tokens, delta))
 
 
 def _two(log_first: float) -> Reals:

@@ -204,7 +204,6 @@ def _text(documents: Iterable[Document], ensembles: ComparedEnsembles, options: 
         context=options.context,
         tokens=options.run_tokens or min(options.budget(value).tokens for value in options.points),
         runs=options.runs,
-        seed=options.seed,
     )
 
 

@@ -82,5 +82,4 @@ class EvaluationOptions(ComparisonOptions):
     )
     runs: int = Field(5, ge=1, description="The number of runs. They use different text if there is enough of it.")
     context: int = Field(256, ge=2, description="The maximum number of tokens in a block of text.")
-    seed: int = Field(0, ge=0, description="The seed for the choice of text, which is not secret.")
     precision: Precision = Field("auto", description="The precision of the models: auto, bfloat16 or float32.")

@@ -94,15 +94,6 @@ class Result:
             return self.label
         return f"{self.label}, {'as' if self.protocol == 'dp-sgd' else 'on'} a base of epsilon {self.base:g}"
 
-    @property
-    def protects_users(self) -> bool:
-        """Whether a private method has a certified guarantee for users."""
-        return self.status == "certified" and self.adjacency == "user" and self.protocol != "public"
-
-
-def _perplexity(result: Result) -> float:
-    return math.inf if result.perplexity is None else result.perplexity.mean
-
 
 def result(
     label: str,
@@ -221,18 +212,6 @@ class ResultTable:
     value: str | None
     budget: TokenBudget
     results: tuple[Result, ...]
-
-    def best_certified(self) -> Result | None:
-        """Returns the best method that is certified for users. A bound of a perplexity is never the best."""
-        return min(
-            (
-                result
-                for result in self.results
-                if result.protects_users and not result.bounded and math.isfinite(_perplexity(result))
-            ),
-            key=_perplexity,
-            default=None,
-        )
 
 
 @dataclass(frozen=True)

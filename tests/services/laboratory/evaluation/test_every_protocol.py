@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.methods import check_taken, compared, label, private, with_fields
+from privmix.laboratory.evaluation.methods import check_taken, compared, private, with_fields
 from privmix.laboratory.evaluation.rows import RowReader
 from privmix.laboratory.evaluation.trial import run_trials
 from privmix.privacy.protocols import PROTOCOLS
@@ -31,13 +31,6 @@ def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -
     if not protocol.event.measured:
         assert outcome.answered == POSITIONS
         assert outcome.asked == pytest.approx(protocol.rows, abs=1e-9) or protocol.draws((1,)).keys() > {(1,)}
-
-
-def test_every_row_of_a_table_has_the_budget_and_a_label_of_its_own() -> None:
-    rows = list(private(BUDGET, PARTS, halves=True))
-    assert all((settings.epsilon, settings.delta, settings.tokens) == (8.0, 1e-5, POSITIONS) for settings in rows)
-    references = [PROTOCOLS[name].model_validate({}) for name in PROTOCOLS if not compared(name, PARTS, BUDGET)]
-    assert len({label(settings) for settings in (*rows, *references)}) == len(rows) + len(references)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if list(compared(name, PARTS, BUDGET))])

@@ -129,14 +129,6 @@ def _asked(answered: int) -> int:
     return min(POSITIONS, -(-(answered + 1) // 32) * 32)
 
 
-def test_measured_losses_end_adapmixed(written: StoredRows) -> None:
-    settings = AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=POSITIONS)
-    outcome = outcomes(written, settings)[0]
-    assert 0 < outcome.answered < POSITIONS
-    assert outcome.epsilon is not None
-    assert outcome.epsilon <= 10.5
-
-
 def test_a_plurality_of_candidates_cannot_release_every_token(written: StoredRows) -> None:
     """Some true tokens are not among the ten candidates from a vocabulary of 96."""
     gnmax, aggregate = outcomes(
@@ -188,9 +180,3 @@ def test_a_private_base_is_p0_and_the_budget_pays_for_it(written: StoredRows, tm
     assert with_base.epsilon == pytest.approx(8.0, abs=1e-3)
     radius = planned[1][1]
     assert run_trials([(on_base, radius)], *arguments)[0].answered < POSITIONS, "the base leaves less for tokens"
-
-
-def test_exponential_gains_with_epsilon(written: StoredRows) -> None:
-    settings = (ExponentialSettings(epsilon=epsilon, tokens=80) for epsilon in (1, 8, 64))
-    losses = [outcome.loss for outcome in outcomes(written, *settings)]
-    assert losses == sorted(losses, reverse=True)
