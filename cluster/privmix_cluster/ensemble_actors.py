@@ -1,7 +1,7 @@
 """Starts the actors of one ensemble and stops them: fleet, ledger and coordinators."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +52,12 @@ def start_ensemble(
     report: Report = lambda step: None,
     *,
     keep: bool = False,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> EnsembleActors:
     """Starts the actors of one ensemble and waits until they are ready.
 
     Args:
         database: the database of the service, which has the last number of shards that `privmix scale` set.
-        keep, meanwhile: see `start_actors`.
+        keep: see `start_actors`.
 
     Raises:
         LedgerError, ConfigurationError, KeysError: the message says what is wrong and how to fix it. All started actors
@@ -79,7 +78,6 @@ def start_ensemble(
         report(f"Loading {parts} parts into {serving} shard{'s' * (serving > 1)}")
         fleet_actor = _start_fleet(configuration, promised, plans, serving, size, keep)
         loaded = fleet_actor.start.remote()  # takes longest, so the other actors start meanwhile
-        meanwhile()
         # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
         kept = _kept_budget(configuration, promised) if keep else None

@@ -1,18 +1,13 @@
 """Starts the actors of a deployment and its HTTP route from a configuration, and stops them."""
 
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray import serve
 from ray.exceptions import RayTaskError
-from ray.serve import Application, RunTarget
+from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
@@ -81,28 +76,13 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     checked = check_ensemble(configuration, report, may_begin=configuration.budget.create)
     check_keys(configuration, report)
-    route = RunTarget(gateway(configuration, checked), APPLICATION, "/")
-    has_room, is_deployed = _route_has_room(configuration, checked), False
-    with _port_claimed(configuration), all_or_none(configuration.namespace), _deployed_or_deleted() as deploy:
-
-        def open_early() -> None:
-            """Listens, and deploys the route, whose imports take seconds.
-
-            Then it waits for the actors (`Gateway`).
-            """
-            nonlocal is_deployed
-            _listen(configuration)
-            if has_room and APPLICATION not in serve.status().applications:
-                deploy(route)
-                is_deployed = True
-
-        actors = start_actors(configuration, checked, report, meanwhile=open_early)
+    with _port_claimed(configuration), all_or_none(configuration.namespace):
+        _listen(configuration)
+        actors = start_actors(configuration, checked, report)
         report("Opening the HTTP route")
-        if not is_deployed:
-            if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
-                report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
-            deploy(route)
-        _wait_for_route()
+        if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
+            report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
+        _open(gateway(configuration, checked))
     url = http_url(configuration.http.host, configuration.http.port)
     return Service(url, configuration, checked.served, actors)
 
@@ -113,68 +93,35 @@ def start_actors(
     report: Report = lambda step: None,
     *,
     keep: bool = False,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> EnsembleActors:
     """Starts all actors behind the HTTP route and waits until they are ready.
 
     Args:
         keep: use running actors with these names, instead of raising an error.
-        meanwhile: is called once, while shards load, which takes longest.
 
     Raises:
         LedgerError, ConfigurationError: the message says what is wrong and how to fix it. All started actors are
             stopped.
     """
     database, namespace = keys_database(configuration), configuration.namespace
-    with all_or_none(configuration.namespace), ThreadPoolExecutor() as beside:
-        others: list[Future[Any]] = []
-
-        def start_others() -> None:
-            meanwhile()
-            others.append(beside.submit(keys.start, database, namespace=namespace, lifetime="detached", keep=keep))
-
-        started = start_ensemble(checked, database, report, keep=keep, meanwhile=start_others)
-        for other in others:
-            other.result()
-    return started
+    with all_or_none(namespace):
+        keys.start(database, namespace=namespace, lifetime="detached", keep=keep)
+        return start_ensemble(checked, database, report, keep=keep)
 
 
-def _route_has_room(configuration: Configuration, checked: CheckedEnsemble) -> bool:
-    """Returns whether the cluster has the CPUs that the route reserves beside all shards and coordinators."""
-    coordinator, shards = configuration.coordinator, configuration.shards
-    groups = math.ceil(len(checked.manifest.parts) / shards.parts_per_shard)
-    cpus = configuration.http.replicas + coordinator.replicas * coordinator.num_cpus
-    cpus += groups * shards.copies * shards.num_cpus
-    return bool(cpus <= ray.available_resources().get("CPU", 0))
-
-
-@contextmanager
-def _deployed_or_deleted() -> Iterator[Callable[[RunTarget], None]]:
-    """Yields what deploys the route, and does not wait for it. Deletes what was deployed if the block fails."""
-    deployed = []
-
-    def deploy(route: RunTarget) -> None:
-        deployed.append(route.name)
-        serve.run_many([route], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-
-    try:
-        yield deploy
-    except BaseException:
-        for name in deployed:
-            serve.delete(name, _blocking=False)
-        raise
-
-
-def _wait_for_route() -> None:
-    """Waits until the route serves.
+def _open(route: Application) -> None:
+    """Deploys the route and waits until it serves.
 
     Raises:
-        WorkError: it could not be deployed.
+        WorkError: it could not be deployed. Nothing of it is left.
     """
-    while (route := serve.status().applications[APPLICATION]).status != "RUNNING":
-        if route.status == "DEPLOY_FAILED":
-            raise WorkError(f"the HTTP route could not be opened: {route.message}")
-        time.sleep(0.1)
+    try:
+        serve.run(route, name=APPLICATION, route_prefix="/")
+    except BaseException as error:
+        serve.delete(APPLICATION, _blocking=False)
+        if isinstance(error, RuntimeError):
+            raise WorkError(f"the HTTP route could not be opened: {error}") from error
+        raise
 
 
 def gateway(configuration: Configuration, checked: CheckedEnsemble, *beside: Application) -> Application:

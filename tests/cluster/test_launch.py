@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,18 +184,18 @@ def test_a_port_that_is_taken_ends_the_start(spoilable: Path, tmp_path: Path) ->
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]
 
 
+@serve.deployment
+class Failing:
+    def __init__(self) -> None:
+        raise ValueError("no route")
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The route is deployed while the models load, and waits for them."""
-
-    def fail(*_: object, meanwhile: Callable[[], None]) -> None:
-        meanwhile()
-        assert serve.status().applications[APPLICATION].status == "DEPLOYING"
-        raise WorkError("no shard could be started")
-
-    monkeypatch.setattr("privmix_cluster.launch.start_actors", fail)
-    with pytest.raises(WorkError, match="no shard could be started"):
-        launch(load(tmp_path, spoilable, shards={"num_cpus": 0}))
+    monkeypatch.setattr("privmix_cluster.launch.start_actors", lambda *_, **__: {})
+    monkeypatch.setattr("privmix_cluster.launch.gateway", lambda *_: Failing.bind())  # type: ignore[attr-defined]
+    with pytest.raises(WorkError, match="route could not be opened: Deploying"):
+        launch(load(tmp_path, spoilable))
     while APPLICATION in serve.status().applications:
         time.sleep(0.1)
 
@@ -238,8 +238,7 @@ def test_a_service_listens_where_its_configuration_says(
     serve.delete("other")
     found = set[Any]()
 
-    def fail(*_: object, meanwhile: Callable[[], None]) -> None:
-        meanwhile()
+    def fail(*_: object) -> None:
         for child in psutil.Process().children(recursive=True):
             found.update(each.laddr for each in child.net_connections() if each.status == psutil.CONN_LISTEN)
         raise WorkError("no shard could be started")
