@@ -106,6 +106,8 @@ def test_an_anchor_detects_the_roll_back(tmp_path: Path, roomy: PrivacyBudget, s
     with pytest.raises(LedgerRolledBack):
         opened(place, roomy, anchors)
     with pytest.raises(LedgerRolledBack):
+        Ledger.open(place, roomy, anchors=anchors, holder="a service, which takes over with its first write")
+    with pytest.raises(LedgerRolledBack):
         check(place, roomy, anchors=anchors)
     assert opened(place, roomy, anchors, restored=True).forfeit(7) == {FINE: 5, COARSE: 2}, "at least 7 tokens"
     check(place, roomy, anchors=anchors)

@@ -19,8 +19,8 @@ def test_upcoming_draws_are_used_in_order() -> None:
 
 def test_sequences_have_their_own_draws_and_ended_ones_are_removed() -> None:
     queue = DrawQueue(PMixed(1000, 0.5, 0.4))
-    first = queue.current("a")
-    assert queue.current("b") != first
+    first, other = ((queue.current(sequence), *queue.coming(sequence)) for sequence in "ab")
+    assert first != other
     queue.forget(["a", "unknown"])
     queue.advance(["a"])  # the sequence was cancelled during its step
-    assert queue.current("a") != first
+    assert (queue.current("a"), *queue.coming("a")[:-1]) != first[1:]
