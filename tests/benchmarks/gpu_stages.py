@@ -430,7 +430,7 @@ def graphs_on_a_cpu() -> None:
 
 def against_eager(engine: Any, logits: Tensor, readers: int) -> dict[str, Any]:
     """Compares the logits of the step that a graph has just replayed with those of its function on the same buffers."""
-    graphs = engine._worker(lambda worker: getattr(worker.model_runner, "_graphs", None))
+    graphs = engine._core.collective_rpc(lambda worker: getattr(worker.model_runner, "_graphs", None))[0]
     shape = graphs and graphs.shape_for(len(logits) // (1 + readers), readers)
     if not shape:
         return {}
@@ -482,7 +482,7 @@ def rows_of(settings: EngineSettings, requests: Sequence[Request]) -> tuple[NDAr
     engine: Any = create(settings)
     replayed: list[Any] = []
     if settings.kind == "vllm":
-        graphs = engine._worker(lambda worker: getattr(worker.model_runner, "_graphs", None))
+        graphs = engine._core.collective_rpc(lambda worker: getattr(worker.model_runner, "_graphs", None))[0]
         if graphs is not None:
             step = graphs.step
 

@@ -131,7 +131,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     _text_blocks: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({})
     _shared_queries: bool | None = None
     _token_adapters = _NO_ROWS
-    tokens_computed = 0
+    _tokens_computed = 0
     execute_model_state: Any
     slots: AdapterSlots | None = None
     new_graph: Callable[[], Graph] | None = None
@@ -214,6 +214,17 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if self.lora_config is not None:
             self.lora_manager._adapter_manager._last_mapping = None  # the rows of the last capture are set now
         return captured
+
+    def prepare_adapters(self, rows: Sequence[ReaderRow]) -> None:
+        if self.slots is not None:
+            self.slots.prepare(rows)
+
+    def adapters_are_resident(self) -> bool:
+        return self.slots is None or self.slots.resident
+
+    def tokens_computed(self) -> int:
+        """Returns how many tokens all passes have computed."""
+        return self._tokens_computed
 
     def adapter_bytes(self) -> int:
         """Returns the memory of the adapter slots on the device."""
@@ -310,7 +321,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         """Runs a captured step. vLLM's own inputs of a pass are not prepared: the graph has its own."""
         assert self._graphs is not None
         self._update_states(scheduler_output)
-        self.tokens_computed += scheduler_output.total_num_scheduled_tokens
+        self._tokens_computed += scheduler_output.total_num_scheduled_tokens
         batch = self.input_batch
         requested = [self._requested[request_id] for request_id in batch.req_ids]
         order = np.argsort([-1 if each.own_row is None else each.own_row for each in requested], kind="stable")
@@ -387,7 +398,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         """Appends the readers' logits to those of the requests. `_model_forward` puts the readers' states first."""
-        self.tokens_computed += scheduler_output.total_num_scheduled_tokens
+        self._tokens_computed += scheduler_output.total_num_scheduled_tokens
         self._batch = self._plan(scheduler_output.total_num_scheduled_tokens, num_scheduled_tokens)
         logits_indices, *rest = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         if readers := self._batch.readers:
@@ -656,44 +667,10 @@ def refuse_unsupported_features(runner: Any) -> None:
 
 
 class ReaderWorker:
-    """Adds to vLLM's workers the methods that the engine calls with `collective_rpc`."""
+    """Adds to vLLM's workers the method that the engine calls with `collective_rpc`."""
 
     model_runner: Any
 
-    def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
-        self.model_runner.load_adapters(adapters, zero, rank, targets)
-
-    def prepare_adapters(self, rows: Sequence[ReaderRow]) -> None:
-        if self.model_runner.slots is not None:
-            self.model_runner.slots.prepare(rows)
-
-    def capture_steps(self, readers: Sequence[int]) -> Sequence[int]:
-        captured: Sequence[int] = self.model_runner.capture_steps(readers)
-        return captured
-
-    def adapters_are_resident(self) -> bool:
-        resident: bool = self.model_runner.slots.resident
-        return resident
-
-    def adapter_bytes(self) -> int:
-        size: int = self.model_runner.adapter_bytes()
-        return size
-
-    def begin_texts(self, texts: Mapping[str, int]) -> None:
-        self.model_runner.begin_texts(texts)
-
-    def finish_texts(self, tokens: int) -> None:
-        self.model_runner.finish_texts(tokens)
-
-    def begin_step(
-        self, requested: Mapping[str, RequestedRows], appended: Mapping[str, Sequence[int]], rows: int | None
-    ) -> None:
-        self.model_runner.begin_step(requested, appended, rows)
-
-    def tokens_computed(self) -> int:
-        computed: int = self.model_runner.tokens_computed
-        return computed
-
-    def take_answer(self) -> torch.Tensor | None:
-        answer: torch.Tensor | None = self.model_runner.take_answer()
-        return answer
+    def on_runner(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the model runner (`ReaderRows`)."""
+        return getattr(self.model_runner, method)(*arguments)

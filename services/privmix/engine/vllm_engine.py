@@ -404,8 +404,8 @@ class VllmEngine(Engine):
         self._core.abort_requests([session.request.request_id for session in sessions if session is not None])
 
     def _worker(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of `ReaderWorker`, in this process."""
-        return self._core.collective_rpc(method, args=arguments)[0]
+        """Calls a method of `ReaderRows` in each worker; returns what it returns in this process."""
+        return self._core.collective_rpc("on_runner", args=(method, *arguments))[0]
 
 
 def _session_request(

@@ -38,12 +38,13 @@ class WaitingWorker(CPUReaderWorker):
     waiting_rank = 0
 
     @override
-    def begin_step(self, *_: Any) -> None:
+    def on_runner(self, method: str, *arguments: Any) -> Any:
+        if method != "begin_step":
+            return super().on_runner(method, *arguments)
         if self.rank == self.waiting_rank:
             print("waits", flush=True)
-            get_tp_group().all_reduce(torch.zeros(1))
-        else:
-            threading.Event().wait()
+            return get_tp_group().all_reduce(torch.zeros(1))
+        return threading.Event().wait()
 
 
 class WaitingFollower(WaitingWorker):
