@@ -168,6 +168,19 @@ async def test_a_lease_is_returned_after_settlements_that_were_given_up(budget: 
     assert budget.on_disk() == (0, 0)
 
 
+async def test_a_lease_is_settled_after_its_last_reservation_and_not_after_an_earlier_one(budget: Budget) -> None:
+    client = BudgetClient(budget, SIZE)
+    assert await take(client, COARSE, 7) == 7
+    async with client.reserve(COARSE, 5) as reserved:
+        settling = asyncio.create_task(client.settle())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert budget.on_disk() == (SIZE, SIZE), "five tokens are about to be sampled"
+        reserved.mark_released(5)
+    await settling
+    assert budget.on_disk() == (12, 0)
+
+
 async def test_a_lease_whose_settlement_was_not_confirmed_is_not_used_again(budget: Budget) -> None:
     client = await unanswered(budget)
     await client.settle()

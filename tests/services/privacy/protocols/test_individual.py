@@ -331,8 +331,10 @@ def test_bad_settings_are_named() -> None:
         IndividualSettings(cap=0.9)
     with pytest.raises(ValueError, match="epsilon must be a number"):
         IndividualSettings(epsilon=None).plan(4)
-    with pytest.raises(ValueError, match="models must name all 3 parts"):
-        protocol(3).distribution(Answers(torch.full((1, 2), 0.5), torch.ones(2, 2), ((0, 1),)))
+    for models in ((0, 1), (0, 2, 1)):  # another order would charge other parts
+        asked = Answers(torch.full((1, 2), 0.5), torch.ones(len(models), 2), (models,))
+        with pytest.raises(ValueError, match="models must name all 3 parts"):
+            protocol(3).distribution(asked)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
