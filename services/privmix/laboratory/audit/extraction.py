@@ -35,7 +35,7 @@ class Extraction:
     Attributes:
         mechanism: the mechanism's name.
         guarantee: the status of its guarantee.
-        epsilon: the budget; None without one.
+        epsilon: the budget; 0 for the public model, None without privacy.
         hit_rate: the probability that at least one of the attempts outputs the whole secret.
         exposure: log2(candidates) - log2(rank of the secret) (Carlini et al. 2019, section 4.2).
         largest_exposure: the exposure of a secret that is the most likely candidate.
@@ -62,9 +62,11 @@ def attack_all(
         draws: the number of releases to average if releases vary.
 
     Raises:
-        InputError: the budget leaves a protocol nothing, or the testbed lacks its models.
+        InputError: no secret is in the corpus, the budget leaves a protocol nothing, or the testbed lacks its models.
     """
     secrets = testbed.canaries
+    if not secrets:
+        raise InputError("planted: the coins included no secret; plant more of them, in another --directory")
     parts, whole = range(testbed.parts), (testbed.parts,)
     references: Sequence[tuple[str, Settings, Mapping[Canary, Sequence[int]]]] = (
         ("public model", PublicSettings(), dict.fromkeys(secrets, parts)),
@@ -117,7 +119,7 @@ def attack(
     return Extraction(
         mechanism=mechanism,
         guarantee=protocol.guarantee.status,
-        epsilon=settings.epsilon,
+        epsilon=0.0 if protocol.rows == 0 else settings.epsilon,
         hit_rate=float((-np.expm1(attempts * np.log1p(-np.minimum(chances, 1 - 1e-12)))).mean()),
         exposure=float((np.log2(candidates) - np.log2(ranks)).mean()),
         largest_exposure=float(np.log2(candidates)),

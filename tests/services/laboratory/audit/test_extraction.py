@@ -61,6 +61,7 @@ def test_the_public_model_has_the_hit_rate_of_random_guesses() -> None:
     result = attack(PublicSettings(), outputs_on(CANARY, 1, 0), 1)
     assert result.hit_rate == pytest.approx(5 * KEPT**-DIGITS, rel=1e-3)
     assert result.rank == pytest.approx(4.5), "all candidates tie"
+    assert result.epsilon == 0
 
 
 def test_the_hit_rate_falls_with_epsilon() -> None:
@@ -129,6 +130,16 @@ def test_an_attack_without_effect_is_too_weak() -> None:
     for outputs, strong in ((outputs_on(CANARY, 3, None), False), (everybody, True)):
         trained = testbed.Testbed(2, {CANARY: outputs}, {CANARY: 0})
         assert extraction.is_strong(list(extraction.attack_all(trained, [], attempts=10, draws=1))) == strong
+
+
+def test_a_corpus_without_a_secret_is_refused() -> None:
+    absent = Canary("caller", "My number is ", "314159", False)
+    with pytest.raises(InputError, match="planted: the coins included no secret"):
+        list(
+            extraction.attack_all(
+                testbed.Testbed(2, {absent: outputs_on(absent, 3, None)}, {absent: 0}), [], attempts=1, draws=1
+            )
+        )
 
 
 def test_an_included_secret_is_in_the_corpus_with_the_stated_number_of_copies(tmp_path: Path) -> None:
