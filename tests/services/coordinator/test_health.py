@@ -1,4 +1,4 @@
-"""Claim: a coordinator tells of a step that hangs, and of steps that fail while somebody waits."""
+"""Claim: a coordinator tells of a step that hangs, and of steps that fail while somebody waits; errors end answers."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ import pytest
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Generation
+from privmix.coordinator.step import Step, StepResult
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
@@ -18,14 +19,17 @@ from tests.support.offline import offline
 TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
 
 
+def coordinator_at(place: Path) -> Coordinator:
+    return offline(Coordinator, PMixed(2, 1.0, 0.4), TERMS, place, public_model.resolve())[0]
+
+
 async def no_groups() -> tuple[()]:
     return ()
 
 
 def test_a_step_that_hangs_and_steps_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        place = tmp_path / "ledger.db"
-        coordinator, _, _ = offline(Coordinator, PMixed(2, 1.0, 0.4), TERMS, place, public_model.resolve())
+        coordinator = coordinator_at(tmp_path / "ledger.db")
         monkeypatch.setattr(coordinator._ensemble, "status", no_groups, raising=False)
         limit = coordinator._settings.step_timeout_s
         monkeypatch.setattr(coordinator, "_began", time.monotonic() - limit / 2)
@@ -42,3 +46,26 @@ def test_a_step_that_hangs_and_steps_that_fail_are_told(tmp_path: Path, monkeypa
         await coordinator.close()
 
     asyncio.run(run())
+
+
+def test_an_error_that_stays_is_repeated_once_for_each_answer_and_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def ask(step: Step) -> StepResult:
+        asked.append(step.sequences)
+        if len(asked) > 3:
+            raise asyncio.CancelledError  # which ends the steps
+        raise RuntimeError("out of memory")
+
+    async def run() -> int:
+        coordinator = coordinator_at(tmp_path / "ledger.db")
+        monkeypatch.setattr(coordinator._ensemble, "ask", ask)
+        await coordinator.submit("channel", [Generation(id_, (504,), SamplingOptions(), 1) for id_ in "ab"])
+        for _ in range(200):
+            await asyncio.sleep(0)
+        return await coordinator.load()
+
+    assert asyncio.run(run()) == 0
+    assert asked == [("a", "b"), ("a",), ("b",)]
