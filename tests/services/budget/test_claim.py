@@ -52,7 +52,7 @@ def test_an_ensemble_keeps_its_ledger_where_its_receipt_alone_is_lost(
 def test_another_ledger_at_the_place_is_not_recorded(
     path: Path, tmp_path: Path, terms: PrivacyBudget, ensemble: Path, second: str
 ) -> None:
-    begin(str(path), terms, ensemble, anchor=second)
+    begun = begin(str(path), terms, ensemble, anchor=second)
     lose(ensemble, path)
     other = Ledger.create(path, terms).balance().id
     for identity in (None, other):
@@ -61,9 +61,8 @@ def test_another_ledger_at_the_place_is_not_recorded(
     assert Receipt.load(ensemble) is None
     assert anchor_at(second).read(other) is None, "an anchor that knows it would accept it"
     Receipt(ledger=other).save(ensemble)
-    claimed = anchor_at(second)
-    Ledger.create(path, terms, anchors=(claimed,))
-    with pytest.raises(LedgerUnknown, match="back"):
+    Ledger.create(path, terms, anchors=anchors_of(ensemble, second))
+    with pytest.raises(LedgerUnknown, match=f"{begun.ledger}.*back"):
         verified_ledger_id(str(path), terms, ensemble, anchor=second)
 
 
