@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from errno import EACCES, ENOSPC
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 
 from privmix.foundation.errors import ConfigurationError, InputError, LedgerCorrupt, WorkError
 from privmix_cluster.cli import FIXES, VERBS, Commands, load
-from privmix_cluster.cli import app as privmix
 
 
 @pytest.mark.parametrize(
@@ -124,14 +122,3 @@ def test_a_missing_package_of_an_extra_is_named_with_the_extra(monkeypatch: pyte
     result = CliRunner().invoke(app, ["work"])
     message = "privmix work: needs the package matplotlib, which is not installed: pip install 'privmix[lab]'\n"
     assert (result.exit_code, result.stderr) == (1, message)
-
-
-def test_an_unknown_verb_is_a_usage_error() -> None:
-    result = CliRunner().invoke(privmix, ["serv"])
-    assert result.exit_code == 2
-    assert "No such command 'serv'" in result.stderr
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    result = CliRunner().invoke(privmix, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"privmix {version('privmix')}\n")
