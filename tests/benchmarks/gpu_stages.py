@@ -30,7 +30,7 @@ from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.reduction import reduce_at
 from privmix.privacy.sampling.categorical import draw
-from privmix.shards.reducer import Reducer, Reduction, on_host, pick
+from privmix.shards.reducer import Reducer, Reduction, on_host, pick, to_host
 from tests.benchmarks.shapes import RANK, SHAPES
 
 Found = Iterator[dict[str, Any]]
@@ -116,7 +116,9 @@ def reducing(sequences: int, readers: int) -> Use:
     reducer = Reducer()
 
     def use(logits: Tensor) -> None:
-        reducer.reduce(logits, given)
+        begun = reducer.begin(logits, given)
+        assert begun.sums is not None
+        to_host(begun.public, given.protocol.narrowed(begun.sums))
 
     return use
 
@@ -132,8 +134,10 @@ def sampling(sequences: int, readers: int) -> Use:
     reducer = Reducer()
 
     def use(logits: Tensor) -> list[int]:
-        weighed, cumulative = reducer.weigh(logits, given)
-        tokens: list[int] = pick(np.array(draw(weighed.totals.tolist())), cumulative).tolist()
+        begun = reducer.begin(logits, given)
+        cumulative = reducer.weights(begun)
+        totals, _ = begun.leaving(cumulative[:, -1].contiguous())
+        tokens: list[int] = pick(np.array(draw(totals.tolist())), cumulative).tolist()
         return tokens
 
     return use

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from privmix.budget.accounts import Grains
@@ -19,8 +20,8 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
 from privmix.coordinator.draws import DrawQueue
-from privmix.coordinator.partial_sums import PartialSums
 from privmix.coordinator.pending_release import PendingRelease
+from privmix.coordinator.raw_rows import RawRows
 from privmix.coordinator.step import Costs, Step, StepResult
 from privmix.coordinator.text import Detokenizer
 from privmix.fleet.shard_map import PartGroup, ShardMap
@@ -44,85 +45,87 @@ class Inline(ThreadPoolExecutor):
         return future
 
 
-class CountedArithmetic(Arithmetic):
+@dataclass
+class Samples:
     """Counts the tokens that are sampled from a protocol, and what they should charge to each part's account."""
 
-    def __init__(self) -> None:
+    tokens: int = 0
+    charges: Grains = ()
+
+    def add(self, costs: Costs, paid: Collection[int]) -> None:
+        """Counts the tokens of these places of a step."""
+        self.tokens += len(paid)
+        for own in [costs.charges[at] for at in paid] if costs.charges else ():
+            self.charges = tuple(map(sum, zip(self.charges or (0,) * len(own), own, strict=True)))
+
+
+class CountedArithmetic(Arithmetic):
+    """Counts the tokens of raw rows that are sampled from a protocol."""
+
+    def __init__(self, samples: Samples) -> None:
         super().__init__(1, "cpu")
         self._pool = Inline(1)
-        self.sampled = 0
-        self.charges: Grains = ()
+        self._samples = samples
 
     async def sample(
         self, pending: Sequence[PendingRelease], paid: Collection[int], free: Collection[int]
     ) -> dict[int, int]:
-        self.sampled += len(paid)
-        (chunk,) = pending
-        for index, own in enumerate(chunk.charges or ()):
-            if index in paid:
-                self.charges = tuple(map(sum, zip(self.charges or (0,) * len(own), own, strict=True)))
+        self._samples.add(Costs(), paid)
         return await super().sample(pending, paid, free)
 
 
-class SameRows:
-    """Stands for the shards of an additive protocol whose parts all have the same row, in several groups."""
+@dataclass(frozen=True)
+class HeldHere(StepResult):
+    """Stands for weights that shards hold. It samples when it is called, and answers a turn later."""
 
-    def __init__(self, protocol: Protocol, vocabulary: int, arithmetic: CountedArithmetic) -> None:
+    weights: PendingRelease
+    costs: Costs
+    samples: Samples
+
+    async def mix(self) -> Costs:
+        return self.costs
+
+    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        self.samples.add(self.costs, paid)
+        tokens = self.weights.sample(paid, free)
+        await asyncio.sleep(0)
+        return tokens
+
+
+class SameRows:
+    """Stands for the shards of a protocol whose parts all have the same row."""
+
+    def __init__(self, protocol: Protocol, vocabulary: int, samples: Samples) -> None:
         self.rows_of_a_sequence = 1 + protocol.parts
+        self.arithmetic = CountedArithmetic(samples)
         self._protocol = protocol
-        self._vocabulary = vocabulary
-        self._arithmetic = arithmetic
+        self._ratios = 1.0 + 3.0 * (torch.arange(vocabulary) % FAVOURED == 0).float()
+        self._samples = samples
 
     async def ask(self, step: Step) -> StepResult:
         await asyncio.sleep(0)
-        public = torch.cat([shape_public(torch.zeros(1, self._vocabulary), [own]) for own in step.options])
-        p0, parts = public[: step.private], self._protocol.parts
-        ratios = 1.0 + 3.0 * (torch.arange(self._vocabulary) % FAVOURED == 0).float().expand(len(p0), parts, -1)
-        ratios = ratios / (ratios * p0[:, None]).sum(-1, keepdim=True) * (p0[:, None] > 0)
-        drawn = torch.zeros(len(p0), parts, dtype=torch.bool)
-        drawn[:, : self._protocol.rows or parts] = True
+        size = len(step.sequences) * self.rows_of_a_sequence, 0
+        if not self._protocol.additive:
+            public, row = np.zeros(len(self._ratios), np.float32), self._ratios.log().numpy()
+            drawn = [row for draw in step.draws for _ in draw]
+            return RawRows(step, *size, self.arithmetic, self._protocol, [public] * len(step.sequences), drawn)
+        p0 = torch.cat([shape_public(torch.zeros(1, len(self._ratios)), [own]) for own in step.options])
+        private, parts = p0[: step.private], self._protocol.parts
+        ratios = self._ratios.expand(len(private), parts, -1)
+        ratios = ratios / (ratios * private[:, None]).sum(-1, keepdim=True) * (private[:, None] > 0)
+        flags = torch.zeros(len(private), parts, dtype=torch.bool)
+        flags[:, : self._protocol.rows or parts] = True
         granted = None if step.allowances is None else torch.from_numpy(step.allowances)
-        partial = self._protocol.partial(PartRows(p0, ratios, drawn, granted))
-        return PartialSums(
-            step,
-            len(step.sequences) * self.rows_of_a_sequence,
-            0,
-            self._arithmetic,
-            self._protocol,
-            list(public.numpy()),
-            [[row] for row in partial.sums.numpy()],
-            [] if partial.charges is None else list(partial.charges.numpy()),
-        )
+        partial = self._protocol.partial(PartRows(private, ratios, flags, granted))
+        charges = [] if partial.charges is None else list(map(tuple, partial.charges.tolist()))
+        weights = PendingRelease(p0, self._protocol.combine(private, partial.sums).weights)
+        return HeldHere(step, *size, weights, Costs(charges=charges), self._samples)
 
     def prepare(self) -> None:
         """Does nothing: the arithmetic runs inline."""
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Does nothing: there are no caches."""
-
-
-@dataclass(frozen=True)
-class HeldHere(StepResult):
-    """Stands for weights that a shard holds. It samples when it is called, and answers a turn later."""
-
-    weights: StepResult
-    costs: Costs
-
-    async def mix(self) -> Costs:
-        return self.costs
-
-    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
-        tokens = await self.weights.sample(paid, free)
-        await asyncio.sleep(0)
-        return tokens
-
-
-class HeldRows(SameRows):
-    """Stands for one shard with all these parts, which holds the weights of a step and makes tokens of points."""
-
-    async def ask(self, step: Step) -> StepResult:
-        sums = await super().ask(step)
-        return HeldHere(step, sums.computed, 8 * len(step.sequences), sums, await sums.mix())
 
 
 class _Method:
@@ -149,20 +152,18 @@ class LocalBudget:
 
 
 def offline(
-    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, ledger: Path, model: Path, *, held: bool = False
-) -> tuple[Coordinator, CountedArithmetic, Ledger]:
-    """Returns a coordinator of this class, what it samples with, and its ledger, which is created.
+    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, ledger: Path, model: Path
+) -> tuple[Coordinator, Samples, Ledger]:
+    """Returns a coordinator of this class, what it samples, and its ledger, which is created.
 
     Call it in the event loop that the coordinator uses, whose default executor becomes an inline one.
 
     Args:
         kind: `Coordinator`, or a class with a fault.
         model: a model's directory, for its tokenizer.
-        held: one shard has all parts and holds the weights of a step. By default their sums reach the coordinator.
     """
-    budget, arithmetic = LocalBudget(Ledger.create(ledger, terms)), CountedArithmetic()
-    vocabulary = Detokenizer.load(model).vocabulary().tokenizer.vocab_size
-    ensemble = (HeldRows if held else SameRows)(protocol, vocabulary, arithmetic)
+    budget, samples = LocalBudget(Ledger.create(ledger, terms)), Samples()
+    ensemble = SameRows(protocol, Detokenizer.load(model).vocabulary().tokenizer.vocab_size, samples)
 
     class Offline(kind):  # type: ignore[misc, valid-type]
         def _actor(self, name: str) -> Any:
@@ -177,4 +178,4 @@ def offline(
     asyncio.get_running_loop().set_default_executor(Inline(1))
     group = PartGroup(0, {part: f"part-{part}" for part in range(protocol.parts)}, ("shard",))
     coordinator = Offline(CoordinatorSettings(model, "offline", "budget"), ShardMap(1, protocol, (group,)))
-    return coordinator, arithmetic, budget.ledger
+    return coordinator, samples, budget.ledger

@@ -1,6 +1,6 @@
 """Shards that record what they compute, and coordinators of them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from privmix.coordinator.messages import Delta
 from privmix.engine.engine import ComingRow, EngineSettings, Request
 from privmix.fleet.shard_map import PartGroup, ShardMap
 from privmix.privacy.protocol import Protocol
-from privmix.shards.reducer import Reduced, Reduction, Weighed
-from privmix.shards.shard import Shard, StepKey
+from privmix.shards.shard import Shard
 from tests.services.coordinator.actors import NAMESPACE, open_budget
 
 Operation = tuple[Any, ...]
@@ -47,63 +46,36 @@ class RecordingShard(Shard):
         self._salts: set[tuple[str, str | None]] = set()
         self._compute = self._engine.logits
         self._engine.logits = self._recorded  # type: ignore[method-assign]
-        self._reduce = self._reducer.reduce
-        self._reducer.reduce = self._recorded_reduction  # type: ignore[method-assign, assignment]
-        self._weigh = self._reducer.weigh
-        self._reducer.weigh = self._recorded_weighing  # type: ignore[method-assign, assignment]
+        for name in ("begin", "partial", "weights"):
+            setattr(self._reducer, name, self._recorded_work(getattr(self._reducer, name)))
 
     def _recorded(self, requests: Sequence[Request]) -> torch.Tensor:
         rows = self._compute(requests)
         requested = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
-        self._operations.append(("rows", requested, self._coming, rows.shape, str(rows.dtype), rows.nbytes))
+        self._operations.append(("rows", requested, rows.shape, str(rows.dtype), rows.nbytes))
+        self._salts |= {(request.sequence, request.cache_salt) for request in requests}
         return rows
 
-    def reduce(
-        self,
-        requests: Sequence[Request],
-        reduction: Reduction,
-        coming: Sequence[ComingRow] = (),
-    ) -> Reduced:
-        self._note(requests, coming)
-        return super().reduce(requests, reduction, coming)
+    def _recorded_work(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*arguments: Any) -> Any:
+            with Operations(self._operations):
+                return work(*arguments)
 
-    def keep(self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = ()) -> None:
-        self._note(requests, coming)
-        super().keep(key, requests, coming)
-        self._lose_kept()
+        return recorded
 
-    def weigh(
-        self,
-        key: StepKey,
-        requests: Sequence[Request],
-        reduction: Reduction,
-        coming: Sequence[ComingRow] = (),
-    ) -> Weighed:
-        self._note(requests, coming)
-        weighed = super().weigh(key, requests, reduction, coming)
-        self._lose_kept()
-        return weighed
+    def _prepare_later(self, rows: Sequence[ComingRow]) -> None:
+        self._operations.append(("coming", len(rows)))
+        super()._prepare_later(rows)
 
     def lose(self, steps: int) -> None:
-        """Loses the rows of the next steps, as a restart between two calls does."""
+        """Loses what it holds next for this many calls, as a restart between two calls does."""
         self._losses = steps
 
-    def _lose_kept(self) -> None:
+    def _hold(self, *arguments: Any) -> None:
+        super()._hold(*arguments)
         if self._losses:
             self._losses -= 1
             self._kept.clear()
-
-    def _recorded_reduction(self, *arguments: Any) -> Reduced:
-        with Operations(self._operations):
-            return self._reduce(*arguments)
-
-    def _recorded_weighing(self, *arguments: Any) -> tuple[Weighed, torch.Tensor]:
-        with Operations(self._operations):
-            return self._weigh(*arguments)
-
-    def _note(self, requests: Sequence[Request], coming: Sequence[ComingRow]) -> None:
-        self._coming = len(coming)
-        self._salts |= {(request.sequence, request.cache_salt) for request in requests}
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         super().drop_caches(sequences)

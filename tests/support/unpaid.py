@@ -25,7 +25,7 @@ from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.structure import grammar
 from privmix.training import public_model
-from tests.support.offline import CountedArithmetic, offline
+from tests.support.offline import Samples, offline
 
 PARTS, TOKENS = 2, 2
 GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")
@@ -68,22 +68,19 @@ class Departure:
         return None
 
 
-def departures(
-    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path, *, held: bool = False
-) -> list[Departure]:
+def departures(kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path) -> list[Departure]:
     """Leaves one answer after another, each one turn later, until an answer ends before. Writes a ledger to `folder`.
 
     Args:
         kind: the coordinator's class.
-        held: see `offline`.
     """
-    return asyncio.run(_departures(kind, protocol, terms, folder, held))
+    return asyncio.run(_departures(kind, protocol, terms, folder))
 
 
 async def _departures(
-    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path, held: bool
+    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path
 ) -> list[Departure]:
-    made = offline(kind, protocol, terms, folder / "ledger.db", public_model.resolve(), held=held)
+    made = offline(kind, protocol, terms, folder / "ledger.db", public_model.resolve())
     found: list[Departure] = []
     ways: tuple[Way, ...] = ("cancels", "disconnects")
     for way in ways:
@@ -94,12 +91,10 @@ async def _departures(
     return found
 
 
-async def _departure(
-    coordinator: Coordinator, arithmetic: CountedArithmetic, ledger: Ledger, way: Way, turns: int
-) -> Departure:
+async def _departure(coordinator: Coordinator, samples: Samples, ledger: Ledger, way: Way, turns: int) -> Departure:
     name = f"{way}-{turns}"
     before = _charged(ledger)
-    arithmetic.sampled, arithmetic.charges = 0, ()
+    samples.tokens, samples.charges = 0, ()
     deltas: list[Delta] = []
     reading = asyncio.create_task(_read(coordinator, name, deltas))
     await coordinator.submit(name, [Generation(name, (504, 253), SamplingOptions(), TOKENS, grammar=GRAMMAR)])
@@ -118,7 +113,7 @@ async def _departure(
     tokens, accounts = _charged(ledger)
     paid = tuple(map(int.__sub__, accounts, before[1] or (0,) * len(accounts)))
     reported = sum(delta.charged for delta in deltas) if way == "cancels" else None
-    sampled = (arithmetic.sampled, arithmetic.charges)
+    sampled = (samples.tokens, samples.charges)
     return Departure(way, turns, sampled, (tokens - before[0], paid), reported, ended)
 
 
@@ -134,9 +129,7 @@ def _charged(ledger: Ledger) -> tuple[int, Grains]:
 
 
 def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
-    """Returns what the attack finds, as sentences: with tokens of one cost, and with individual budgets.
-
-    Their sums reach the coordinator, or, with individual budgets once more, the only shard holds the weights.
+    """Returns what the attack finds, as sentences: with raw rows, with shards that hold weights, and with accounts.
 
     Args:
         kind: the coordinator's class.
@@ -145,14 +138,14 @@ def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
     planned = individual.plan(PARTS)
     terms = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
     accounts = PrivacyBudget.of("e", individual, planned, partition="p")
-    worlds: Sequence[tuple[Protocol, PrivacyBudget, bool]] = (
-        (PMixed(PARTS, 1.0, 0.4), terms, False),
-        (planned, accounts, False),
-        (planned, accounts, True),
+    worlds: Sequence[tuple[Protocol, PrivacyBudget]] = (
+        (PMixed(PARTS, 1.0, mollifier="renyi", order=3, loss=0.1), terms),
+        (PMixed(PARTS, 1.0, 0.4), terms),
+        (planned, accounts),
     )
     sentences = []
-    for protocol, paid_from, held in worlds:
+    for protocol, paid_from in worlds:
         with TemporaryDirectory() as folder:
-            found = departures(kind, protocol, paid_from, Path(folder), held=held)
+            found = departures(kind, protocol, paid_from, Path(folder))
         sentences += [f"{protocol.event.kind}: {left.difference}" for left in found if left.difference is not None]
     return tuple(sentences)

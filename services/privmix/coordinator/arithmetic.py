@@ -1,18 +1,14 @@
-"""Mixes and samples in the coordinator, in several threads; each thread handles a chunk of the sequences."""
+"""Mixes and samples raw rows in the coordinator, in several threads, each of which handles a chunk of sequences."""
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 from privmix.coordinator.pending_release import PendingRelease
-from privmix.coordinator.step import Costs, StepResult
 from privmix.privacy.mollifiers.rows import prepare
-from privmix.privacy.protocol import Protocol
 from privmix.shards.reducer import single_threaded_pool
 
 T = TypeVar("T")
@@ -67,29 +63,6 @@ class Arithmetic:
 
     def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
-
-
-@dataclass(frozen=True)
-class LocalResult(StepResult):
-    """Holds what left the shards for a step that is mixed here."""
-
-    arithmetic: Arithmetic
-    protocol: Protocol
-    _pending: list[PendingRelease] = field(default_factory=list, init=False)
-
-    @abstractmethod
-    def release(self, chunk: slice, device: str) -> PendingRelease:
-        """Returns what the protocol can release for consecutive sequences, on a PyTorch device."""
-
-    async def mix(self) -> Costs:
-        self._pending.extend(await self.arithmetic.mix(len(self.step.sequences), self.release))
-        return Costs(
-            [loss for chunk in self._pending for loss in chunk.losses or ()],
-            [charge for chunk in self._pending for charge in chunk.charges or ()],
-        )
-
-    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
-        return await self.arithmetic.sample(self._pending, paid, free)
 
 
 def _sample(chunk: PendingRelease, first: int, paid: Collection[int], free: Collection[int]) -> dict[int, int]:

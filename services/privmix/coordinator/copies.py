@@ -14,7 +14,8 @@ from ray.exceptions import RayError, RayTaskError
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.shards.shard import ShardStatus
 
-ShardCall = Callable[[ActorHandle], Awaitable[Any]]
+ShardCall = Callable[[ActorHandle], Awaitable[Any] | Sequence[Any]]
+"""Calls a method of `Shard`. Of a method with two results, the second is not read: its reference is passed on."""
 
 STATUS_S = 3.0
 AVOIDED_S = 30.0
@@ -121,9 +122,12 @@ class ShardCopies:
                 self._handles[name] = await asyncio.to_thread(self._actor, name)
         except ValueError:
             raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
-        call: ObjectRef[Any] = method(self._handles[name])
+        made: Any = method(self._handles[name])
+        call: ObjectRef[Any]
+        call, *unread = made if isinstance(made, list) else [made]
         try:
-            return await call
+            answer = await call
+            return (answer, *unread) if unread else answer
         except RayTaskError as error:
             if isinstance(error.cause, ValueError):
                 raise error.cause from None

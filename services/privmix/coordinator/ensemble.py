@@ -4,10 +4,9 @@ A step has a constant shape. For each private sequence every shard computes one 
 rows: the most that the protocol can draw from its group. `ZERO` fills the rows that the draw does not use. Thus the
 number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
 
-Which of three ways a result is made follows from the shard map, and is chosen once: with an additive protocol
-(`Protocol.additive`) the shards reduce their rows (`privmix.shards.reducer`), and what leaves them has a
-constant shape, too. The only group holds the sampling weights (`held_weights`); of several groups the partials are
-added (`partial_sums`). With other protocols the rows that are used leave the shards (`raw_rows`).
+Which of two ways a result is made follows from the protocol. With an additive one (`Protocol.additive`) the shards
+reduce their rows and hold the sampling weights (`held_weights`), and what leaves them has a constant shape, too. With
+others the rows that are used leave the shards (`raw_rows`).
 
 A mechanism reproduced as published may draw the number of parts (`Protocol.rows` is None). An observer of its timing
 can learn that number, and its distribution over the shards.
@@ -21,7 +20,7 @@ from functools import partial
 
 from ray.actor import ActorHandle
 
-from privmix.coordinator import held_weights, partial_sums, raw_rows
+from privmix.coordinator import held_weights, raw_rows
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.copies import ShardCopies
 from privmix.coordinator.group import Group, asking
@@ -53,15 +52,13 @@ class ShardedEnsemble:
         self._groups = [
             Group(group, protocol, ShardCopies(group.shards, actor, patience_s)) for group in shard_map.groups
         ]
-        self._arithmetic: Arithmetic | None = arithmetic
+        self._arithmetic = None if protocol.additive else arithmetic
         self._timeout_s = timeout_s
         self._ask: Callable[[Step], Awaitable[StepResult]]
-        if not protocol.additive:
-            self._ask = partial(raw_rows.collect, self._groups, protocol, arithmetic)
-        elif len(self._groups) > 1:
-            self._ask = partial(partial_sums.reduce, self._groups, protocol, arithmetic)
+        if protocol.additive:
+            self._ask = partial(held_weights.weigh, self._groups, timeout_s)
         else:
-            self._ask, self._arithmetic = partial(held_weights.weigh, self._groups[0], timeout_s), None
+            self._ask = partial(raw_rows.collect, self._groups, protocol, arithmetic)
 
     @property
     def rows_of_a_sequence(self) -> int:

@@ -29,31 +29,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """Holds the sequences of a step that prefer the same copies of a group, and what a shard is told about them.
+    """Holds the sequences of a step that prefer the same copies of every group.
 
     Attributes:
         step: of these sequences alone.
         places: of these sequences in the whole step, ascending.
-        key: what the shard keeps this batch under. A repeated step has another one.
-        order: the copies, in the order in which they are called.
-        coming: the rows of the next steps.
+        key: what the shards hold this batch under. A repeated step has another one.
+        orders: the copies of each group, in the order in which they are called.
     """
 
     step: Step
     places: tuple[int, ...]
     key: StepKey
-    order: Sequence[int]
-    requests: Sequence[Request]
-    coming: tuple[ComingRow, ...]
+    orders: tuple[Sequence[int], ...]
 
-    @property
-    def computed(self) -> int:
-        """The number of rows that a shard computes, padding included."""
-        return sum(len(request.adapters) for request in self.requests)
+
+def divided(groups: Sequence[Group], step: Step) -> list[ShardBatch]:
+    """Divides the sequences of a step among the copies of the groups. Each call is a new attempt."""
+    by_copies: dict[tuple[Sequence[int], ...], list[int]] = defaultdict(list)
+    for place, sequence in enumerate(step.sequences):
+        number = crc32(sequence.encode())
+        by_copies[tuple(group.copies.order(number) for group in groups)].append(place)
+    attempt = next(_attempts)
+    return [
+        ShardBatch(step.of(places), tuple(places), StepKey(_caller(), attempt, at), orders)
+        for at, (orders, places) in enumerate(by_copies.items())
+    ]
 
 
 class Group:
-    """Divides steps into batches for the copies of one part group, with a constant number of part rows a sequence.
+    """Asks the copies of one part group, with a constant number of part rows a sequence.
 
     Attributes:
         models: the adapter of each model of the group.
@@ -67,16 +72,20 @@ class Group:
         self._padding = None if protocol.rows is None else min(protocol.rows, len(group.models))
         self.rows = 1 + (len(group.models) if self._padding is None else self._padding)
 
-    def batches(self, step: Step) -> list[ShardBatch]:
-        """Divides the sequences among the copies. Each call is a new attempt."""
-        by_copy: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for place, sequence in enumerate(step.sequences):
-            by_copy[self.copies.order(crc32(sequence.encode()))].append(place)
-        attempt = next(_attempts)
-        return [
-            self._batch(step.of(places), tuple(places), StepKey(_caller(), attempt, at), order)
-            for at, (order, places) in enumerate(by_copy.items())
-        ]
+    def requests(self, step: Step) -> list[Request]:
+        """Returns what is asked of the group's engines for the sequences of a batch."""
+        parts = [self._padded(draw) for draw in step.draws] + [()] * (len(step.sequences) - step.private)
+        asked = zip(step.sequences, step.contexts, parts, step.cache_salts, strict=True)
+        return [Request(sequence, context, (PUBLIC, *own), salt) for sequence, context, own, salt in asked]
+
+    def coming(self, step: Step) -> tuple[ComingRow, ...]:
+        """Returns the rows of the next steps: those of the next one come before those of the one after it."""
+        return tuple(
+            (sequence, name)
+            for draws in zip(*step.coming, strict=True)
+            for sequence, draw in zip(step.sequences, draws, strict=False)  # only private sequences have draws
+            for name in self._padded(draw)
+        )
 
     def reduction(self, step: Step) -> Reduction:
         """Says how a shard of this group reduces the rows of a batch."""
@@ -92,18 +101,6 @@ class Group:
     def drawn(self, draw: Sequence[int]) -> list[int]:
         """Returns the models of a draw that are in this group, in the order of their rows."""
         return [model for model in draw if model in self.models]
-
-    def _batch(self, step: Step, places: tuple[int, ...], key: StepKey, order: Sequence[int]) -> ShardBatch:
-        parts = [self._padded(draw) for draw in step.draws] + [()] * (len(step.sequences) - step.private)
-        asked = zip(step.sequences, step.contexts, parts, step.cache_salts, strict=True)
-        requests = [Request(sequence, context, (PUBLIC, *own), salt) for sequence, context, own, salt in asked]
-        coming = tuple(
-            (sequence, name)
-            for draws in zip(*step.coming, strict=True)  # those of the next step come before those of the one after it
-            for sequence, draw in zip(step.sequences, draws, strict=False)  # only private sequences have draws
-            for name in self._padded(draw)
-        )
-        return ShardBatch(step, places, key, order, requests, coming)
 
     def _padded(self, draw: Sequence[int]) -> tuple[str, ...]:
         """Returns the group's adapters in a draw, padded to a constant number."""

@@ -1,6 +1,7 @@
-"""Computes a step of the only group: its shards hold the sampling weights, and make tokens of points below the totals.
+"""Computes a step of an additive protocol: a shard of the first group holds the weights, and makes tokens of points.
 
-What leaves a shard has the same size whatever is drawn: a total, and charges, for each sequence.
+The shards of the first group send p0 to those of the others, and these send back what their parts add. The coordinator
+passes references on. What reaches it has the same size whatever is drawn: a total, and charges, for each sequence.
 """
 
 from __future__ import annotations
@@ -8,24 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privmix.coordinator.group import Group, ShardBatch, asking, in_order
+from privmix.coordinator.group import Group, ShardBatch, asking, divided, in_order
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
 from privmix.privacy.sampling.categorical import draw
-from privmix.shards.reducer import NO_POINT, Weighed
+from privmix.shards.reducer import NO_POINT
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """Holds a batch whose weights one copy holds, and what that copy returned."""
+    """Holds a batch whose weights one copy of the first group holds.
+
+    Attributes:
+        totals: int64 [requests], the sum of each request's weights. A point below it (`categorical.draw`) is a token.
+        charges: int64 [S, parts], of the private requests; None without accounts.
+    """
 
     batch: ShardBatch
     copy: int
-    weighed: Weighed
+    totals: NDArray[np.int64]
+    charges: NDArray[np.int64] | None
 
 
 @dataclass(frozen=True)
@@ -33,20 +41,16 @@ class HeldWeights(StepResult):
     """Samples beside the rows.
 
     Attributes:
-        totals: the sum of the weights of each sequence. A point below it (`categorical.draw`) is a token.
         timeout_s: how long the shards may take to sample.
     """
 
     group: Group
     held: Sequence[HeldBatch]
-    totals: Sequence[int]
     timeout_s: float
 
     async def mix(self) -> Costs:
         """Returns the costs. The shards have mixed already, because an additive protocol draws no noise."""
-        charges = [
-            (each.batch, each.weighed.charges.tolist()) for each in self.held if each.weighed.charges is not None
-        ]
+        charges = [(each.batch, each.charges.tolist()) for each in self.held if each.charges is not None]
         return Costs(charges=list(map(tuple, in_order(charges))))
 
     async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
@@ -60,7 +64,8 @@ class HeldWeights(StepResult):
         if not all(at < private for at in paid) or any(at < private for at in free):
             raise ValueError("paid must name private sequences, and free must name public ones")
         places = sorted({*paid, *free})
-        points = dict(zip(places, draw(self.totals[at] for at in places), strict=True))
+        totals = in_order((each.batch, each.totals.tolist()) for each in self.held)
+        points = dict(zip(places, draw(totals[at] for at in places), strict=True))
         picked = await asyncio.gather(*(self._pick(each, points) for each in self.held), return_exceptions=True)
         tokens: dict[int, int] = {}
         errors: list[BaseException] = []
@@ -89,23 +94,58 @@ class HeldWeights(StepResult):
         return tokens
 
 
-async def weigh(group: Group, timeout_s: float, step: Step) -> HeldWeights:
-    """Lets the shards of the only group compute the sampling weights of every sequence, and hold them."""
-    held = await asyncio.gather(*(_weigh(group, batch) for batch in group.batches(step)))
+async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWeights:
+    """Lets the shards compute the sampling weights of every sequence, and those of the first group hold them."""
+    held = await asyncio.gather(*(_weigh(groups, batch) for batch in divided(groups, step)))
+    arrays = [array for each in held for array in (each.totals, each.charges) if array is not None]
+    public_alone = len(step.sequences) - step.private
     return HeldWeights(
         step,
-        sum(each.batch.computed for each in held),
-        sum(each.weighed.nbytes for each in held),
-        group,
+        public_alone + step.private * sum(group.rows for group in groups),
+        sum(array.nbytes for array in arrays),
+        groups[0],
         held,
-        in_order((each.batch, each.weighed.totals.tolist()) for each in held),
         timeout_s,
     )
 
 
-async def _weigh(group: Group, batch: ShardBatch) -> HeldBatch:
-    reduction = group.reduction(batch.step)
-    copy, weighed = await group.copies.first(
-        batch.order, lambda shard: shard.weigh.remote(batch.key, batch.requests, reduction, batch.coming)
+async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
+    """Computes the weights of a batch. The groups after the first read private sequences alone."""
+    first, *others = groups
+    key, private = batch.key, batch.step.of(range(batch.step.private))
+    asked = key, first.requests(batch.step), first.reduction(batch.step), first.coming(batch.step)
+    if not others or not private.sequences:
+        copy, answer = await first.copies.first(batch.orders[0], lambda shard: shard.weigh.remote(*asked))
+        return HeldBatch(batch, copy, *answer)
+
+    async def kept(group: Group, order: Sequence[int]) -> int:
+        rows = key, group.requests(private), group.coming(private)
+        return (await group.copies.first(order, lambda shard: shard.keep.remote(*rows)))[0]
+
+    (copy, (charges, public)), *holders = await asyncio.gather(
+        first.copies.first(batch.orders[0], lambda shard: shard.begin.remote(*asked)),
+        *map(kept, others, batch.orders[1:]),
     )
-    return HeldBatch(batch, copy, weighed)
+
+    async def added(group: Group, holder: int) -> tuple[NDArray[np.int64] | None, Any]:
+        given = key, group.reduction(private), public
+        answer: tuple[NDArray[np.int64] | None, Any] = await group.copies.same(
+            holder, lambda shard: shard.partial.remote(*given)
+        )
+        return answer
+
+    partials = await asyncio.gather(*map(added, others, holders))
+    sums = [reference for _, reference in partials]
+    totals = await first.copies.same(copy, lambda shard: shard.add.remote(key, *sums), patient=True)
+    return HeldBatch(batch, copy, totals, _of_all_parts(groups, [charges, *(own for own, _ in partials)]))
+
+
+def _of_all_parts(groups: Sequence[Group], charges: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """Returns what each token charges to each part, from what it charges to each group's parts in ascending order."""
+    given = [own for own in charges if own is not None]
+    if not given:
+        return None
+    joined = np.zeros((len(given[0]), sum(len(group.models) for group in groups)), dtype=np.int64)
+    for group, own in zip(groups, given, strict=True):
+        joined[:, sorted(group.models)] = own
+    return joined

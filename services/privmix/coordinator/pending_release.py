@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from privmix.coordinator.step import Step
 from privmix.foundation.lazily import torch
 from privmix.privacy.mollifiers.shaping import shape
-from privmix.privacy.protocol import Protocol, Release
+from privmix.privacy.protocol import Protocol
 from privmix.privacy.sampling.categorical import quantise, sample
 
 if TYPE_CHECKING:
@@ -26,13 +26,11 @@ class PendingRelease:
         public: float32 [S, V], the public model's probabilities.
         weights: int64 [P, V], the protocol's sampling weights for the private sequences; None if there are none.
         losses: the cost of each of these tokens; None if the cost does not depend on the models' output.
-        charges: what each of these tokens charges to each part's account, int64 [P, parts]; None without accounts.
     """
 
     public: Tensor
     weights: Tensor | None = None
     losses: list[list[float]] | None = None
-    charges: list[tuple[int, ...]] | None = None
 
     @classmethod
     def of(
@@ -50,42 +48,9 @@ class PendingRelease:
         answers = shape(log_p0, log_p, models, step.options, overwrite_parts=True)
         if not step.private:
             return cls(answers.public)
-        private = answers.first(step.private)
-        if step.allowances is not None:
-            private = replace(private, allowances=torch.from_numpy(step.allowances).to(answers.public.device))
-        return cls._of(answers.public, protocol.distribution(private))
-
-    @classmethod
-    def combined(
-        cls,
-        protocol: Protocol,
-        public: Sequence[np.ndarray],
-        sums: Sequence[Sequence[np.ndarray]],
-        charges: Sequence[np.ndarray],
-        device: str,
-    ) -> Self:
-        """Adds up the groups' partials and computes the protocol's release from them, on a PyTorch device.
-
-        Args:
-            public: float32 [V], p0 of each sequence.
-            sums, charges: see `privmix.coordinator.partial_sums.PartialSums`.
-
-        Raises:
-            ValueError: see `Protocol.added`.
-        """
-        p0 = torch.from_numpy(np.stack(public)).to(device)
-        if not sums:
-            return cls(p0)
-        groups = [torch.from_numpy(np.stack(group)).to(device) for group in zip(*sums, strict=True)]
-        added = protocol.added(groups)
-        all_charges = torch.from_numpy(np.stack(charges)) if charges else None
-        return cls._of(p0, protocol.combine(p0[: len(sums)], added, all_charges))
-
-    @classmethod
-    def _of(cls, public: Tensor, release: Release) -> Self:
+        release = protocol.distribution(answers.first(step.private))
         losses = None if release.losses is None else release.losses.tolist()
-        charges = None if release.charges is None else list(map(tuple, release.charges.tolist()))
-        return cls(public, release.weights, losses, charges)
+        return cls(answers.public, release.weights, losses)
 
     def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
         """Samples the tokens of some sequences, and no others. Call it for tokens that are paid for.

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import numpy as np
 
-from privmix.coordinator.arithmetic import Arithmetic, LocalResult
-from privmix.coordinator.group import Group, ShardBatch, in_order
+from privmix.coordinator.arithmetic import Arithmetic
+from privmix.coordinator.group import Group, ShardBatch, divided, in_order
 from privmix.coordinator.pending_release import PendingRelease
-from privmix.coordinator.step import Step
+from privmix.coordinator.step import Costs, Step, StepResult
 from privmix.engine.engine import PUBLIC, ZERO
 from privmix.privacy.protocol import Protocol
 
 
 @dataclass(frozen=True)
-class RawRows(LocalResult):
+class RawRows(StepResult):
     """Holds the logits of each sequence. A row is float32 [V] and shares memory with Ray's object store.
 
     Attributes:
@@ -30,8 +30,18 @@ class RawRows(LocalResult):
         drawn: one row for each drawn model, grouped by private sequence.
     """
 
+    arithmetic: Arithmetic
+    protocol: Protocol
     public: Sequence[np.ndarray]
     drawn: Sequence[np.ndarray]
+    _pending: list[PendingRelease] = field(default_factory=list, init=False)
+
+    async def mix(self) -> Costs:
+        self._pending.extend(await self.arithmetic.mix(len(self.step.sequences), self.release))
+        return Costs([loss for chunk in self._pending for loss in chunk.losses or ()])
+
+    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        return await self.arithmetic.sample(self._pending, paid, free)
 
     def release(self, chunk: slice, device: str) -> PendingRelease:
         """Shapes the rows of consecutive sequences and computes the protocol's release for the private ones."""
@@ -41,13 +51,17 @@ class RawRows(LocalResult):
         return PendingRelease.of(self.protocol, own, self.public[chunk], self.drawn[first:end], device)
 
 
+Answer = tuple[ShardBatch, list[np.ndarray], int]
+"""The rows of each sequence of a batch, [rows, V], and how many its shard computed, padding included."""
+
+
 async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arithmetic, step: Step) -> RawRows:
     """Returns the public row of every sequence and the rows of the models drawn for it, without the padding."""
-    private = step.of(range(step.private))
-    asked = [(step, frozenset({ZERO})), *[(private, frozenset({ZERO, PUBLIC}))] * (len(groups) - 1)]
-    calls = (_rows(group, own, unused) for group, (own, unused) in zip(groups, asked, strict=True))
-    answers = await asyncio.gather(*calls)
-    rows = [chain.from_iterable(in_order(answer)) for answer in answers]
+    batches = divided(groups, step)
+    answers = await asyncio.gather(
+        *(asyncio.gather(*(_rows(group, at, batch) for batch in batches)) for at, group in enumerate(groups))
+    )
+    rows = [chain.from_iterable(in_order((batch, own) for batch, own, _ in answer)) for answer in answers]
     of_model = {model: own for group, own in zip(groups, rows, strict=True) for model in group.models}
     public, drawn = list[np.ndarray](), list[np.ndarray]()
     for place in range(len(step.sequences)):
@@ -55,8 +69,8 @@ async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arith
         drawn += (next(of_model[model]) for model in (step.draws[place] if place < step.private else ()))
     return RawRows(
         step,
-        sum(batch.computed for answer in answers for batch, _ in answer),
-        sum(row.nbytes for answer in answers for _, sequences in answer for own in sequences for row in own),
+        sum(computed for answer in answers for _, _, computed in answer),
+        sum(row.nbytes for answer in answers for _, sequences, _ in answer for own in sequences for row in own),
         arithmetic,
         protocol,
         public,
@@ -64,15 +78,15 @@ async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arith
     )
 
 
-async def _rows(group: Group, step: Step, unused: Collection[str]) -> list[tuple[ShardBatch, list[np.ndarray]]]:
-    """Returns the rows of each sequence, [rows, V], without those of some adapters."""
-
-    async def rows(batch: ShardBatch) -> tuple[ShardBatch, list[np.ndarray]]:
-        used = [[name not in unused for name in request.adapters] for request in batch.requests]
-        returned = np.flatnonzero(np.concatenate(used)).tolist()
-        _, answer = await group.copies.first(
-            batch.order, lambda shard: shard.next_token.remote(batch.requests, batch.coming, returned)
-        )
-        return batch, np.split(answer, np.cumsum([sum(own) for own in used])[:-1])
-
-    return await asyncio.gather(*map(rows, group.batches(step)))
+async def _rows(group: Group, at: int, batch: ShardBatch) -> Answer:
+    """Returns the rows of a batch that are used. The groups after the first send none of public models."""
+    step, unused = (batch.step.of(range(batch.step.private)), {ZERO, PUBLIC}) if at else (batch.step, {ZERO})
+    if not step.sequences:
+        return batch, [], 0
+    requests = group.requests(step)
+    used = [[name not in unused for name in request.adapters] for request in requests]
+    returned = np.flatnonzero(np.concatenate(used)).tolist()
+    _, answer = await group.copies.first(
+        batch.orders[at], lambda shard: shard.next_token.remote(requests, group.coming(step), returned)
+    )
+    return batch, np.split(answer, np.cumsum([sum(own) for own in used])[:-1]), sum(map(len, used))

@@ -141,10 +141,10 @@ class Protocol(ABC):
     cost and its parameters can be read together. It has `distribution` and `event`, and also `rows` and `draw` unless
     every model answers every query; evaluation uses `draws`, `law` and `chance_bounds`.
 
-    Who computes what: the coordinator draws, and samples from the release. A protocol with `additive` says in `partial`
-    what a shard computes from the rows of its own parts, beside them, and in `combine` what the coordinator makes of
-    the sum over shards; `distribution` is both. For other protocols the rows leave the shards, and the coordinator
-    computes `distribution`.
+    Who computes what: the coordinator draws and samples. A protocol with `additive` says in `partial` what a shard
+    computes from the rows of its own parts, beside them, and in `combine` what the first shard makes of the sum over
+    shards; `distribution` is both. For other protocols the rows leave the shards, and the coordinator computes
+    `distribution`.
 
     Attributes:
         name: the name in configuration and commands.

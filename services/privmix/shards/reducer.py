@@ -1,16 +1,17 @@
-"""Reduces the rows of a step beside the engine that computed them: a partial a sequence leaves a shard, or less.
+"""Reduces the rows of a step beside the engine that computed them: of a sequence, a total leaves the shards.
 
 The coordinator draws and fixes every parameter; a shard computes what its parts add (`Protocol.partial`). Every shard
 shapes its parts against the same p0, the one that the token is sampled from. Each shard computes a public row of its
 own, but two of them may differ by their rounding, and the variance that an individual budget pays for, and the ball of
-PMixed, are those under p0. So the first group's shard reduces its rows at once and sends p0; the others keep their rows
-on the device until p0 arrives. A shard with the rows of all parts goes on to the integer weights (`Reducer.weigh`), and
-makes a token of a point below their total (`pick`).
+PMixed, are those under p0. So the first group's shard reduces its rows at once (`Reducer.begin`) and sends p0 to the
+others, which keep their rows on the device until p0 arrives. They send it what their parts add (`Reducer.partial`). It
+adds that up to the integer weights (`Reducer.weights`), and makes a token of a point below their total (`pick`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -56,40 +57,33 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """Holds what leaves a shard.
+class Begun:
+    """Holds what the rows of the first group make of a call, on their device.
 
     Attributes:
-        public: float32 [requests, V], p0 of each request; None if another shard sends it.
-        sums: [S, V], the partials of the private requests (`Partial`), as `Protocol.narrowed`; None if S is 0.
+        public: float32 [requests, V], p0 of each request.
+        usable: bool [requests], whether it is a distribution.
+        sums: [S, V], what the group's own parts add to the private requests (`Partial`); None if S is 0.
         charges: int64 [S, n]; None without accounts.
     """
 
-    public: NDArray[np.float32] | None
-    sums: NDArray[np.generic] | None
-    charges: NDArray[np.int64] | None
+    given: Reduction
+    public: Tensor
+    usable: Tensor
+    sums: Tensor | None
+    charges: Tensor | None
 
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.public, self.sums, self.charges)
-        return sum(array.nbytes for array in arrays if array is not None)
+    def leaving(self, values: Tensor) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+        """Returns values and the charges in host memory, after one wait for the device.
 
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """Holds what leaves a shard that samples beside its rows.
-
-    Attributes:
-        totals: int64 [requests], the sum of each request's sampling weights.
-        charges: int64 [S, n]; None without accounts.
-    """
-
-    totals: NDArray[np.int64]
-    charges: NDArray[np.int64] | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.totals.nbytes + (0 if self.charges is None else self.charges.nbytes)
+        Raises:
+            ValueError: a public row is not a distribution.
+        """
+        left, charges, usable = to_host(values, self.charges, self.usable)
+        assert left is not None
+        assert usable is not None
+        check_usable(torch.from_numpy(usable))
+        return left, charges
 
 
 class Reducer:
@@ -103,56 +97,64 @@ class Reducer:
         self._threads = torch.get_num_threads()
         self._pool = single_threaded_pool(self._threads)
 
-    def reduce(self, rows: Tensor, given: Reduction, public: NDArray[np.float32] | None = None) -> Reduced:
-        """Reduces the rows of a call, [rows, V]: logits, since p0 and ratios are normalised here.
+    def begin(self, rows: Tensor, given: Reduction) -> Begun:
+        """Computes p0 and the partial of the first group. Nothing waits for the device.
 
         Args:
-            public: float32 [S, V], p0 of the private requests from another shard. By default the rows' own p0.
-
-        Raises:
-            ValueError: a public row is not a distribution.
+            rows: [rows, V], logits, since p0 and ratios are normalised here.
         """
-        p0, usable = self._public(rows, given) if public is None else (on_device(np.array(public), rows.device), None)
-        sums, charges = self._partials(rows, given, p0)
-        leaving = None if sums is None else given.protocol.narrowed(sums)
-        left = to_host(usable, p0 if public is None else None, leaving, charges)
-        if left[0] is not None:
-            check_usable(torch.from_numpy(left[0]))
-        return Reduced(*left[1:])
+        public, usable = self._public(rows, given)
+        return Begun(given, public, usable, *self._partial(rows, given, public))
 
-    def weigh(self, rows: Tensor, given: Reduction) -> tuple[Weighed, Tensor]:
-        """Computes the sampling weights of each request, where this shard has the rows of all parts of its draw.
+    def partial(
+        self, rows: Tensor, given: Reduction, public: NDArray[np.float32]
+    ) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+        """Computes the partial of another group.
+
+        Args:
+            public: float32 [S, V], p0 of each private request, from the first group.
+
+        Returns:
+            [S, V], the sums, as `Protocol.narrowed`; their charges, int64 [S, n], None without accounts.
+        """
+        sums, charges = self._partial(rows, given, _borrowed(public, rows.device))
+        assert sums is not None
+        left, own = to_host(given.protocol.narrowed(sums), charges)
+        assert left is not None
+        return left, own
+
+    def weights(self, begun: Begun, others: Sequence[NDArray[Any]] = ()) -> Tensor:
+        """Computes the sampling weights of each request, once there is what all parts of its draw add.
 
         They stay on the device; a point below a request's total is a token (`pick`).
 
+        Args:
+            others: the sums of the other groups, as they left their shards.
+
         Returns:
-            what leaves the shard; int64 [requests, V], the weights up to each token.
+            int64 [requests, V], the weights up to each token.
 
         Raises:
-            ValueError: a public row is not a distribution.
+            ValueError: see `Protocol.added`.
         """
-        p0, usable = self._public(rows, given)
-        sums, charges = self._partials(rows, given, p0)
-        private = len(given.drawn)
-        protocol = given.protocol
-        cumulative = torch.empty(p0.shape, dtype=torch.int64, device=p0.device)
+        protocol, public, private = begun.given.protocol, begun.public, len(begun.given.drawn)
+        cumulative = torch.empty(public.shape, dtype=torch.int64, device=public.device)
+        partials = [_borrowed(sums, public.device) for sums in others]
 
         def accumulate_private(s: slice) -> None:
-            assert sums is not None
-            cumulative[:private][s] = accumulated(protocol.combine(p0[:private][s], sums[s]).weights)
+            assert begun.sums is not None
+            own = begun.sums[s]
+            added = protocol.added([own, *(partial[s] for partial in partials)]) if partials else own
+            cumulative[:private][s] = accumulated(protocol.combine(public[:private][s], added).weights)
 
         def accumulate_public(s: slice) -> None:
-            cumulative[private:][s] = accumulated(quantise(p0[private:][s]))
+            cumulative[private:][s] = accumulated(quantise(public[private:][s]))
 
         if private:
-            self._each(private, p0, accumulate_private)
-        if private < len(p0):
-            self._each(len(p0) - private, p0, accumulate_public)
-        usable_rows, totals, own = to_host(usable, cumulative[:, -1].contiguous(), charges)
-        assert usable_rows is not None
-        assert totals is not None
-        check_usable(torch.from_numpy(usable_rows))
-        return Weighed(totals, own), cumulative
+            self._each(private, public, accumulate_private)
+        if private < len(public):
+            self._each(len(public) - private, public, accumulate_public)
+        return cumulative
 
     def _public(self, rows: Tensor, given: Reduction) -> tuple[Tensor, Tensor]:
         """Returns p0 of each request, and which of them are usable."""
@@ -162,7 +164,7 @@ class Reducer:
         public, usable = (torch.cat(each) for each in zip(*shaped, strict=True))
         return public, usable
 
-    def _partials(self, rows: Tensor, given: Reduction, public: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _partial(self, rows: Tensor, given: Reduction, public: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns the sums of the private requests, and their charges; None if there are none."""
         log_p = _private(rows, given)[:, 1:]
         drawn = on_device(given.drawn, public.device)
@@ -198,6 +200,12 @@ def pick(points: NDArray[np.int64], cumulative: Tensor) -> NDArray[np.int64]:
     if tokens is None or (tokens >= cumulative.shape[1]).any():
         raise ValueError("points must be from 0 to below the total of each request")
     return tokens
+
+
+def _borrowed(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Returns values that another process owns, and that nobody may write to, on a device."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # PyTorch warns of memory that is read-only
+        return on_device(values, device)
 
 
 def on_host(values: Tensor) -> NDArray[Any]:

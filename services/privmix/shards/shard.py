@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -17,9 +17,9 @@ import ray
 from numpy.typing import NDArray
 
 from privmix.engine.engine import ComingRow, EngineSettings, Request, create
-from privmix.foundation.actors import concurrent
+from privmix.foundation.actors import as_two_objects, concurrent
 from privmix.foundation.lazily import torch
-from privmix.shards.reducer import Reduced, Reducer, Reduction, Weighed, on_host, pick
+from privmix.shards.reducer import Begun, Reducer, Reduction, on_host, pick
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class LostStepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
-    """Names a call of `Shard.keep` or `Shard.weigh`.
+    """Names a call that makes a shard hold something for the next one.
 
     Attributes:
         caller: the coordinator.
@@ -78,11 +78,21 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Holds rows of a step, or the weights that came of them, [rows, V], and the rows that come after it."""
+    """Holds what a step's next call needs: rows, p0 and a partial, or weights up to each token.
 
-    rows: Tensor
+    Attributes:
+        coming: the rows of the next steps.
+    """
+
+    held: Tensor | Begun
     since: float
     coming: Sequence[ComingRow]
+
+    @property
+    def nbytes(self) -> int:
+        held = self.held
+        tensors = (held.public, held.sums, held.charges) if isinstance(held, Begun) else (held,)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def left_free(utilization: float) -> float:
@@ -95,8 +105,10 @@ def left_free(utilization: float) -> float:
 class Shard:
     """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor.
 
-    What is kept between `keep` and `reduce_kept`, or `weigh` and `pick`, is the only exception: where it is lost, the
-    coordinator repeats the step.
+    What is held between the calls of a step is the only exception: where it is lost, the coordinator repeats the step.
+    With one group these are `weigh` and `pick`. With several, the first computes `begin` and the others `keep`; with p0
+    the others compute `partial`; with what they add the first computes `add`, and then `pick`. Arrays go from shard to
+    shard as objects of Ray: the coordinator passes references on. To the coordinator go totals and charges.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -136,77 +148,99 @@ class Shard:
         self._prepare_later(coming)
         return answer
 
-    def reduce(
-        self,
-        requests: Sequence[Request],
-        reduction: Reduction,
-        coming: Sequence[ComingRow] = (),
-    ) -> Reduced:
-        """Computes the rows of a step and returns their p0 and their partials; see `next_token` for the rest."""
-        with self._working():
-            reduced = self._reducer.reduce(self._engine.logits(requests), reduction)
-        self._prepare_later(coming)
-        return reduced
-
-    def keep(self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = ()) -> None:
-        """Computes the rows of a step and keeps them on the device for `reduce_kept`; see `next_token` for the rest.
-
-        Drops what the same caller kept for its earlier steps.
-        """
-        with self._working():
-            self._forget_before(key)
-            rows = self._engine.logits(requests)
-            self._make_room(rows.nbytes, key)
-            # A GPU's next step overwrites its rows.
-            kept = rows if rows.device.type == "cpu" else rows.clone()
-            self._kept[key] = _Kept(kept, time.monotonic(), coming)
-
-    def _make_room(self, size: int, key: StepKey) -> None:
-        """Drops the oldest of what is kept, but none of this step, until this size fits into `KEPT_BYTES`."""
-        room = min(KEPT_BYTES, KEPT_SHARE * self._left_free)
-        others = [old for old in self._kept if (old.caller, old.step) != (key.caller, key.step)]
-        used = size + sum(kept.rows.nbytes for kept in self._kept.values())
-        for old in others:
-            if used <= room:
-                return
-            used -= self._kept.pop(old).rows.nbytes
-
-    def reduce_kept(self, key: StepKey, reduction: Reduction, public: NDArray[np.float32]) -> Reduced:
-        """Returns the partials of the rows that `keep` computed, with p0 from another shard.
-
-        Args:
-            public: float32 [S, V], p0 of each private request.
-
-        Raises:
-            LostStepError: the rows are not here. The step must be repeated.
-        """
-        if key not in self._kept:
-            raise LostStepError
-        with self._working():
-            kept = self._kept.pop(key)
-            reduced = self._reducer.reduce(kept.rows, reduction, public)
-        self._prepare_later(kept.coming)
-        return reduced
-
     def weigh(
         self,
         key: StepKey,
         requests: Sequence[Request],
         reduction: Reduction,
         coming: Sequence[ComingRow] = (),
-    ) -> Weighed:
-        """Computes the sampling weights of a step, keeps them on the device for `pick`, and returns their totals.
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Computes the sampling weights of a step, where no other group adds to them, and holds them for `pick`.
 
-        For an ensemble of one group, whose shard has the rows of every draw. Nothing is sampled here; see `keep` and
-        `next_token` for the rest.
+        Nothing is sampled here; see `next_token` for the rest.
+
+        Returns:
+            int64 [requests], the sum of each request's weights; int64 [S, n], charges, None without accounts.
+
+        Raises:
+            ValueError: a public row is not a distribution, or see `next_token`.
         """
         with self._working():
-            self._forget_before(key)
-            weighed, cumulative = self._reducer.weigh(self._engine.logits(requests), reduction)
-            self._make_room(cumulative.nbytes, key)
-            self._kept[key] = _Kept(cumulative, time.monotonic(), ())
+            begun = self._reducer.begin(self._engine.logits(requests), reduction)
+            cumulative = self._reducer.weights(begun)
+            leaving = begun.leaving(cumulative[:, -1].contiguous())
+            self._hold(key, cumulative)
         self._prepare_later(coming)
-        return weighed
+        return leaving
+
+    @as_two_objects
+    def begin(
+        self, key: StepKey, requests: Sequence[Request], reduction: Reduction, coming: Sequence[ComingRow] = ()
+    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float32]]:
+        """Computes p0 of a step and what the parts of the first group add, and holds both for `add`.
+
+        Returns:
+            int64 [S, n], charges, None without accounts; float32 [S, V], p0 of the private requests.
+
+        Raises:
+            ValueError: see `weigh`.
+        """
+        with self._working():
+            begun = self._reducer.begin(self._engine.logits(requests), reduction)
+            public, charges = begun.leaving(begun.public[: len(reduction.drawn)])
+            self._hold(key, begun, coming)
+        return charges, public
+
+    def keep(self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = ()) -> None:
+        """Computes the rows of a step in another group, and holds them for `partial`; see `next_token` for the rest."""
+        with self._working():
+            rows = self._engine.logits(requests)
+            # A GPU's next step overwrites its rows.
+            self._hold(key, rows if rows.device.type == "cpu" else rows.clone(), coming)
+
+    @as_two_objects
+    def partial(
+        self, key: StepKey, reduction: Reduction, public: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+        """Computes what the parts of another group add, from the rows that `keep` computed.
+
+        Args:
+            public: float32 [S, V], p0 of each private request, from `begin`.
+
+        Returns:
+            int64 [S, n], charges, None without accounts; [S, V], the sums.
+
+        Raises:
+            LostStepError: the rows are not here. The step must be repeated.
+        """
+        kept = self._take(key)
+        assert isinstance(kept.held, torch.Tensor)
+        with self._working():
+            sums, charges = self._reducer.partial(kept.held, reduction, public)
+        self._prepare_later(kept.coming)
+        return charges, sums
+
+    def add(self, key: StepKey, *sums: NDArray[Any]) -> NDArray[np.int64]:
+        """Computes the sampling weights from what all groups add, and holds them for `pick`; see `weigh`.
+
+        Args:
+            sums: of the groups after the first, from `partial`.
+
+        Returns:
+            int64 [requests], the sum of each request's weights.
+
+        Raises:
+            LostStepError: what the first group adds is not here. The step must be repeated.
+            ValueError: the groups add more than a draw can.
+        """
+        kept = self._take(key)
+        assert isinstance(kept.held, Begun)
+        with self._working():
+            cumulative = self._reducer.weights(kept.held, sums)
+            self._hold(key, cumulative)
+            totals = on_host(cumulative[:, -1].contiguous())
+        self._prepare_later(kept.coming)
+        return totals
 
     def pick(self, key: StepKey, points: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the token of each request of `weigh`, int64 [requests]: a function of its weights and its point.
@@ -220,10 +254,10 @@ class Shard:
             LostStepError: the weights are not here. The step must be repeated.
             ValueError: a point is not below its total.
         """
-        if key not in self._kept:
-            raise LostStepError
+        weights = self._take(key).held
+        assert isinstance(weights, torch.Tensor)
         with self._working():
-            return pick(points, self._kept.pop(key).rows)
+            return pick(points, weights)
 
     def prepare(self, rows: Sequence[ComingRow]) -> None:
         """Loads the adapters of the next calls' rows (`Engine.prepare`)."""
@@ -255,12 +289,28 @@ class Shard:
         if rows and not self._engine.resident:
             ray.get_runtime_context().current_actor.prepare.remote(rows)
 
-    def _forget_before(self, key: StepKey) -> None:
-        """Drops what is kept of the caller's earlier steps, and what is old of any caller."""
-        now = time.monotonic()
-        for old, kept in list(self._kept.items()):
-            if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
+    def _hold(self, key: StepKey, held: Tensor | Begun, coming: Sequence[ComingRow] = ()) -> None:
+        """Holds something for the next call of a step.
+
+        Drops what is kept of the caller's earlier steps, and what is old of any caller. Then it drops the oldest of
+        what is kept, but none of this step, until `KEPT_BYTES` are enough.
+        """
+        kept = _Kept(held, time.monotonic(), coming)
+        for old, other in list(self._kept.items()):
+            if (old.caller == key.caller and old.step < key.step) or other.since < kept.since - KEPT_S:
                 del self._kept[old]
+        room = min(KEPT_BYTES, KEPT_SHARE * self._left_free)
+        used = kept.nbytes + sum(other.nbytes for other in self._kept.values())
+        for old in [old for old in self._kept if (old.caller, old.step) != (key.caller, key.step)]:
+            if used > room:
+                used -= self._kept.pop(old).nbytes
+        self._kept[key] = kept
+
+    def _take(self, key: StepKey) -> _Kept:
+        """Returns what is held under this key, and holds it no longer."""
+        if key not in self._kept:
+            raise LostStepError
+        return self._kept.pop(key)
 
     @contextmanager
     def _working(self) -> Iterator[None]:

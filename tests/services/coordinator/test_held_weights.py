@@ -17,7 +17,6 @@ from privmix.fleet.shard_map import PartGroup
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
-from privmix.shards.reducer import Weighed
 
 PATIENCE_S = 0.05
 TOTAL = 1000
@@ -33,9 +32,9 @@ class Copy:
         self.weigh = SimpleNamespace(remote=self._weigh)
         self.pick = SimpleNamespace(remote=lambda _key, points: asyncio.ensure_future(pick(points)))
 
-    def _weigh(self, _key: Any, requests: Any, *_: Any) -> Awaitable[Weighed]:
-        answered: asyncio.Future[Weighed] = asyncio.get_running_loop().create_future()
-        answered.set_result(Weighed(np.full(len(requests), TOTAL), None))
+    def _weigh(self, _key: Any, requests: Any, *_: Any) -> Awaitable[tuple[np.ndarray, None]]:
+        answered: asyncio.Future[tuple[np.ndarray, None]] = asyncio.get_running_loop().create_future()
+        answered.set_result((np.full(len(requests), TOTAL), None))
         return answered
 
 
@@ -62,7 +61,7 @@ async def held(picks: dict[str, Pick], monkeypatch: pytest.MonkeyPatch) -> HeldW
     count = len(SEQUENCES)
     contexts, options, draws = ((1, 2),) * count, (SamplingOptions(),) * count, ((0,),) * count
     step = Step(SEQUENCES, contexts, (None,) * count, options, draws, ((),) * count, None)
-    result = await weigh(copies, 10.0, step)
+    result = await weigh([copies], 10.0, step)
     assert len(result.held) == 2, "both copies have sequences"
     return result
 

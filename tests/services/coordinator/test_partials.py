@@ -1,7 +1,6 @@
-"""Claim: the coordinator releases the same from the shards' partials as from raw rows, for any number of shards.
+"""Claim: shards make the same tokens of the same points as the coordinator from raw rows, for any number of shards.
 
-To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests. And a
-shard that has all parts makes the same tokens of the same points beside its rows as the coordinator from its partials.
+To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests.
 """
 
 import asyncio
@@ -15,20 +14,18 @@ import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
-from privmix.coordinator import group, partial_sums, raw_rows
+from privmix.coordinator import group
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.copies import ShardCopies
 from privmix.coordinator.ensemble import ShardedEnsemble
 from privmix.coordinator.group import Group
 from privmix.coordinator.held_weights import HeldWeights, weigh
-from privmix.coordinator.partial_sums import PartialSums
-from privmix.coordinator.pending_release import PendingRelease
-from privmix.coordinator.raw_rows import RawRows
+from privmix.coordinator.raw_rows import RawRows, collect
 from privmix.coordinator.step import Step
 from privmix.engine.engine import EngineSettings, Request
 from privmix.fleet.shard_map import PartGroup, ShardMap
-from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.privacy.protocol import Protocol
+from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
+from privmix.privacy.protocol import Protocol, Release
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
@@ -84,7 +81,15 @@ class Local:
         async def call(*arguments: Any) -> Any:
             return getattr(self._shard, name)(*arguments)
 
-        return SimpleNamespace(remote=call)
+        def in_two(*arguments: Any) -> list[Any]:
+            first, second = getattr(self._shard, name)(*arguments)
+            return [_known(first), second]
+
+        return SimpleNamespace(remote=in_two if name in ("begin", "partial") else call)
+
+
+async def _known(value: Any) -> Any:
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -135,71 +140,80 @@ def outside_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_caller", lambda: "test")
 
 
+def raw_release(rows: RawRows) -> tuple[torch.Tensor, Release]:
+    """Returns p0 of each sequence, and the release of raw rows of the private ones."""
+    models = (*rows.step.draws, ())
+    log_p0, log_p = (torch.from_numpy(np.stack(own)) for own in (rows.public, rows.drawn))
+    answers = shape(log_p0, log_p, models, OPTIONS)
+    granted = None if rows.step.allowances is None else torch.from_numpy(rows.step.allowances)
+    private = replace(answers.first(rows.step.private), allowances=granted)
+    return answers.public, rows.protocol.distribution(private)
+
+
 @pytest.mark.exact
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_partials_release_what_raw_rows_release(
+def test_shards_hold_the_weights_of_raw_rows(
     protocol: Protocol, count: int, shards: dict[tuple[int, int], Shard]
 ) -> None:
     asked = step(protocol)
 
-    async def run() -> tuple[PendingRelease, PendingRelease]:
-        given = groups(shards, protocol, count), protocol, Arithmetic(1, "cpu"), asked
-        sums = await partial_sums.reduce(*given)
-        rows = await raw_rows.collect(*given)
-        everything = slice(0, len(SEQUENCES))
-        return sums.release(everything, "cpu"), rows.release(everything, "cpu")
+    async def run() -> tuple[HeldWeights, RawRows]:
+        own = groups(shards, protocol, count)
+        return await weigh(own, 60.0, asked), await collect(own, protocol, Arithmetic(1, "cpu"), asked)
 
-    reduced, raw = asyncio.run(run())
-    assert torch.equal(reduced.public, raw.public)
-    assert reduced.weights is not None
-    assert raw.weights is not None
-    assert len(reduced.weights) == len(raw.weights) == asked.private
+    held, rows = asyncio.run(run())
+    (batch,) = held.held
+    cumulative = shards[0, PARTS // count]._kept[batch.batch.key].held
+    assert isinstance(cumulative, torch.Tensor)
+    assert batch.totals.tolist() == cumulative[:, -1].tolist()
+    assert held.computed == rows.computed
+    assert held.received < 10 * 8 * len(SEQUENCES) * PARTS < rows.received
+    weights = cumulative.diff(dim=1, prepend=torch.zeros(len(cumulative), 1, dtype=torch.int64))
+    public, raw = raw_release(rows)
+    assert torch.equal(weights[asked.private :], categorical.quantise(public[asked.private :]))
     if asked.allowances is not None:
-        torch.testing.assert_close(reduced.weights / 2.0**61, raw.weights / 2.0**61, rtol=1e-4, atol=2.0**-60)
-        assert reduced.charges is not None
+        torch.testing.assert_close(weights[: asked.private] / 2.0**61, raw.weights / 2.0**61, rtol=1e-4, atol=2.0**-60)
         assert raw.charges is not None
-        for ours, theirs, allowed in zip(reduced.charges, raw.charges, asked.allowances.tolist(), strict=True):
+        charges = asyncio.run(held.mix()).charges
+        for ours, theirs, allowed in zip(charges, raw.charges.tolist(), asked.allowances.tolist(), strict=True):
             assert all(
                 abs(x - y) <= 1 + 1e-3 * y and x <= most for x, y, most in zip(ours, theirs, allowed, strict=True)
             )
-        assert any(reduced.charges[0])
+        assert any(charges[0])
     else:
-        assert torch.equal(reduced.weights, raw.weights)
+        assert torch.equal(weights[: asked.private], raw.weights)
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_a_shard_makes_the_same_tokens_of_the_same_points(
-    protocol: Protocol, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+def test_a_token_is_where_its_point_lies(
+    protocol: Protocol, count: int, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = step(protocol)
 
     async def run() -> None:
-        whole = groups(shards, protocol, 1)
-        sums = await partial_sums.reduce(whole, protocol, Arithmetic(1, "cpu"), asked)
-        pending = sums.release(slice(0, len(SEQUENCES)), "cpu")
+        own = groups(shards, protocol, count)
         for portion in range(20):
-            held = await weigh(whole[0], 60.0, asked)
-            points = [portion * total // 20 + portion for total in held.totals]
-            drawn = dict(zip(held.totals, points, strict=True))
+            held = await weigh(own, 60.0, asked)
+            (batch,) = held.held
+            cumulative: Any = shards[0, PARTS // count]._kept[batch.batch.key].held
+            points = [portion * total // 20 + portion for total in batch.totals.tolist()]
+            drawn = dict(zip(batch.totals.tolist(), points, strict=True))
             monkeypatch.setattr(categorical, "uniform_below", drawn.__getitem__)
-            chosen = ({0, 1}, {2}) if portion % 2 else ({1}, {2})
-            assert await held.sample(*chosen) == pending.sample(*chosen)
-        assert held.computed == sums.computed
-        assert held.received < 10 * 8 * len(SEQUENCES) * PARTS < sums.received
-        assert [list(own) for own in (await held.mix()).charges] == [list(own) for own in sums.charges]
+            paid, free = ({0, 1}, {2}) if portion % 2 else ({1}, {2})
+            tokens = await held.sample(paid, free)
+            assert tokens == {at: int((cumulative[at] <= points[at]).sum()) for at in sorted(paid | free)}
 
     asyncio.run(run())
 
 
-def test_only_a_shard_with_all_parts_holds_weights(shards: dict[tuple[int, int], Shard]) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_raw_rows_leave_the_shards_of_protocols_that_need_them_together(
+    count: int, shards: dict[tuple[int, int], Shard]
+) -> None:
     raw = PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1)
-    for protocol, count, kind in (
-        (PROTOCOLS[0], 1, HeldWeights),
-        (PROTOCOLS[0], 2, PartialSums),
-        (raw, 1, RawRows),
-        (raw, 2, RawRows),
-    ):
+    for protocol, kind in ((PROTOCOLS[0], HeldWeights), (raw, RawRows)):
         size = PARTS // count
         parts = [
             PartGroup(at, {part: f"part-{part}" for part in range(at * size, (at + 1) * size)}, (str(at * size),))
@@ -212,22 +226,37 @@ def test_only_a_shard_with_all_parts_holds_weights(shards: dict[tuple[int, int],
         assert type(asyncio.run(ensemble.ask(step(protocol)))) is kind
 
 
-def test_weights_make_one_token_and_none_when_they_are_lost(shards: dict[tuple[int, int], Shard]) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_weights_make_one_token_and_none_when_they_are_lost(count: int, shards: dict[tuple[int, int], Shard]) -> None:
     asked = step(PROTOCOLS[1])
 
     async def run() -> None:
-        (whole,) = groups(shards, PROTOCOLS[1], 1)
-        held = await weigh(whole, 60.0, asked)
+        own = groups(shards, PROTOCOLS[1], count)
+        held = await weigh(own, 60.0, asked)
         for confused in (({0, 2}, set[int]()), ({0}, {1, 2})):
             with pytest.raises(ValueError, match="free must name public ones"):
                 await held.sample(*confused)
         assert set(await held.sample({0, 1}, ())) == {0, 1}
         with pytest.raises(LostStepError):
             await held.sample((), {2})
-        held = await weigh(whole, 60.0, asked)
-        await weigh(whole, 60.0, asked)
+        held = await weigh(own, 60.0, asked)
+        await weigh(own, 60.0, asked)
         with pytest.raises(LostStepError):
             await held.sample({0}, ())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("lost", [(0, 2), (2, 2)])
+def test_a_step_fails_where_a_shard_loses_its_part_of_it(
+    lost: tuple[int, int], shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `begin` and `keep` hold; nothing is charged before the totals, and the step is repeated."""
+    monkeypatch.setattr(shards[lost], "_hold", lambda *_: None)
+
+    async def run() -> None:
+        with pytest.raises(LostStepError):
+            await weigh(groups(shards, PROTOCOLS[1], 2), 60.0, step(PROTOCOLS[1]))
 
     asyncio.run(run())
 
@@ -236,8 +265,8 @@ def test_weights_make_one_token_and_none_when_they_are_lost(shards: dict[tuple[i
 def test_points_outside_the_totals_make_no_token(points: Any, shards: dict[tuple[int, int], Shard]) -> None:
     async def run() -> None:
         (whole,) = groups(shards, PROTOCOLS[1], 1)
-        (held,) = (await weigh(whole, 60.0, step(PROTOCOLS[1]))).held
-        given = held.weighed.totals if points == "totals" else np.array(points)
+        (held,) = (await weigh([whole], 60.0, step(PROTOCOLS[1]))).held
+        given = held.totals if points == "totals" else np.array(points)
         with pytest.raises(ValueError, match="points must be"):
             shards[0, PARTS].pick(held.batch.key, given)
 

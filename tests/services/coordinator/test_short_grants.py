@@ -30,13 +30,13 @@ class TakesWhatItAsksFor(Coordinator):
 
 async def sampled(kind: type[Coordinator], ledger: Path) -> int:
     """Returns the number of tokens that a coordinator samples for answers of one token."""
-    coordinator, arithmetic, _ = offline(kind, PROTOCOL, TERMS, ledger, public_model.resolve())
+    coordinator, samples, _ = offline(kind, PROTOCOL, TERMS, ledger, public_model.resolve())
     answers = [Generation(f"{at}", (504, 253 + at), SamplingOptions(), 1) for at in range(ANSWERS)]
     await coordinator.submit("channel", answers)
     while await coordinator.load():
         await asyncio.sleep(0)
     await coordinator.close()
-    return arithmetic.sampled
+    return samples.tokens
 
 
 @pytest.mark.parametrize(("kind", "number"), [(Coordinator, GRANTED), (TakesWhatItAsksFor, ANSWERS)])

@@ -16,8 +16,9 @@ from privmix.budget.reader import read
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.coordinator import MAX_LOST, Coordinator
 from privmix.coordinator.draws import AHEAD
+from privmix.coordinator.held_weights import HeldWeights
 from privmix.coordinator.messages import Delta, Generation
-from privmix.coordinator.partial_sums import PartialSums
+from privmix.coordinator.step import Costs
 from privmix.engine.engine import EngineSettings, Request
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
@@ -68,34 +69,15 @@ async def generate(
     return await until_ended(coordinator, len(prompts), cancel)
 
 
-@pytest.mark.parametrize("draw", [(), (0,), (PARTS - 1,)])
-def test_one_partial_of_each_shard_leaves_it_whatever_is_drawn(
+@pytest.mark.parametrize(
+    ("shards_of_all", "draw"), [(1, ()), (1, (0,)), (1, (1,)), (2, ()), (2, (0,)), (2, (PARTS - 1,))]
+)
+def test_totals_and_tokens_leave_the_shards_whatever_is_drawn(
     engines: tuple[EngineSettings, ...],
     shards: list[ActorHandle],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    draw: tuple[int, ...],
-) -> None:
-    monkeypatch.setattr(PMixed, "draw", lambda self: draw)
-    vocabulary = ray.get(shards[0].status.remote()).vocabulary
-
-    async def run() -> None:
-        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
-            assert "_pool" in vars(coordinator._arithmetic), "its threads run before the first token"
-            await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
-            measures = await coordinator.measures()
-        assert measures["row_bytes"] == TOKENS * 2 * (1 + len(shards)) * vocabulary * 4, "p0, and a partial of each"
-        assert measures["rows"] == TOKENS * 2 * len(shards) * (1 + 1)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("draw", [(), (0,), (1,)])
-def test_a_shard_with_all_parts_sends_totals_and_tokens(
-    engines: tuple[EngineSettings, ...],
-    shards: list[ActorHandle],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shards_of_all: int,
     draw: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(PMixed, "draw", lambda self: draw)
@@ -106,12 +88,12 @@ def test_a_shard_with_all_parts_sends_totals_and_tokens(
     monkeypatch.setattr(Arithmetic, "_pool", property(compute))
 
     async def run() -> list[Delta]:
-        serving = shard_map(PMixed(2, 0.5, 0.4), ("shard-0",))
+        serving = shard_map(PMixed(2 * shards_of_all, 0.5, 0.4), ("shard-0", "shard-1")[:shards_of_all])
         async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
             deltas = await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
             measures = await coordinator.measures()
         assert measures["row_bytes"] == TOKENS * 2 * 8, "a total for each token"
-        assert measures["rows"] == TOKENS * 2 * (1 + 1)
+        assert measures["rows"] == TOKENS * 2 * shards_of_all * (1 + 1)
         return deltas
 
     assert set(reasons(asyncio.run(run())).values()) == {"length"}
@@ -141,10 +123,12 @@ def test_the_operations_of_a_shard_do_not_depend_on_the_drawn_parts(
             steps = [operation for operation in recorded if operation[0] == "rows"]
             assert len(steps) == TOKENS, "every shard advances every sequence"
             assert len(recorded) > 20 * TOKENS, "and reduces its rows"
-            for step, (_, requested, coming, shape, _, _) in enumerate(steps):
+            for step, (_, requested, shape, _, _) in enumerate(steps):
                 expected = [(name, len(prompt) + step, 1 + 1) for name, prompt in prompts.items()]
                 assert list(requested) == expected, "one public row and one part row for each sequence"
-                assert (shape[0], coming) == (2 * len(prompts), 2 * len(prompts))
+                assert shape[0] == 2 * len(prompts)
+            coming = [operation for operation in recorded if operation[0] == "coming"]
+            assert coming == [("coming", AHEAD * len(prompts))] * TOKENS
 
     for draw in ((1,), (), (0,), (PARTS - 1,)):
         (tmp_path / f"{draw}").mkdir()
@@ -212,15 +196,15 @@ def test_a_context_that_the_engine_refuses_ends_only_its_sequence(
 def test_a_permanent_failure_ends_only_the_sequence_that_causes_it(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mathematics runs out of memory for one sequence after the shards have answered."""
-    release = PartialSums.release
+    """Memory runs out for one sequence after the shards have answered."""
+    mix = HeldWeights.mix
 
-    def fails(self: PartialSums, chunk: slice, device: str) -> Any:
-        if any(np.count_nonzero(public) == 100 for public in self.public):
+    async def fails(self: HeldWeights) -> Costs:
+        if any(options.top_k == 100 for options in self.step.options):
             raise RuntimeError("out of memory")
-        return release(self, chunk, device)
+        return await mix(self)
 
-    monkeypatch.setattr(PartialSums, "release", fails)
+    monkeypatch.setattr(HeldWeights, "mix", fails)
 
     async def run() -> list[Delta]:
         serving = shard_map(PMixed(PARTS, 1.0, 0.4))
@@ -338,24 +322,20 @@ def test_a_shard_that_loses_every_token_costs_few(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * (MAX_LOST + 1)
 
 
-def test_a_shard_keeps_the_rows_of_each_callers_last_step(engines: tuple[EngineSettings, ...]) -> None:
+def test_a_shard_holds_what_each_callers_last_step_needs(engines: tuple[EngineSettings, ...]) -> None:
     shard = Shard(engines[0])
     requests = [Request("a", PROMPTS[0], ("public", "part-000"))]
     reduction = Reduction(PMixed(PARTS, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
     one, other = (StepKey(caller, 1, 0) for caller in ("one", "other"))
     for key in (one, other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
         shard.keep(key, requests)
-    expected = shard.reduce(requests, reduction)
-    assert expected.public is not None
+    _, public = shard.begin(StepKey("first", 1, 0), requests, reduction)
     for key in (other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
-        reduced = shard.reduce_kept(key, reduction, expected.public)
-        assert reduced.sums is not None
-        assert expected.sums is not None
-        assert np.array_equal(reduced.sums, expected.sums)
-        assert reduced.public is None
+        _, sums = shard.partial(key, reduction, public)
+        assert sums.shape == public.shape
     for key in (one, other):
         with pytest.raises(LostStepError):
-            shard.reduce_kept(key, reduction, expected.public)
+            shard.partial(key, reduction, public)
     assert shard.status().trouble(60.0) is None
 
 

@@ -27,8 +27,8 @@ TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacenc
 
 def test_a_stop_ends_a_stream_with_an_error_event(tmp_path: Path) -> None:
     async def run() -> None:
-        coordinator, arithmetic, ledger = offline(
-            Coordinator, PMixed(2, 1.0, 0.4), TERMS, tmp_path / "ledger.db", public_model.resolve(), held=False
+        coordinator, samples, ledger = offline(
+            Coordinator, PMixed(2, 1.0, 0.4), TERMS, tmp_path / "ledger.db", public_model.resolve()
         )
         generation = Generation("endless", (504, 253), SamplingOptions(), 400, ignore_eos=True)
 
@@ -57,7 +57,7 @@ def test_a_stop_ends_a_stream_with_an_error_event(tmp_path: Path) -> None:
         last = json.loads(written[-1].decode().split("data: ")[-1])
         assert (last["error"]["code"], last["error"]["type"]) == ("service_stopping", "server_error")
         assert b"[DONE]" not in b"".join(written)
-        assert sum(ledger.balance().charged.values()) >= arithmetic.sampled >= answer.tokens > 0
+        assert sum(ledger.balance().charged.values()) >= samples.tokens >= answer.tokens > 0
         with pytest.raises(CoordinatorStopping) as refusal:
             await coordinator.submit("channel", [generation])
         assert from_coordinator(refusal.value).code == "service_stopping"

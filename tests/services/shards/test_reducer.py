@@ -17,7 +17,8 @@ from privmix.privacy.protocol import Answers, Protocol, Release
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
-from privmix.shards.reducer import Reduced, Reducer, Reduction, single_threaded_pool
+from privmix.privacy.sampling.categorical import quantise
+from privmix.shards.reducer import Reducer, Reduction, single_threaded_pool
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -80,8 +81,8 @@ def together(protocol: Protocol, public: Tensor, parts: Tensor, drawn: Sequence[
 def by_shards(
     protocol: Protocol, public: Tensor, parts: Tensor, drawn: Sequence[tuple[int, ...]], shards: int
 ) -> Release:
-    """Reduces the rows of each shard's parts, and combines the partials as a coordinator does."""
-    reducer, p0, reduced = Reducer(), None, []
+    """Reduces the rows of each shard's parts, and adds them up in the first."""
+    reducer, begun, partials = Reducer(), None, []
     granted = allowances(protocol)
     for shard in range(shards):
         models = range(shard * PARTS // shards, (shard + 1) * PARTS // shards)
@@ -94,14 +95,24 @@ def by_shards(
             # Rounding of another shard: its own public row is not used.
             rows += [public[s] + 0.01 * shard, *parts[s, one], *padding]
             flags[s, : len(one)] = True
-        answer = reducer.reduce(torch.stack(rows), Reduction(protocol, OPTIONS, flags, allowed), p0)
-        p0 = answer.public if p0 is None else p0
-        reduced.append(answer)
-    assert p0 is not None
-    sums = [torch.from_numpy(answer.sums) for answer in reduced if answer.sums is not None]
-    charges = [torch.from_numpy(answer.charges) for answer in reduced if answer.charges is not None]
-    whole = protocol.added(sums)
-    return protocol.combine(torch.from_numpy(p0), whole, torch.cat(charges, dim=1) if charges else None)
+        given = torch.stack(rows), Reduction(protocol, OPTIONS, flags, allowed)
+        if begun is None:
+            begun = reducer.begin(*given)
+        else:
+            partials.append(reducer.partial(*given, read_only(begun.public)))
+    assert begun is not None
+    cumulative = reducer.weights(begun, [read_only(torch.from_numpy(sums)) for sums, _ in partials])
+    charges = [begun.charges, *(own if own is None else torch.from_numpy(own) for _, own in partials)]
+    known = [own for own in charges if own is not None]
+    weights = cumulative.diff(dim=1, prepend=torch.zeros(SEQUENCES, 1, dtype=torch.int64))
+    return Release(weights, charges=torch.cat(known, dim=1) if known else None)
+
+
+def read_only(values: Tensor) -> np.ndarray:
+    """Returns values as another process reads them from Ray's memory."""
+    array = values.numpy().copy()
+    array.flags.writeable = False
+    return array
 
 
 def rounding_of_sums(protocol: Individual, public: Tensor) -> Tensor:
@@ -144,12 +155,11 @@ def test_sums_leave_in_the_smallest_type_that_holds_those_of_all_groups(sample: 
     said = torch.full((1, sample, 8), -30.0)
     said[:, :, 5] = 0.0
     reducer, groups = Reducer(), sorted({0, sample // 3, sample // 2, sample})
-    reduced = []
+    sums, p0 = [], shape_public(public, OPTIONS[:1]).numpy()
     for first, last in pairwise(groups):
         rows = torch.cat([public, said[0, first:last]])
         given = Reduction(protocol, OPTIONS[:1], np.ones((1, last - first), dtype=np.bool_))
-        reduced.append(reducer.reduce(rows, given))
-    sums = [answer.sums for answer in reduced if answer.sums is not None]
+        sums.append(reducer.partial(rows, given, p0)[0])
     assert {each.dtype for each in sums} == {np.dtype(sent)}
     whole = protocol.added([torch.from_numpy(each) for each in sums])
     most = whole.max().item()
@@ -159,11 +169,9 @@ def test_sums_leave_in_the_smallest_type_that_holds_those_of_all_groups(sample: 
         assert 2**15 - 1 - sample < most < 2**15, "one step more would not fit"
     else:
         assert 2**29 < most <= 2**30
-    expected = Reducer().reduce(
-        torch.cat([public, said[0]]), Reduction(protocol, OPTIONS[:1], np.ones((1, sample), dtype=np.bool_))
-    )
-    assert expected.sums is not None
-    assert torch.equal(whole, torch.from_numpy(expected.sums).to(whole.dtype))
+    given = Reduction(protocol, OPTIONS[:1], np.ones((1, sample), dtype=np.bool_))
+    expected, _ = Reducer().partial(torch.cat([public, said[0]]), given, p0)
+    assert torch.equal(whole, torch.from_numpy(expected).to(whole.dtype))
 
 
 @pytest.mark.parametrize("sample", [1, 128, 129, 1000])
@@ -216,9 +224,10 @@ def test_the_operations_depend_on_shapes_alone(name: str, public: Tensor, parts:
         reducer = Reducer()
         reducer._threads = 1  # a dispatch mode sees only its own thread
         asked = torch.cat([public[:, None], rows[:, :width]], dim=1).flatten(0, 1)
-        p0 = reducer.reduce(asked, Reduction(protocol, OPTIONS, flags, granted)).public
+        given = Reduction(protocol, OPTIONS, flags, granted)
+        p0 = reducer.begin(asked, given).public.numpy()
         with Operations() as operations:
-            reducer.reduce(asked, Reduction(protocol, OPTIONS, flags, granted), p0)
+            reducer.partial(asked, given, p0)
         recorded.append(operations.recorded)
     assert recorded[0] == recorded[1] == recorded[2]
     assert len(recorded[0]) > 15
@@ -228,10 +237,11 @@ def test_the_operations_depend_on_shapes_alone(name: str, public: Tensor, parts:
 @pytest.mark.exact
 def test_a_call_without_private_sequences_returns_p0(public: Tensor) -> None:
     given = Reduction(PROTOCOLS["pmixed clip"], OPTIONS, np.zeros((0, 1), dtype=np.bool_))
-    reduced: Reduced = Reducer().reduce(public, given)
+    begun = Reducer().begin(public, given)
     expected = shape(public, public[:0], [()] * SEQUENCES, OPTIONS).public
-    assert torch.equal(torch.from_numpy(np.array(reduced.public)), expected)
-    assert reduced.sums is None
+    assert torch.equal(begun.public, expected)
+    assert begun.sums is None
+    assert torch.equal(Reducer().weights(begun), quantise(expected).cumsum(dim=1))
 
 
 def test_a_share_has_one_thread_although_vllm_fixes_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

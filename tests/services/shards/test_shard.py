@@ -34,7 +34,7 @@ class PreparingShard(Shard):
         super().__init__(settings)
         self._engine.prepare = self._prepared  # type: ignore[method-assign]
 
-    def begin(self, allowed: Path, resident: bool) -> None:
+    def begin_test(self, allowed: Path, resident: bool) -> None:
         """Begins a test, which lets the shard prepare adapters by making the file `allowed`."""
         self._engine.resident = resident
         self._allowed = allowed
@@ -69,18 +69,21 @@ def shard(settings: EngineSettings) -> ActorHandle:
     return actor.options(num_cpus=0).remote(settings)
 
 
-@pytest.mark.parametrize("method", ["next_token", "reduce", "reduce_kept"])
-def test_the_answer_leaves_before_the_preparation(shard: ActorHandle, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("last", ["next_token", "weigh", "add", "partial"])
+def test_the_answer_leaves_before_the_preparation(shard: ActorHandle, tmp_path: Path, last: str) -> None:
     allowed, key = tmp_path / "allowed", StepKey("test", 1, 0)
-    shard.begin.remote(allowed, resident=False)
-    if method == "next_token":
+    shard.begin_test.remote(allowed, resident=False)
+    if last == "next_token":
         ray.get(shard.next_token.remote(REQUESTS, COMING), timeout=ANSWER_S)
-    elif method == "reduce":
-        ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+    elif last == "weigh":
+        ray.get(shard.weigh.remote(key, REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+    elif last == "add":
+        ray.get(shard.begin.remote(key, REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+        ray.get(shard.add.remote(key), timeout=ANSWER_S)
     else:
-        public = ray.get(shard.reduce.remote(REQUESTS, REDUCTION), timeout=ANSWER_S).public
+        _, public = shard.begin.remote(StepKey("other", 1, 0), REQUESTS, REDUCTION)
         ray.get(shard.keep.remote(key, REQUESTS, COMING), timeout=ANSWER_S)
-        ray.get(shard.reduce_kept.remote(key, REDUCTION, public), timeout=ANSWER_S)
+        ray.get(shard.partial.remote(key, REDUCTION, public), timeout=ANSWER_S)
     allowed.touch()
     deadline = time.monotonic() + ANSWER_S
     while not (seen := ray.get(shard.seen.remote(), timeout=ANSWER_S)) and time.monotonic() < deadline:
@@ -89,9 +92,9 @@ def test_the_answer_leaves_before_the_preparation(shard: ActorHandle, tmp_path: 
 
 
 def test_resident_adapters_are_not_prepared(shard: ActorHandle, tmp_path: Path) -> None:
-    shard.begin.remote(tmp_path / "never", resident=True)
+    shard.begin_test.remote(tmp_path / "never", resident=True)
     for _ in range(2):
-        ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+        ray.get(shard.weigh.remote(StepKey("test", 1, 0), REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
     assert ray.get(shard.seen.remote(), timeout=ANSWER_S) == []
 
 
@@ -110,17 +113,16 @@ def test_what_is_kept_fits_into_what_the_engine_leaves_free(
 def test_the_oldest_kept_rows_make_room_for_new_ones(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their coordinator repeats its step. Rows of one step never drop each other."""
     shard = Shard(settings)
-    public = shard.reduce(REQUESTS, REDUCTION).public
-    assert public is not None
+    _, public = shard.begin(StepKey("public", 1, 0), REQUESTS, REDUCTION)
     size = shard._engine.logits(REQUESTS).nbytes
     monkeypatch.setattr(shards, "KEPT_BYTES", 2 * size)
     first, second, third = StepKey("first", 1, 0), StepKey("second", 7, 0), StepKey("second", 7, 1)
     for key in (first, second, third):
         shard.keep(key, REQUESTS)
     with pytest.raises(LostStepError):
-        shard.reduce_kept(first, REDUCTION, public)
+        shard.partial(first, REDUCTION, public)
     monkeypatch.setattr(shards, "KEPT_BYTES", 0)
     fourth = StepKey("second", 7, 2)
     shard.keep(fourth, REQUESTS)
     for key in (second, third, fourth):
-        assert shard.reduce_kept(key, REDUCTION, public).sums is not None
+        assert shard.partial(key, REDUCTION, public)[1].shape == public.shape
