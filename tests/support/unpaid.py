@@ -137,9 +137,9 @@ def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
     individual = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
     planned = individual.plan(PARTS)
     terms = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
-    accounts = PrivacyBudget.of("e", individual, planned, partition="p")
+    accounts = PrivacyBudget.of("e", individual, planned)
     worlds: Sequence[tuple[Protocol, PrivacyBudget]] = (
-        (PMixed(PARTS, 1.0, mollifier="renyi", order=3, loss=0.1), terms),
+        (PMixed(PARTS, 1.0, mollifier="renyi", order=4, loss=0.1), terms),
         (PMixed(PARTS, 1.0, 0.4), terms),
         (planned, accounts),
     )
@@ -147,5 +147,7 @@ def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
     for protocol, paid_from in worlds:
         with TemporaryDirectory() as folder:
             found = departures(kind, protocol, paid_from, Path(folder))
+        if max(left.sampled[0] for left in found) < TOKENS:
+            sentences.append(f"{protocol.event.kind}: no answer was sampled to its end")
         sentences += [f"{protocol.event.kind}: {left.difference}" for left in found if left.difference is not None]
     return tuple(sentences)

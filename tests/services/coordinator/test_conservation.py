@@ -32,7 +32,7 @@ INDIVIDUAL = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
 ACCOUNTED = INDIVIDUAL.plan(PARTS)
 TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
 WORLDS: dict[str, tuple[Protocol, PrivacyBudget]] = {
-    "raw rows": (PMixed(PARTS, 1.0, mollifier="renyi", order=3, loss=0.1), TERMS),
+    "raw rows": (PMixed(PARTS, 1.0, mollifier="renyi", order=4, loss=0.1), TERMS),
     "pmixed": (PMixed(PARTS, 1.0, 0.4), TERMS),
     "individual": (ACCOUNTED, PrivacyBudget.of("e", INDIVIDUAL, ACCOUNTED)),
 }
