@@ -14,9 +14,10 @@ from privmix.budget.actor import NAME
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
 from privmix.coordinator.messages import Delta
-from privmix.engine.engine import ComingRow, EngineSettings, Request
+from privmix.engine.engine import EngineSettings, Request
 from privmix.fleet.shard_map import PartGroup, ShardMap
 from privmix.privacy.protocol import Protocol
+from privmix.shards.sessions import Asked
 from privmix.shards.shard import Shard
 from tests.services.coordinator.actors import NAMESPACE, open_budget
 
@@ -63,9 +64,9 @@ class RecordingShard(Shard):
 
         return recorded
 
-    def _prepare_later(self, rows: Sequence[ComingRow]) -> None:
-        self._operations.append(("coming", len(rows)))
-        super()._prepare_later(rows)
+    def _prepare_later(self, asked: Asked | None) -> None:
+        self._operations.append(("coming", 0 if asked is None else asked.coming.size))
+        super()._prepare_later(asked)
 
     def lose(self, steps: int) -> None:
         """Loses what it holds next for this many calls, as a restart between two calls does."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,30 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.shards.sessions import Asked, LostSessionError
 from privmix.shards.shard import ShardStatus
+
+
+class Told:
+    """Holds what one copy was told by this process.
+
+    Attributes:
+        contexts: how many tokens of each sequence, and its options.
+        terms: whether it was told the terms (`Terms`).
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Assumes that the copy knows nothing."""
+        self.contexts: dict[str, tuple[int, SamplingOptions]] = {}
+        self.terms = False
+
+
+Tell = Callable[[Told], Asked]
+"""Makes what a copy is asked from what it was told, and notes what it is told now."""
 
 ShardCall = Callable[[ActorHandle], Awaitable[Any] | Sequence[Any]]
 """Calls a method of `Shard`. Of a method with two results, the second is not read: its reference is passed on."""
@@ -36,6 +59,7 @@ class ShardCopies:
         self._actor = actor
         self._patience_s = patience_s
         self._handles: dict[str, ActorHandle] = {}
+        self._told = {name: Told() for name in self._names}
         self._avoided = dict.fromkeys(range(len(self._names)), 0.0)
 
     def order(self, number: int) -> tuple[int, ...]:
@@ -44,11 +68,11 @@ class ShardCopies:
         now = time.monotonic()
         return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
 
-    async def first(self, order: Sequence[int], method: ShardCall) -> tuple[int, Any]:
+    async def first(self, order: Sequence[int], method: str, tell: Tell, **options: Any) -> tuple[int, Any]:
         """Returns the first copy that answers, and its answer.
 
         Args:
-            method: calls a method of `Shard`.
+            method: of `Shard`, one that has `asked`.
 
         Raises:
             CoordinatorUnavailable: no copy answers; names the last one.
@@ -57,7 +81,7 @@ class ShardCopies:
         calls: list[asyncio.Task[Any]] = []
         try:
             for position, copy in enumerate(order):
-                calls.append(asyncio.create_task(self._call(self._names[copy], method)))
+                calls.append(asyncio.create_task(self._ask(self._names[copy], method, tell, options)))
                 last = position == len(order) - 1
                 answered = await _first(calls, None if last else self._patience_s)
                 if answered is not None:
@@ -91,8 +115,10 @@ class ShardCopies:
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
-        for shard in self._handles.values():
+        for name, shard in self._handles.items():
             shard.drop_caches.remote(sequences)
+            for sequence in sequences:
+                self._told[name].contexts.pop(sequence, None)
 
     async def status(self) -> list[ShardStatus | CoordinatorUnavailable]:
         """Returns the status of each copy, or the error that explains its absence."""
@@ -111,11 +137,31 @@ class ShardCopies:
             return CoordinatorUnavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
         return status
 
+    async def _ask(self, name: str, method: str, tell: Tell, options: Mapping[str, Any]) -> Any:
+        """Tells a copy what has changed, and everything if it has forgotten. See `_call` for what is raised."""
+        told = self._told[name]
+
+        async def asked() -> Any:
+            return await self._call(name, lambda shard: getattr(shard, method).remote(tell(told), **options))
+
+        try:
+            try:
+                return await asked()
+            except LostSessionError:
+                told.forget()
+                return await asked()
+        except BaseException as error:  # the copy may have been told, or not
+            told.forget()
+            if isinstance(error, LostSessionError):
+                raise CoordinatorUnavailable(f"the actor {name!r} remembers nothing") from error
+            raise
+
     async def _call(self, name: str, method: ShardCall) -> Any:
         """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
 
         Raises:
             CoordinatorUnavailable, ValueError: see `first`.
+            LostSessionError: the copy does not remember what it was told.
         """
         try:
             if name not in self._handles:
@@ -129,7 +175,7 @@ class ShardCopies:
             answer = await call
             return (answer, *unread) if unread else answer
         except RayTaskError as error:
-            if isinstance(error.cause, ValueError):
+            if isinstance(error.cause, ValueError | LostSessionError):
                 raise error.cause from None
             raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(error.cause).__name__}") from error
         except RayError as error:

@@ -14,15 +14,15 @@ from zlib import crc32
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 
-from privmix.coordinator.copies import ShardCopies
+from privmix.coordinator.copies import ShardCopies, Told
 from privmix.coordinator.step import Step
-from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Request
 from privmix.fleet.shard_map import PartGroup
 from privmix.foundation.errors import CoordinatorUnavailable
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocol import Protocol
-from privmix.shards.reducer import Reduction
-from privmix.shards.shard import StepKey
+from privmix.shards.sessions import NOBODY, Asked, StepKey, Terms
 
 T = TypeVar("T")
 
@@ -72,40 +72,58 @@ class Group:
         self._padding = None if protocol.rows is None else min(protocol.rows, len(group.models))
         self.rows = 1 + (len(group.models) if self._padding is None else self._padding)
 
-    def requests(self, step: Step) -> list[Request]:
-        """Returns what is asked of the group's engines for the sequences of a batch."""
-        parts = [self._padded(draw) for draw in step.draws] + [()] * (len(step.sequences) - step.private)
-        asked = zip(step.sequences, step.contexts, parts, step.cache_salts, strict=True)
-        return [Request(sequence, context, (PUBLIC, *own), salt) for sequence, context, own, salt in asked]
-
-    def coming(self, step: Step) -> tuple[ComingRow, ...]:
-        """Returns the rows of the next steps: those of the next one come before those of the one after it."""
-        return tuple(
-            (sequence, name)
-            for draws in zip(*step.coming, strict=True)
-            for sequence, draw in zip(step.sequences, draws, strict=False)  # only private sequences have draws
-            for name in self._padded(draw)
+    def asked(self, key: StepKey, step: Step, told: Told) -> Asked:
+        """Returns what a copy is asked for a batch, from what it was told, and notes what it is told now."""
+        known, news = list[int](), list[int]()
+        changed = dict[int, tuple[str | None, SamplingOptions]]()
+        for place, (sequence, context) in enumerate(zip(step.sequences, step.contexts, strict=True)):
+            length, options = told.contexts.get(sequence, (0, None))
+            known.append(length)
+            news += context[length:]
+            if step.options[place] is not options:
+                changed[place] = step.cache_salts[place], step.options[place]
+            told.contexts[sequence] = len(context), step.options[place]
+        terms, told.terms = None if told.terms else Terms(self._protocol, self.models), True
+        drawn = self._padded(step.draws)
+        ahead = list(zip(*step.coming, strict=True))
+        coming = self._padded([draw for draws in ahead for draw in draws])
+        allowances = None
+        if step.allowances is not None:
+            own = step.allowances[np.arange(len(drawn))[:, None], drawn]
+            allowances = np.where(drawn == NOBODY, 0, own)
+        return Asked(
+            key,
+            step.sequences,
+            np.array(known, dtype=np.int32),
+            np.array([len(context) for context in step.contexts], dtype=np.int32),
+            np.array(news, dtype=np.int32),
+            changed,
+            drawn,
+            coming.reshape(len(ahead), step.private, coming.shape[1]),
+            allowances,
+            terms,
         )
 
-    def reduction(self, step: Step) -> Reduction:
-        """Says how a shard of this group reduces the rows of a batch."""
-        drawn = np.zeros((step.private, self.rows - 1), dtype=np.bool_)
-        allowances = None if step.allowances is None else np.zeros(drawn.shape, dtype=np.int64)
-        for row, draw in enumerate(step.draws):
-            own = self.drawn(draw)
-            drawn[row, : len(own)] = True
-            if allowances is not None and step.allowances is not None:
-                allowances[row, : len(own)] = step.allowances[row, own]
-        return Reduction(self._protocol, step.options, drawn, allowances)
+    def rows_of(self, draw: Sequence[int]) -> int:
+        """Returns the number of rows of a private sequence, with the public one."""
+        return 1 + (len(self.drawn(draw)) if self._padding is None else self._padding)
 
     def drawn(self, draw: Sequence[int]) -> list[int]:
         """Returns the models of a draw that are in this group, in the order of their rows."""
         return [model for model in draw if model in self.models]
 
-    def _padded(self, draw: Sequence[int]) -> tuple[str, ...]:
-        """Returns the group's adapters in a draw, padded to a constant number."""
-        drawn = tuple(self.models[model] for model in self.drawn(draw))
-        return drawn if self._padding is None else drawn + (ZERO,) * (self._padding - len(drawn))
+    def _padded(self, draws: Sequence[Sequence[int]]) -> NDArray[np.int16]:
+        """Returns the group's models in each draw, padded to a constant number; without one, to the largest."""
+        own = [self.drawn(draw) for draw in draws]
+        width = max(map(len, own), default=0) if self._padding is None else self._padding
+        rows = [models + [NOBODY] * (width - len(models)) for models in own]
+        return np.array(rows, dtype=np.int16).reshape(len(rows), width)
+
+
+def computed(groups: Sequence[Group], step: Step) -> int:
+    """Returns the number of rows that the shards compute for a step, padding included."""
+    public_alone = len(step.sequences) - step.private
+    return public_alone + sum(group.rows_of(draw) for group in groups for draw in step.draws)
 
 
 def in_order(answers: Iterable[tuple[ShardBatch, Iterable[T]]]) -> list[T]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privmix.coordinator.group import Group, ShardBatch, asking, divided, in_order
+from privmix.coordinator.group import Group, ShardBatch, asking, computed, divided, in_order
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
 from privmix.privacy.sampling.categorical import draw
@@ -98,10 +99,9 @@ async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWe
     """Lets the shards compute the sampling weights of every sequence, and those of the first group hold them."""
     held = await asyncio.gather(*(_weigh(groups, batch) for batch in divided(groups, step)))
     arrays = [array for each in held for array in (each.totals, each.charges) if array is not None]
-    public_alone = len(step.sequences) - step.private
     return HeldWeights(
         step,
-        public_alone + step.private * sum(group.rows for group in groups),
+        computed(groups, step),
         sum(array.nbytes for array in arrays),
         groups[0],
         held,
@@ -113,27 +113,25 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
     """Computes the weights of a batch. The groups after the first read private sequences alone."""
     first, *others = groups
     key, private = batch.key, batch.step.of(range(batch.step.private))
-    asked = key, first.requests(batch.step), first.reduction(batch.step), first.coming(batch.step)
+    tell = partial(first.asked, key, batch.step)
     if not others or not private.sequences:
-        copy, answer = await first.copies.first(batch.orders[0], lambda shard: shard.weigh.remote(*asked))
+        copy, answer = await first.copies.first(batch.orders[0], "weigh", tell)
         return HeldBatch(batch, copy, *answer)
-
-    async def kept(group: Group, order: Sequence[int]) -> int:
-        rows = key, group.requests(private), group.coming(private)
-        return (await group.copies.first(order, lambda shard: shard.keep.remote(*rows)))[0]
-
-    (copy, (charges, public)), *holders = await asyncio.gather(
-        first.copies.first(batch.orders[0], lambda shard: shard.begin.remote(*asked)),
-        *map(kept, others, batch.orders[1:]),
+    (copy, (charges, public)), *keeping = await asyncio.gather(
+        first.copies.first(batch.orders[0], "begin", tell),
+        *(
+            group.copies.first(order, "keep", partial(group.asked, key, private))
+            for group, order in zip(others, batch.orders[1:], strict=True)
+        ),
     )
 
     async def added(group: Group, holder: int) -> tuple[NDArray[np.int64] | None, Any]:
-        given = key, group.reduction(private), public
         answer: tuple[NDArray[np.int64] | None, Any] = await group.copies.same(
-            holder, lambda shard: shard.partial.remote(*given)
+            holder, lambda shard: shard.partial.remote(key, public)
         )
         return answer
 
+    holders = [holder for holder, _ in keeping]
     partials = await asyncio.gather(*map(added, others, holders))
     sums = [reference for _, reference in partials]
     totals = await first.copies.same(copy, lambda shard: shard.add.remote(key, *sums), patient=True)

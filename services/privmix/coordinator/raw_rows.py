@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, chain
 
 import numpy as np
 
 from privmix.coordinator.arithmetic import Arithmetic
-from privmix.coordinator.group import Group, ShardBatch, divided, in_order
+from privmix.coordinator.group import Group, ShardBatch, computed, divided, in_order
 from privmix.coordinator.pending_release import PendingRelease
 from privmix.coordinator.step import Costs, Step, StepResult
-from privmix.engine.engine import PUBLIC, ZERO
 from privmix.privacy.protocol import Protocol
 
 
@@ -51,17 +51,13 @@ class RawRows(StepResult):
         return PendingRelease.of(self.protocol, own, self.public[chunk], self.drawn[first:end], device)
 
 
-Answer = tuple[ShardBatch, list[np.ndarray], int]
-"""The rows of each sequence of a batch, [rows, V], and how many its shard computed, padding included."""
-
-
 async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arithmetic, step: Step) -> RawRows:
     """Returns the public row of every sequence and the rows of the models drawn for it, without the padding."""
     batches = divided(groups, step)
     answers = await asyncio.gather(
         *(asyncio.gather(*(_rows(group, at, batch) for batch in batches)) for at, group in enumerate(groups))
     )
-    rows = [chain.from_iterable(in_order((batch, own) for batch, own, _ in answer)) for answer in answers]
+    rows = [chain.from_iterable(in_order(answer)) for answer in answers]
     of_model = {model: own for group, own in zip(groups, rows, strict=True) for model in group.models}
     public, drawn = list[np.ndarray](), list[np.ndarray]()
     for place in range(len(step.sequences)):
@@ -69,8 +65,8 @@ async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arith
         drawn += (next(of_model[model]) for model in (step.draws[place] if place < step.private else ()))
     return RawRows(
         step,
-        sum(computed for answer in answers for _, _, computed in answer),
-        sum(row.nbytes for answer in answers for _, sequences, _ in answer for own in sequences for row in own),
+        computed(groups, step),
+        sum(row.nbytes for answer in answers for _, sequences in answer for own in sequences for row in own),
         arithmetic,
         protocol,
         public,
@@ -78,15 +74,13 @@ async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arith
     )
 
 
-async def _rows(group: Group, at: int, batch: ShardBatch) -> Answer:
-    """Returns the rows of a batch that are used. The groups after the first send none of public models."""
-    step, unused = (batch.step.of(range(batch.step.private)), {ZERO, PUBLIC}) if at else (batch.step, {ZERO})
+async def _rows(group: Group, at: int, batch: ShardBatch) -> tuple[ShardBatch, list[np.ndarray]]:
+    """Returns the rows of each sequence that are used, [rows, V]. The groups after the first send no public ones."""
+    step = batch.step.of(range(batch.step.private)) if at else batch.step
     if not step.sequences:
-        return batch, [], 0
-    requests = group.requests(step)
-    used = [[name not in unused for name in request.adapters] for request in requests]
-    returned = np.flatnonzero(np.concatenate(used)).tolist()
-    _, answer = await group.copies.first(
-        batch.orders[at], lambda shard: shard.next_token.remote(requests, group.coming(step), returned)
-    )
-    return batch, np.split(answer, np.cumsum([sum(own) for own in used])[:-1]), sum(map(len, used))
+        return batch, []
+    tell = partial(group.asked, batch.key, step)
+    _, answer = await group.copies.first(batch.orders[at], "next_token", tell, public=not at)
+    public_alone = len(step.sequences) - step.private
+    used = [(not at) + len(group.drawn(draw)) for draw in (*step.draws, *[()] * public_alone)]
+    return batch, np.split(answer, np.cumsum(used)[:-1])

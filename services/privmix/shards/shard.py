@@ -16,10 +16,11 @@ import psutil
 import ray
 from numpy.typing import NDArray
 
-from privmix.engine.engine import ComingRow, EngineSettings, Request, create
+from privmix.engine.engine import PUBLIC, ZERO, ComingRow, EngineSettings, create
 from privmix.foundation.actors import as_two_objects, concurrent
 from privmix.foundation.lazily import torch
 from privmix.shards.reducer import Begun, Reducer, Reduction, on_host, pick
+from privmix.shards.sessions import Asked, Sessions, StepKey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,21 +35,6 @@ KEPT_SHARE = 0.5
 
 class LostStepError(RuntimeError):
     """The shard does not hold the rows of this step: it has restarted, or a later step has begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepKey:
-    """Names a call that makes a shard hold something for the next one.
-
-    Attributes:
-        caller: the coordinator.
-        step: the number of the caller's attempt at a step. A repeated step has a new number.
-        batch: the number of the call within the attempt.
-    """
-
-    caller: str
-    step: int
-    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +67,14 @@ class _Kept:
     """Holds what a step's next call needs: rows, p0 and a partial, or weights up to each token.
 
     Attributes:
-        coming: the rows of the next steps.
+        given: how rows are reduced.
+        asked: the call that made them, if the rows of the next steps are not prepared yet.
     """
 
     held: Tensor | Begun
     since: float
-    coming: Sequence[ComingRow]
+    given: Reduction
+    asked: Asked | None
 
     @property
     def nbytes(self) -> int:
@@ -103,12 +91,15 @@ def left_free(utilization: float) -> float:
 
 
 class Shard:
-    """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor.
+    """Serves one engine. A call tells what has changed (`Asked`); a restarted shard is told everything again.
 
-    What is held between the calls of a step is the only exception: where it is lost, the coordinator repeats the step.
+    What is held between the calls of a step is lost with a restart, too, and then the coordinator repeats the step.
     With one group these are `weigh` and `pick`. With several, the first computes `begin` and the others `keep`; with p0
     the others compute `partial`; with what they add the first computes `add`, and then `pick`. Arrays go from shard to
     shard as objects of Ray: the coordinator passes references on. To the coordinator go totals and charges.
+
+    Every call that has `asked` may raise LostSessionError: then it has computed nothing. It raises ValueError where the
+    engine refuses a request. After any other error than these and `LostStepError` this shard must be replaced.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -119,64 +110,53 @@ class Shard:
             self._engine = loading.submit(create, settings).result()
         self._reducer = Reducer()
         self._left_free = left_free(settings.gpu_memory_utilization)
+        self._sessions = Sessions()
         self._kept: dict[StepKey, _Kept] = {}
         self._began: float | None = None
         self._failure: str | None = None
 
-    def next_token(
-        self,
-        requests: Sequence[Request],
-        coming: Sequence[ComingRow] = (),
-        returned: Sequence[int] | None = None,
-    ) -> np.ndarray:
-        """Returns rows of `Engine.logits` as float32 [rows, vocabulary], which callers read without a copy.
+    def next_token(self, asked: Asked, *, public: bool) -> NDArray[np.float32]:
+        """Returns the rows of `Engine.logits` that are used, float32 [rows, vocabulary], for callers to read uncopied.
 
-        For protocols that need raw rows (`Protocol.additive`). Shaping normalises them.
+        For protocols that need raw rows (`Protocol.additive`). Shaping normalises them. The engine computes more: what
+        fills the shape of a draw.
 
         Args:
-            returned: the indices of the rows to return; by default all. The engine computes all of them.
-            coming: the rows of the next calls. Their adapters are prepared after the answer has left.
-
-        Raises:
-            ValueError: the engine refuses the requests. After any other error this shard must be replaced.
+            public: whether the public row of each request is used.
         """
+        requests, _ = self._sessions.told(asked)
+        unused = {ZERO} if public else {ZERO, PUBLIC}
+        used = [name not in unused for request in requests for name in request.adapters]
         with self._working():
             rows = self._engine.logits(requests)
-            if returned is not None and len(returned) < len(rows):
-                rows = rows[list(returned)]
+            if not all(used):
+                rows = rows[np.flatnonzero(used).tolist()]
             answer = on_host(rows.float())
-        self._prepare_later(coming)
+        self._prepare_later(asked)
         return answer
 
-    def weigh(
-        self,
-        key: StepKey,
-        requests: Sequence[Request],
-        reduction: Reduction,
-        coming: Sequence[ComingRow] = (),
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    def weigh(self, asked: Asked) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Computes the sampling weights of a step, where no other group adds to them, and holds them for `pick`.
 
-        Nothing is sampled here; see `next_token` for the rest.
+        Nothing is sampled here.
 
         Returns:
             int64 [requests], the sum of each request's weights; int64 [S, n], charges, None without accounts.
 
         Raises:
-            ValueError: a public row is not a distribution, or see `next_token`.
+            ValueError: a public row is not a distribution.
         """
+        requests, given = self._sessions.told(asked)
         with self._working():
-            begun = self._reducer.begin(self._engine.logits(requests), reduction)
+            begun = self._reducer.begin(self._engine.logits(requests), given)
             cumulative = self._reducer.weights(begun)
             leaving = begun.leaving(cumulative[:, -1].contiguous())
-            self._hold(key, cumulative)
-        self._prepare_later(coming)
+            self._hold(asked.key, cumulative, given)
+        self._prepare_later(asked)
         return leaving
 
     @as_two_objects
-    def begin(
-        self, key: StepKey, requests: Sequence[Request], reduction: Reduction, coming: Sequence[ComingRow] = ()
-    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float32]]:
+    def begin(self, asked: Asked) -> tuple[NDArray[np.int64] | None, NDArray[np.float32]]:
         """Computes p0 of a step and what the parts of the first group add, and holds both for `add`.
 
         Returns:
@@ -185,23 +165,23 @@ class Shard:
         Raises:
             ValueError: see `weigh`.
         """
+        requests, given = self._sessions.told(asked)
         with self._working():
-            begun = self._reducer.begin(self._engine.logits(requests), reduction)
-            public, charges = begun.leaving(begun.public[: len(reduction.drawn)])
-            self._hold(key, begun, coming)
+            begun = self._reducer.begin(self._engine.logits(requests), given)
+            public, charges = begun.leaving(begun.public[: len(given.drawn)])
+            self._hold(asked.key, begun, given, asked)
         return charges, public
 
-    def keep(self, key: StepKey, requests: Sequence[Request], coming: Sequence[ComingRow] = ()) -> None:
-        """Computes the rows of a step in another group, and holds them for `partial`; see `next_token` for the rest."""
+    def keep(self, asked: Asked) -> None:
+        """Computes the rows of a step in another group, and holds them for `partial`."""
+        requests, given = self._sessions.told(asked)
         with self._working():
             rows = self._engine.logits(requests)
             # A GPU's next step overwrites its rows.
-            self._hold(key, rows if rows.device.type == "cpu" else rows.clone(), coming)
+            self._hold(asked.key, rows if rows.device.type == "cpu" else rows.clone(), given, asked)
 
     @as_two_objects
-    def partial(
-        self, key: StepKey, reduction: Reduction, public: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+    def partial(self, key: StepKey, public: NDArray[np.float32]) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Computes what the parts of another group add, from the rows that `keep` computed.
 
         Args:
@@ -216,12 +196,12 @@ class Shard:
         kept = self._take(key)
         assert isinstance(kept.held, torch.Tensor)
         with self._working():
-            sums, charges = self._reducer.partial(kept.held, reduction, public)
-        self._prepare_later(kept.coming)
+            sums, charges = self._reducer.partial(kept.held, kept.given, public)
+        self._prepare_later(kept.asked)
         return charges, sums
 
     def add(self, key: StepKey, *sums: NDArray[Any]) -> NDArray[np.int64]:
-        """Computes the sampling weights from what all groups add, and holds them for `pick`; see `weigh`.
+        """Computes the sampling weights from what all groups add, and holds them for `pick`.
 
         Args:
             sums: of the groups after the first, from `partial`.
@@ -237,9 +217,9 @@ class Shard:
         assert isinstance(kept.held, Begun)
         with self._working():
             cumulative = self._reducer.weights(kept.held, sums)
-            self._hold(key, cumulative)
+            self._hold(key, cumulative, kept.given)
             totals = on_host(cumulative[:, -1].contiguous())
-        self._prepare_later(kept.coming)
+        self._prepare_later(kept.asked)
         return totals
 
     def pick(self, key: StepKey, points: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -266,6 +246,7 @@ class Shard:
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
+            self._sessions.forget(sequence)
             self._engine.drop_caches(sequence)
 
     @concurrent("status")
@@ -281,21 +262,21 @@ class Shard:
             failure=self._failure,
         )
 
-    def _prepare_later(self, rows: Sequence[ComingRow]) -> None:
+    def _prepare_later(self, asked: Asked | None) -> None:
         """Calls `prepare` after the current call: an actor runs its calls one after another.
 
         Whether it does depends on the number of adapters and of slots alone, so time tells nothing of a draw.
         """
-        if rows and not self._engine.resident:
-            ray.get_runtime_context().current_actor.prepare.remote(rows)
+        if asked is not None and asked.coming.size and not self._engine.resident:
+            ray.get_runtime_context().current_actor.prepare.remote(self._sessions.coming(asked))
 
-    def _hold(self, key: StepKey, held: Tensor | Begun, coming: Sequence[ComingRow] = ()) -> None:
+    def _hold(self, key: StepKey, held: Tensor | Begun, given: Reduction, asked: Asked | None = None) -> None:
         """Holds something for the next call of a step.
 
         Drops what is kept of the caller's earlier steps, and what is old of any caller. Then it drops the oldest of
         what is kept, but none of this step, until `KEPT_BYTES` are enough.
         """
-        kept = _Kept(held, time.monotonic(), coming)
+        kept = _Kept(held, time.monotonic(), given, asked)
         for old, other in list(self._kept.items()):
             if (old.caller == key.caller and old.step < key.step) or other.since < kept.since - KEPT_S:
                 del self._kept[old]

@@ -17,6 +17,7 @@ from privmix.fleet.shard_map import PartGroup
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.sessions import Asked
 
 PATIENCE_S = 0.05
 TOTAL = 1000
@@ -32,9 +33,9 @@ class Copy:
         self.weigh = SimpleNamespace(remote=self._weigh)
         self.pick = SimpleNamespace(remote=lambda _key, points: asyncio.ensure_future(pick(points)))
 
-    def _weigh(self, _key: Any, requests: Any, *_: Any) -> Awaitable[tuple[np.ndarray, None]]:
+    def _weigh(self, asked: Asked) -> Awaitable[tuple[np.ndarray, None]]:
         answered: asyncio.Future[tuple[np.ndarray, None]] = asyncio.get_running_loop().create_future()
-        answered.set_result((np.full(len(requests), TOTAL), None))
+        answered.set_result((np.full(len(asked.sequences), TOTAL), None))
         return answered
 
 

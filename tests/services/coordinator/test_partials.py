@@ -29,7 +29,9 @@ from privmix.privacy.protocol import Protocol, Release
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.protocols.public import Public
 from privmix.privacy.sampling import categorical
+from privmix.shards.sessions import Sessions
 from privmix.shards.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
@@ -78,8 +80,8 @@ class Local:
         self._shard = shard
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            return getattr(self._shard, name)(*arguments)
+        async def call(*arguments: Any, **options: Any) -> Any:
+            return getattr(self._shard, name)(*arguments, **options)
 
         def in_two(*arguments: Any) -> list[Any]:
             first, second = getattr(self._shard, name)(*arguments)
@@ -212,8 +214,8 @@ def test_a_token_is_where_its_point_lies(
 def test_raw_rows_leave_the_shards_of_protocols_that_need_them_together(
     count: int, shards: dict[tuple[int, int], Shard]
 ) -> None:
-    raw = PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1)
-    for protocol, kind in ((PROTOCOLS[0], HeldWeights), (raw, RawRows)):
+    raw = PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1), Public(PARTS)
+    for protocol, kind in ((PROTOCOLS[0], HeldWeights), *((each, RawRows) for each in raw)):
         size = PARTS // count
         parts = [
             PartGroup(at, {part: f"part-{part}" for part in range(at * size, (at + 1) * size)}, (str(at * size),))
@@ -223,7 +225,9 @@ def test_raw_rows_leave_the_shards_of_protocols_that_need_them_together(
         ensemble = ShardedEnsemble(
             ShardMap(1, protocol, tuple(parts)), handles.__getitem__, Arithmetic(1, "cpu"), 60.0, 5.0
         )
-        assert type(asyncio.run(ensemble.ask(step(protocol)))) is kind
+        result = asyncio.run(ensemble.ask(step(protocol)))
+        asyncio.run(result.mix())
+        assert type(result) is kind
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -243,6 +247,23 @@ def test_weights_make_one_token_and_none_when_they_are_lost(count: int, shards: 
         await weigh(own, 60.0, asked)
         with pytest.raises(LostStepError):
             await held.sample({0}, ())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_shard_that_forgets_is_told_everything_again(count: int, shards: dict[tuple[int, int], Shard]) -> None:
+    """As after a restart between two steps. No step fails."""
+    first = step(PROTOCOLS[1])
+    longer = replace(first, contexts=tuple((*context, 9) for context in first.contexts))
+
+    async def run() -> None:
+        own = groups(shards, PROTOCOLS[1], count)
+        await weigh(own, 60.0, first)
+        for shard in shards.values():
+            shard._sessions = Sessions()
+        (batch,) = (await weigh(own, 60.0, longer)).held
+        assert len(batch.totals) == len(SEQUENCES)
 
     asyncio.run(run())
 

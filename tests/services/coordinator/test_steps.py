@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 from ray.actor import ActorHandle
@@ -19,14 +18,15 @@ from privmix.coordinator.draws import AHEAD
 from privmix.coordinator.held_weights import HeldWeights
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.step import Costs
-from privmix.engine.engine import EngineSettings, Request
+from privmix.engine.engine import EngineSettings
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
-from privmix.shards.reducer import Reduction
-from privmix.shards.shard import LostStepError, Shard, ShardActor, StepKey
+from privmix.shards.sessions import Asked, StepKey
+from privmix.shards.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.services.coordinator.actors import end
+from tests.support.asking import asked
 from tests.support.steps import Operation, RecordingShard, coordinating, reasons, shard_map, until_ended
 from tests.tiny import write_tiny_model
 
@@ -324,18 +324,21 @@ def test_a_shard_that_loses_every_token_costs_few(
 
 def test_a_shard_holds_what_each_callers_last_step_needs(engines: tuple[EngineSettings, ...]) -> None:
     shard = Shard(engines[0])
-    requests = [Request("a", PROMPTS[0], ("public", "part-000"))]
-    reduction = Reduction(PMixed(PARTS, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
+    protocol, models = PMixed(PARTS, 1.0, 0.4), {0: "part-000", 1: "part-001"}
+
+    def rows(key: StepKey) -> Asked:
+        return asked(protocol, models, {"a": PROMPTS[0]}, [(0,)], key)
+
     one, other = (StepKey(caller, 1, 0) for caller in ("one", "other"))
     for key in (one, other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
-        shard.keep(key, requests)
-    _, public = shard.begin(StepKey("first", 1, 0), requests, reduction)
+        shard.keep(rows(key))
+    _, public = shard.begin(rows(StepKey("first", 1, 0)))
     for key in (other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
-        _, sums = shard.partial(key, reduction, public)
+        _, sums = shard.partial(key, public)
         assert sums.shape == public.shape
     for key in (one, other):
         with pytest.raises(LostStepError):
-            shard.partial(key, reduction, public)
+            shard.partial(key, public)
     assert shard.status().trouble(60.0) is None
 
 
@@ -359,10 +362,22 @@ def test_streams_continue_after_a_restart_of_their_shard(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "failed steps are not charged"
 
 
+class FailingShard(Shard):
+    """Its engine fails."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._engine.logits = self._fail  # type: ignore[method-assign, assignment]
+
+    def _fail(self, _: object) -> Any:
+        raise RuntimeError("out of memory")
+
+
 @pytest.mark.slow
 def test_a_shard_reports_a_failed_engine(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
-    broken = ShardActor.options(name="broken", num_cpus=0).remote(engines[0])
+    failing = ray.remote(concurrency_groups={"status": 1})(FailingShard)
+    broken = failing.options(name="broken", num_cpus=0).remote(engines[0])
     with pytest.raises(ray.exceptions.RayTaskError):
-        ray.get(broken.next_token.remote([object()]))
-    assert "failed with AttributeError" in ray.get(broken.status.remote()).trouble(60.0)
+        ray.get(broken.weigh.remote(asked(PMixed(2, 1.0, 0.4), {0: "part-000"}, {"a": PROMPTS[0]}, [(0,)])))
+    assert "failed with RuntimeError" in ray.get(broken.status.remote()).trouble(60.0)
     ray.kill(broken)

@@ -37,9 +37,11 @@ from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.part_text import text_files
 from privmix.engine.tensor_parallel import RankLostError
 from privmix.foundation.files import write_files
+from privmix.privacy.protocols.pmixed import PMixed
 from privmix.shards.shard import ShardActor
 from tests.ensembles import write_adapters
 from tests.services.engine import ranks
+from tests.support.asking import asked
 from tests.support.ray_cluster import ray_cluster
 
 ROOT = Path(__file__).parents[3]
@@ -247,10 +249,10 @@ def test_a_shard_over_two_ranks_reports_a_lost_rank(tmp_path: Path) -> None:
     """With this status, the fleet replaces the actor."""
     model = write_model(tmp_path / "model", "llama")
     settings = EngineSettings(model, "vllm", "float32", 64, cache_gib=1, tensor_parallel_size=2)
-    request = Request("sequence", TOKENS[:5], (PUBLIC, ZERO))
+    rows = asked(PMixed(1, 0.5, 0.4), {0: "part-000"}, {"sequence": TOKENS[:5]}, [()])
     with ray_cluster(2):
         shard = ShardActor.remote(settings)
-        assert ray.get(shard.next_token.remote([request])).shape == (2, SIZES["vocab_size"])
+        assert ray.get(shard.next_token.remote(rows, public=True)).shape == (1, SIZES["vocab_size"])
         status = ray.get(shard.status.remote())
         assert status.trouble(60.0) is None
         process = psutil.Process(status.process)
@@ -258,5 +260,5 @@ def test_a_shard_over_two_ranks_reports_a_lost_rank(tmp_path: Path) -> None:
         with removing_shared_memory(process):
             follower.kill()
             with pytest.raises(RankLostError):
-                ray.get(shard.next_token.remote([request]))
+                ray.get(shard.next_token.remote(rows, public=True))
             assert ray.get(shard.status.remote()).trouble(60.0) == "its engine failed with RankLostError"

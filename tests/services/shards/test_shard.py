@@ -5,25 +5,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.engine.engine import PUBLIC, ZERO, ComingRow, EngineSettings, Request
-from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.engine.engine import ZERO, ComingRow, EngineSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.shards import shard as shards
-from privmix.shards.reducer import Reduction
-from privmix.shards.shard import LostStepError, Shard, StepKey
+from privmix.shards.sessions import Asked, StepKey
+from privmix.shards.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
+from tests.support.asking import KEY, asked
 from tests.support.ray_cluster import ray_cluster
 from tests.tiny import write_tiny_model
 
 NAMES = ("part-000", "part-001")
-REQUESTS = [Request("a", (504, 253, 260), (PUBLIC, NAMES[0]))]
-REDUCTION = Reduction(PMixed(2, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
-COMING = (("text", NAMES[1]), ("text", ZERO))
+COMING = (("a", NAMES[1]), ("a", ZERO))
 ANSWER_S = 300.0
 
 
@@ -53,6 +50,11 @@ class PreparingShard(Shard):
         return self._seen
 
 
+def rows(key: StepKey = KEY) -> Asked:
+    """Asks for a token of a sequence whose next parts are the second one, and then none."""
+    return asked(PMixed(2, 1.0, 0.4), dict(enumerate(NAMES)), {"a": (504, 253, 260)}, [(0,)], key, [((1,), ())])
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSettings]:
     folder = tmp_path_factory.mktemp("shard")
@@ -74,16 +76,16 @@ def test_the_answer_leaves_before_the_preparation(shard: ActorHandle, tmp_path: 
     allowed, key = tmp_path / "allowed", StepKey("test", 1, 0)
     shard.begin_test.remote(allowed, resident=False)
     if last == "next_token":
-        ray.get(shard.next_token.remote(REQUESTS, COMING), timeout=ANSWER_S)
+        ray.get(shard.next_token.remote(rows(), public=True), timeout=ANSWER_S)
     elif last == "weigh":
-        ray.get(shard.weigh.remote(key, REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+        ray.get(shard.weigh.remote(rows(key)), timeout=ANSWER_S)
     elif last == "add":
-        ray.get(shard.begin.remote(key, REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+        ray.get(shard.begin.remote(rows(key)), timeout=ANSWER_S)
         ray.get(shard.add.remote(key), timeout=ANSWER_S)
     else:
-        _, public = shard.begin.remote(StepKey("other", 1, 0), REQUESTS, REDUCTION)
-        ray.get(shard.keep.remote(key, REQUESTS, COMING), timeout=ANSWER_S)
-        ray.get(shard.partial.remote(key, REDUCTION, public), timeout=ANSWER_S)
+        _, public = shard.begin.remote(rows(StepKey("other", 1, 0)))
+        ray.get(shard.keep.remote(rows(key)), timeout=ANSWER_S)
+        ray.get(shard.partial.remote(key, public), timeout=ANSWER_S)
     allowed.touch()
     deadline = time.monotonic() + ANSWER_S
     while not (seen := ray.get(shard.seen.remote(), timeout=ANSWER_S)) and time.monotonic() < deadline:
@@ -94,7 +96,7 @@ def test_the_answer_leaves_before_the_preparation(shard: ActorHandle, tmp_path: 
 def test_resident_adapters_are_not_prepared(shard: ActorHandle, tmp_path: Path) -> None:
     shard.begin_test.remote(tmp_path / "never", resident=True)
     for _ in range(2):
-        ray.get(shard.weigh.remote(StepKey("test", 1, 0), REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+        ray.get(shard.weigh.remote(rows()), timeout=ANSWER_S)
     assert ray.get(shard.seen.remote(), timeout=ANSWER_S) == []
 
 
@@ -113,16 +115,16 @@ def test_what_is_kept_fits_into_what_the_engine_leaves_free(
 def test_the_oldest_kept_rows_make_room_for_new_ones(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their coordinator repeats its step. Rows of one step never drop each other."""
     shard = Shard(settings)
-    _, public = shard.begin(StepKey("public", 1, 0), REQUESTS, REDUCTION)
-    size = shard._engine.logits(REQUESTS).nbytes
+    _, public = shard.begin(rows(StepKey("public", 1, 0)))
+    size = 2 * public.nbytes
     monkeypatch.setattr(shards, "KEPT_BYTES", 2 * size)
     first, second, third = StepKey("first", 1, 0), StepKey("second", 7, 0), StepKey("second", 7, 1)
     for key in (first, second, third):
-        shard.keep(key, REQUESTS)
+        shard.keep(rows(key))
     with pytest.raises(LostStepError):
-        shard.partial(first, REDUCTION, public)
+        shard.partial(first, public)
     monkeypatch.setattr(shards, "KEPT_BYTES", 0)
     fourth = StepKey("second", 7, 2)
-    shard.keep(fourth, REQUESTS)
+    shard.keep(rows(fourth))
     for key in (second, third, fourth):
-        assert shard.partial(key, REDUCTION, public)[1].shape == public.shape
+        assert shard.partial(key, public)[1].shape == public.shape

@@ -1,0 +1,160 @@
+"""Keeps what a shard was told of the live sequences, so that a step tells what has changed, in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Request
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocol import Protocol
+from privmix.shards.reducer import Reduction
+
+NOBODY = -1
+"""Fills the rows of a draw that no model has."""
+MOST = 4096
+"""How many sequences a shard remembers. Those of a coordinator that died are forgotten, as the oldest."""
+
+
+class LostSessionError(RuntimeError):
+    """The shard does not remember what the caller has told it. The caller tells everything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepKey:
+    """Names a call that makes a shard hold something for the next one.
+
+    Attributes:
+        caller: the coordinator.
+        step: the number of the caller's attempt at a step. A repeated step has a new number.
+        batch: the number of the call within the attempt.
+    """
+
+    caller: str
+    step: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Holds what a caller tells once: the protocol, and the adapters of the models of this group, by number."""
+
+    protocol: Protocol
+    models: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Asks for one token of each sequence of a batch, and tells what has changed since the shard was told last.
+
+    The first S sequences are private, with a public row and n part rows each. The others have a public row.
+
+    Attributes:
+        sequences: their ids.
+        known: int32 [requests], how many tokens of each context the shard was told before; 0 for a new sequence.
+        lengths: int32 [requests], how many tokens each context has.
+        news: int32, the other tokens, those of one sequence after those of another.
+        changed: the cache salt and the options of each sequence, by place, if it is new or its options changed.
+        drawn: int16 [S, n], the drawn models of this group, and then `NOBODY`.
+        coming: int16 [steps, S, n], those of the next steps.
+        allowances: int64 [S, n], the most that each token may charge to each part; None without accounts.
+        terms: None if they were told before.
+    """
+
+    key: StepKey
+    sequences: tuple[str, ...]
+    known: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    news: NDArray[np.int32]
+    changed: Mapping[int, tuple[str | None, SamplingOptions]]
+    drawn: NDArray[np.int16]
+    coming: NDArray[np.int16]
+    allowances: NDArray[np.int64] | None = None
+    terms: Terms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    tokens: tuple[int, ...]
+    cache_salt: str | None
+    options: SamplingOptions
+
+
+_NEW = _Session((), None, SamplingOptions())
+
+
+class Sessions:
+    """Remembers the sequences of all callers, and the terms of each."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+        self._terms: dict[str, Terms] = {}
+
+    def told(self, asked: Asked) -> tuple[list[Request], Reduction]:
+        """Returns what the engine computes for a call, and how its rows are reduced.
+
+        The number of rows is the same for each private sequence: `ZERO` fills those that no model has. A mechanism
+        that draws the number of parts (`Protocol.rows` is None) has none of these.
+
+        Raises:
+            LostSessionError: the caller assumes that more is known here than is.
+        """
+        terms = self._terms_of(asked)
+        sessions = self._sessions_of(asked)
+        padding = () if terms.protocol.rows is None else (ZERO,)
+        adapters = [_names(row, terms, padding) for row in asked.drawn.tolist()]
+        adapters += [()] * (len(sessions) - len(adapters))
+        requests = [
+            Request(sequence, session.tokens, (PUBLIC, *own), session.cache_salt)
+            for sequence, session, own in zip(asked.sequences, sessions, adapters, strict=True)
+        ]
+        options = tuple(session.options for session in sessions)
+        return requests, Reduction(terms.protocol, options, asked.drawn != NOBODY, asked.allowances)
+
+    def coming(self, asked: Asked) -> tuple[ComingRow, ...]:
+        """Returns the rows of the next steps: those of the next one come before those of the one after it."""
+        terms = self._terms_of(asked)
+        padding = () if terms.protocol.rows is None else (ZERO,)
+        return tuple(
+            (sequence, name)
+            for step in asked.coming.tolist()
+            for sequence, row in zip(asked.sequences, step, strict=False)  # only private sequences have draws
+            for name in _names(row, terms, padding)
+        )
+
+    def forget(self, sequence: str) -> None:
+        """Forgets a sequence. Ignores unknown ones."""
+        self._sessions.pop(sequence, None)
+
+    def _terms_of(self, asked: Asked) -> Terms:
+        if asked.terms is not None:
+            self._terms[asked.key.caller] = asked.terms
+        if asked.key.caller not in self._terms:
+            raise LostSessionError
+        return self._terms[asked.key.caller]
+
+    def _sessions_of(self, asked: Asked) -> list[_Session]:
+        """Returns the sequences as they are now. Remembers nothing of a call of which one is lost."""
+        sessions, news, first = [], asked.news.tolist(), 0
+        contexts = zip(asked.sequences, asked.known.tolist(), asked.lengths.tolist(), strict=True)
+        for place, (sequence, known, length) in enumerate(contexts):
+            before = self._sessions.get(sequence) if known else _NEW
+            if before is None or len(before.tokens) != known:
+                raise LostSessionError
+            tokens = (*before.tokens, *news[first : first + length - known])
+            sessions.append(_Session(tokens, *asked.changed.get(place, (before.cache_salt, before.options))))
+            first += length - known
+        for sequence, session in zip(asked.sequences, sessions, strict=True):
+            self._sessions.pop(sequence, None)  # the latest comes last
+            self._sessions[sequence] = session
+        while len(self._sessions) > MOST:
+            del self._sessions[next(iter(self._sessions))]
+        return sessions
+
+
+def _names(row: list[int], terms: Terms, padding: tuple[str, ...]) -> tuple[str, ...]:
+    names = [terms.models[model] for model in row if model != NOBODY]
+    return (*names, *padding * (len(row) - len(names)))

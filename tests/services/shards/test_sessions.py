@@ -1,0 +1,108 @@
+"""Claim: a shard knows each context from what changed, and says so where it does not."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privmix.coordinator.copies import ShardCopies, Told
+from privmix.coordinator.group import Group
+from privmix.coordinator.step import Step
+from privmix.engine.engine import PUBLIC, ZERO, Request
+from privmix.fleet.shard_map import PartGroup
+from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.protocols.public import Public
+from privmix.shards import sessions as shards
+from privmix.shards.sessions import Asked, LostSessionError, Sessions, StepKey
+
+MODELS = {4: "four", 5: "five", 6: "six"}
+"""Of the second of two groups."""
+PROTOCOL = Exponential(8, 2, 1.0)
+GROUP = Group(PartGroup(1, MODELS, ()), PROTOCOL, ShardCopies((), dict[str, Any]().__getitem__, 1.0))
+PLAIN, COLD = SamplingOptions(), SamplingOptions(temperature=0.5)
+
+
+def step(*contexts: tuple[int, ...], options: SamplingOptions = PLAIN, draw: tuple[int, ...] = (5, 7)) -> Step:
+    """A private sequence, and others that the public model alone answers."""
+    names = tuple("abc"[: len(contexts)])
+    salts = tuple(f"salt of {name}" for name in names)
+    allowances = np.arange(8)[None]
+    return Step(names, contexts, salts, (options,) * len(names), (draw,), (((4, 6), (0, 1)),), allowances)
+
+
+def ask(told: Told, asked: Step, caller: str = "one") -> Asked:
+    return GROUP.asked(StepKey(caller, 1, 0), asked, told)
+
+
+def test_a_step_tells_what_has_changed() -> None:
+    told, sessions = Told(), Sessions()
+    asked = ask(told, step((1, 2, 3), (7,)))
+    requests, given = sessions.told(asked)
+    assert requests == [
+        Request("a", (1, 2, 3), (PUBLIC, "five", ZERO), "salt of a"),
+        Request("b", (7,), (PUBLIC,), "salt of b"),
+    ]
+    assert given.options == (PLAIN, PLAIN)
+    assert given.drawn.tolist() == [[True, False]]
+    assert given.allowances is not None and given.allowances.tolist() == [[5, 0]]
+    assert sessions.coming(asked) == (("a", "four"), ("a", "six"), ("a", ZERO), ("a", ZERO))
+    later = ask(told, step((1, 2, 3, 4, 5), (7,), options=PLAIN))
+    assert (later.news.tolist(), later.changed, later.terms) == ([4, 5], {}, None)
+    requests, given = sessions.told(later)
+    assert [request.tokens for request in requests] == [(1, 2, 3, 4, 5), (7,)]
+    assert [request.cache_salt for request in requests] == ["salt of a", "salt of b"]
+    _, given = sessions.told(ask(told, step((1, 2, 3, 4, 5), options=COLD)))
+    assert given.options == (COLD,)
+
+
+def test_what_is_not_remembered_is_told_again() -> None:
+    told, sessions = Told(), Sessions()
+    sessions.told(ask(told, step((1, 2), (7,))))
+    longer = ask(told, step((1, 2, 3), (7,)))
+    for lost in (Sessions(), Sessions()):
+        with pytest.raises(LostSessionError):
+            lost.told(longer)
+        with pytest.raises(LostSessionError):
+            lost.told(replace(ask(Told(), step((1, 2, 3))), terms=None))
+        with pytest.raises(LostSessionError):
+            lost.told(longer)  # nothing is remembered of a call that is refused
+    sessions.forget("b")
+    with pytest.raises(LostSessionError):
+        sessions.told(longer)
+    told.forget()
+    assert sessions.told(ask(told, step((1, 2, 3), (7,))))[0][0].tokens == (1, 2, 3)
+    with pytest.raises(LostSessionError):
+        sessions.told(longer)  # of a call that is late, the tokens would be appended twice
+
+
+def test_the_oldest_sequences_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a coordinator that died, nobody ends the sequences."""
+    monkeypatch.setattr(shards, "MOST", 2)
+    told, sessions = Told(), Sessions()
+    sessions.told(ask(told, step((1,), (2,))))
+    sessions.told(ask(told, step((1, 3))))
+    sessions.told(ask(Told(), replace(step((9,)), sequences=("new",)), "other"))
+    sessions.told(ask(told, step((1, 3, 4))))
+    with pytest.raises(LostSessionError):
+        sessions.told(ask(told, step((1, 3, 4), (2, 5))))
+
+
+def test_a_mechanism_that_draws_the_number_of_parts_has_no_padding() -> None:
+    protocol = PMixed(4, 0.5, mollifier="renyi", order=3, loss=0.1)
+    group = Group(PartGroup(0, {0: "zero", 1: "one"}, ()), protocol, ShardCopies((), dict[str, Any]().__getitem__, 1.0))
+    drawn = replace(step((1,), draw=(0, 1)), coming=(((1,), (0, 1)),), allowances=None)
+    asked = group.asked(StepKey("one", 1, 0), drawn, Told())
+    sessions = Sessions()
+    assert sessions.told(asked)[0][0].adapters == (PUBLIC, "zero", "one")
+    assert sessions.coming(asked) == (("a", "one"), ("a", "zero"), ("a", "one"))
+
+
+def test_a_mechanism_without_parts_asks_for_the_public_row_alone() -> None:
+    group = Group(PartGroup(0, {0: "zero"}, ()), Public(1), ShardCopies((), dict[str, Any]().__getitem__, 1.0))
+    asked = group.asked(StepKey("one", 1, 0), replace(step((1,), draw=()), coming=(((), ()),), allowances=None), Told())
+    sessions = Sessions()
+    assert sessions.told(asked)[0][0].adapters == (PUBLIC,)
+    assert sessions.coming(asked) == ()
