@@ -22,7 +22,7 @@ from privmix.coordinator.delta_queue import DeltaQueue
 from privmix.coordinator.draws import DrawQueue
 from privmix.coordinator.ensemble import ShardedEnsemble
 from privmix.coordinator.messages import Delta, FinishReason, Generation
-from privmix.coordinator.metrics import CoordinatorMetrics
+from privmix.coordinator.metrics import CoordinatorMetrics, Released
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.sequence import LiveSequence
 from privmix.coordinator.settings import LEASE_TOKENS, StepSettings
@@ -303,8 +303,11 @@ class Coordinator:
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
         self._metrics.step(len(batch), result.computed)
-        released = zip(drawn, positions, strict=True)
-        self._deliver([self._accept(*next_, position) for next_, position in released if next_[0].id in self._live])
+        released = [each for each in zip(drawn, positions, strict=True) if each[0][0].id in self._live]
+        described = [Released(live.waited(), not live.started, live.public) for (live, _), _ in released]
+        deltas = [self._accept(*next_, position) for next_, position in released]
+        self._metrics.released(described, sum(delta.free for delta in deltas))
+        self._deliver(deltas)
         self._steps.add(result.computed, result.received, received - started, sampled - received)
         if lost is not None:
             raise lost
@@ -361,10 +364,7 @@ class Coordinator:
         return granted
 
     def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
-        self._metrics.token(live.waited(), first=not live.started, public=live.public)
-        delta = live.accept(token, position)
-        self._metrics.free(delta.free)
-        return delta
+        return live.accept(token, position)
 
     async def _matcher(self, generation: Generation) -> Matcher | None:
         if generation.grammar is None:

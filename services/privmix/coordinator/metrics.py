@@ -1,11 +1,27 @@
 """Exports the coordinator's Prometheus metrics through Ray: counts and times only, no model output."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from privmix.foundation.metrics import ENSEMBLE, of_ensemble
 
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
+
+
+class Released(NamedTuple):
+    """Describes a released token.
+
+    Attributes:
+        waited_s: the time since the sequence's previous token, or since its submission if the token is the `first`.
+        public: the public model alone answered.
+    """
+
+    waited_s: float
+    first: bool
+    public: bool
 
 
 class CoordinatorMetrics:
@@ -32,13 +48,11 @@ class CoordinatorMetrics:
             namespace,
         )
         self._token = of_ensemble(
-            Histogram("privmix_token_seconds", "From one token to the next.", SECONDS, (ENSEMBLE,)), namespace
+            Histogram(
+                "privmix_token_seconds", "From one token to the next, the longest of a step.", SECONDS, (ENSEMBLE,)
+            ),
+            namespace,
         )
-
-    def free(self, tokens: int) -> None:
-        """Records tokens that had no alternative and were released without a question to any model."""
-        if tokens:
-            self._free.inc(tokens)
 
     def live(self, sequences: int) -> None:
         """Records the number of sequences that wait for a token."""
@@ -48,12 +62,18 @@ class CoordinatorMetrics:
         self._batch.observe(sequences)
         self._rows.inc(rows)
 
-    def token(self, seconds: float, *, first: bool, public: bool) -> None:
-        """Records one released token.
+    def released(self, tokens: Sequence[Released], free: int) -> None:
+        """Records the sampled tokens that a step released, and how many more at no charge.
 
-        Args:
-            seconds: the time since the sequence's previous token, or since its submission if the token is the `first`.
-            public: the public model alone answered.
+        Of the times from one token to the next it records the longest.
         """
-        self._tokens.inc(tags={"answered_by": "public" if public else "protocol"})
-        (self._first if first else self._token).observe(seconds)
+        for name, public in (("protocol", False), ("public", True)):
+            if count := sum(token.public == public for token in tokens):
+                self._tokens.inc(count, {"answered_by": name})
+        for token in tokens:
+            if token.first:
+                self._first.observe(token.waited_s)
+        if later := [token.waited_s for token in tokens if not token.first]:
+            self._token.observe(max(later))
+        if free:
+            self._free.inc(free)

@@ -185,7 +185,10 @@ class LiveSequence:
     def _with_held(self, delta: Delta | None = None) -> Delta:
         """Returns the tokens that wait and those of a delta as one delta."""
         held, self._held = self._held, Delta(self.id, "")
-        return held if delta is None else replace(_joined(held, delta), lost=self._report_lost())
+        if delta is None:
+            return held
+        lost, whole = self._report_lost(), _joined(held, delta) if held.tokens else delta
+        return replace(whole, lost=lost) if lost else whole
 
     def _report_lost(self) -> int:
         """Returns `unreported`, and forgets it."""

@@ -332,7 +332,11 @@ def test_a_shard_holds_what_each_callers_last_step_needs(engines: tuple[EngineSe
     one, other = (StepKey(caller, 1, 0) for caller in ("one", "other"))
     for key in (one, other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
         shard.keep(rows(key))
-    _, public = shard.begin(rows(StepKey("first", 1, 0)))
+    totals, _ = shard.weigh(rows(StepKey("alone", 1, 0)))
+    first = StepKey("first", 1, 0)
+    _, public = shard.begin(rows(first))
+    shard.begin(asked(protocol, models, {"b": PROMPTS[1]}, [(1,)], StepKey("second", 1, 0)))
+    assert shard.add(first).tolist() == totals.tolist(), "another caller's step changes nothing"
     for key in (other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
         _, sums = shard.partial(key, public)
         assert sums.shape == public.shape
