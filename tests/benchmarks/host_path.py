@@ -31,6 +31,7 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from privmix.engine.engine import Engine, EngineSettings
 from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.foundation.ray_session import connected
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.shards.shard import Shard
@@ -113,12 +114,22 @@ def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: in
     actors = [coordinator.remote(limits, ShardMap(1, planned, tuple(groups))), ledger, *started]
     try:
         ray.get([shard.status.remote() for shard in started])
-        ray.get(actors[0].health.remote())
+        while not healthy(actors[0]):
+            time.sleep(1)
         yield actors
     finally:
         for each in actors:
             ray.kill(each)
         time.sleep(1)  # until their names are free
+
+
+def healthy(coordinator: ActorHandle) -> bool:
+    """Tells whether the coordinator reaches its shards, whose first answer takes seconds on a busy machine."""
+    try:
+        ray.get(coordinator.health.remote())
+    except CoordinatorUnavailable:
+        return False
+    return True
 
 
 def cell(bench: StepBench, shards: Sequence[ActorHandle], prompts: LoadPrompts, shape: tuple[int, ...]) -> Any:
