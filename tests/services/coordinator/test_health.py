@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.coordinator import coordinator as coordinator_module
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Generation
 from privmix.coordinator.step import Step, StepResult
@@ -69,3 +70,29 @@ def test_an_error_that_stays_is_repeated_once_for_each_answer_and_ends_it(
 
     assert asyncio.run(run()) == 0
     assert asked == [("a", "b"), ("a",), ("b",)]
+
+
+def test_after_a_lost_shard_a_step_reads_no_more_contexts_than_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def run() -> None:
+        coordinator = coordinator_at(tmp_path / "ledger.db")
+        answers = coordinator._ensemble.ask
+
+        async def ask(step: Step) -> StepResult:
+            asked.append(step.sequences)
+            if len(asked) == 3:
+                raise TimeoutError  # both contexts are read, and now lost
+            return await answers(step)
+
+        monkeypatch.setattr(coordinator._ensemble, "ask", ask)
+        monkeypatch.setattr(coordinator_module, "REPEAT_S", 0.0)
+        long = (504,) * (coordinator_module.PREFILL_TOKENS // 2 + 1)
+        await coordinator.submit("channel", [Generation(id_, long, SamplingOptions(), 4) for id_ in "ab"])
+        while await coordinator.load():
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert asked[:5] == [("a",), ("a", "b"), ("a", "b"), ("a",), ("a", "b")]
