@@ -17,12 +17,12 @@ from torch import Tensor
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import ANY_ORDER, PrivacyBudget
-from privmix.laboratory.audit.distributions import renyi_divergence
 from privmix.privacy.accounting.tilts import moment_factor
 from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers
 from privmix.privacy.protocols.individual import WHOLE, Individual
+from tests.support.distributions import renyi_divergence
 
 PARTS = 64
 """The number of parts of the audited releases. With many parts the bound of a token is tight."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from privmix.budget.chain import LedgerRow
 from privmix.budget.state import LedgerState
-from privmix.laboratory.audit import distributions, one_run
+from privmix.laboratory.audit import one_run
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
 from privmix.privacy.events import Event
@@ -32,7 +32,7 @@ from privmix.privacy.sampling.categorical import quantise
 from privmix.privacy.sampling.noise import discrete_gaussian, discrete_laplace
 from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
 from privmix.privacy.settings import Settings
-from tests.support import mechanisms
+from tests.support import distributions, mechanisms
 from tests.support.accounts import account_faults
 from tests.support.formulas import has_formula
 from tests.support.mechanisms import Attacked, audited, sampled, variants
