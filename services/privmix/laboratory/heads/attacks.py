@@ -75,7 +75,7 @@ def published_releases(epsilon: float, settings: ExpMNFSettings) -> Releases:
         while len(thetas) < count:
             flows = [Flow(model.dimension, settings.flow) for _ in range(min(_FLOWS_AT_ONCE, count - len(thetas)))]
             fit(flows, energy, settings.fit)
-            thetas += [release(flow).values[0] for flow in flows]
+            thetas += [release(flow)[0] for flow in flows]
         return np.asarray(torch.stack(thetas).double().numpy())
 
     return releases

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from privmix.laboratory.heads.flows import Draws, Flow, FlowSettings
+from privmix.laboratory.heads.flows import Flow, FlowSettings
 from privmix.laboratory.heads.models import Parametrised, squared_loss
 
 SENSITIVITY = 1.0
@@ -131,8 +131,8 @@ def train(model: Parametrised, x: Tensor, y: Tensor, epsilon: float, settings: E
 
 
 @torch.no_grad()
-def release(flow: Flow, count: int = 1, seed: int | None = None) -> Draws:
-    """Draws parameter vectors [count, D] with their densities under the flow. Each vector is a separate release."""
+def release(flow: Flow, count: int = 1, seed: int | None = None) -> Tensor:
+    """Draws parameter vectors [count, D]. Each vector is a separate release."""
     generator = torch.Generator(next(flow.parameters()).device)
     if seed is None:
         generator.seed()

@@ -89,7 +89,7 @@ def _train_dp_sgd(table: Table, _: float, event: Event | None, seed: int) -> Ten
 
 def _train_expm_nf(table: Table, epsilon: float, _: Event | None, seed: int) -> Tensor:
     flow = expm_nf.train(built(table, seed), *_tensors(table), epsilon, EXPM_NF, seed)
-    return expm_nf.release(flow, SAMPLES, seed).values
+    return expm_nf.release(flow, SAMPLES, seed)
 
 
 def _certified_event(table: Table, epsilon: float, neighbours: Neighbours) -> Event:
