@@ -68,7 +68,7 @@ else:
 class BudgetSection(Section):
     """Configures the ledger of an ensemble."""
 
-    ledger: str = "ledger.db"
+    ledger: str = Field("ledger.db", min_length=1)
     ledger_id: str | None = Field(None, min_length=1)
     anchor: str | None = Field(None, min_length=1)
     signing_key: SecretStr | None = None
@@ -145,7 +145,7 @@ class HttpSection(Section, ClientSettings):
 class KeysSection(Section):
     """Configures the database of the clients' keys and their shares of the budget."""
 
-    database: str | None = None
+    database: str | None = Field(None, min_length=1)
 
 
 class Configuration(Section):
@@ -225,7 +225,8 @@ def _variables() -> dict[str, Any]:
         ConfigurationError: a variable with our prefix sets nothing. Ignored, it would leave a default in force.
     """
     values: dict[str, Any] = {}
-    for name, text in os.environ.items():
+    # Sorted, a section comes before its keys, which override it in any order of the environment.
+    for name, text in sorted(os.environ.items(), key=lambda variable: variable[0].upper()):
         if not name.upper().startswith(_PREFIX) or name in OTHER_VARIABLES:
             continue
         keys = name[len(_PREFIX) :].lower().split("__")

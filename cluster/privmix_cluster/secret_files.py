@@ -78,8 +78,8 @@ def text_of(file: Path, name: str) -> str:
 
 
 def is_secret(key: str) -> bool:
-    """Returns whether a dotted key, such as `http.api_keys.0`, is one of `SECRETS` or inside of one."""
-    return any(f".{secret}." in f".{key}." for secret in SECRETS)
+    """Returns whether a dotted key, such as `http.api_keys.0`, is one of `SECRETS`, inside of one, or has one inside."""
+    return any(f"{key}.".startswith(f"{secret}.") or secret.startswith(f"{key}.") for secret in SECRETS)
 
 
 def _listed(text: str, name: str) -> list[str]:

@@ -43,6 +43,18 @@ def test_the_environment_has_precedence(tmp_path: Path, monkeypatch: pytest.Monk
     assert (configuration.privacy.epsilon, configuration.privacy.q) == (2.0, 0.5)
 
 
+@pytest.mark.parametrize("section_first", [True, False])
+def test_a_variable_of_a_key_overrides_that_of_its_section(
+    monkeypatch: pytest.MonkeyPatch, section_first: bool
+) -> None:
+    variables = [("PRIVMIX_PRIVACY", '{"protocol": "pmixed", "epsilon": 8, "q": 0.5}'), ("PRIVMIX_PRIVACY__EPSILON", "2")]
+    for name, text in variables if section_first else reversed(variables):
+        monkeypatch.setenv(name, text)
+    configuration = Configuration.of({"ensemble": "e"})
+    assert isinstance(configuration.privacy, PMixedSettings)
+    assert (configuration.privacy.epsilon, configuration.privacy.q) == (2.0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -56,6 +68,8 @@ def test_the_environment_has_precedence(tmp_path: Path, monkeypatch: pytest.Monk
         ({"ensemble": "e", "privacy": {"protocol": "magic"}}, "privacy.protocol"),
         ({"ensemble": "e", "engine": {"dtype": "int4"}}, "engine.dtype"),
         ({"ensemble": "e", "http": {"port": 99999}}, "http.port"),
+        ({"ensemble": "e", "budget": {"ledger": ""}}, "budget.ledger"),
+        ({"ensemble": "e", "keys": {"database": ""}}, "keys.database"),
         ({"ensemble": "e", "engine": {"context_length": 512}}, "http.max_tokens"),
     ],
 )
@@ -76,6 +90,8 @@ def test_invalid_values_are_refused_by_name(values: dict[str, Any], named: str) 
         (b"http: {port: 8,123}", "line 1: '123' is no key"),
         (b"ensemble: e\nhttp:\n  port: 8,123", "http.port: .*integer"),
         (b"ensemble: {2024: hunter2}", "line 1: '2024' is no key"),
+        (b"ensemble: e\nkeys: postgresql://user:hunter2@host/base", "keys: .*dictionary"),
+        (b"ensemble: e\nbudget: [{signing_key: hunter2}]", "budget: .*dictionary"),
     ],
 )
 def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: bytes, named: str) -> None:
