@@ -27,8 +27,8 @@ class RequestStore(KeyStore):
     def reserve(self, id_: str, key: str, wanted: int, generations: int, gateway: str) -> int | Exhausted:
         return self._do(lambda connection: reservations.reserve(connection, id_, key, wanted, generations, gateway))
 
-    def settle(self, id_: str, used: int | None) -> str | None:
-        return self._do(lambda connection: reservations.settle(connection, id_, used))
+    def settle(self, id_: str, used: int | None) -> None:
+        self._do(lambda connection: reservations.settle(connection, id_, used))
 
     def spent_ratios(self) -> dict[tuple[str, ShareLimit], float]:
         return self._do(reservations.spent_ratios)

@@ -47,7 +47,10 @@ def test_the_environment_has_precedence(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_variable_of_a_key_overrides_that_of_its_section(
     monkeypatch: pytest.MonkeyPatch, section_first: bool
 ) -> None:
-    variables = [("PRIVMIX_PRIVACY", '{"protocol": "pmixed", "epsilon": 8, "q": 0.5}'), ("PRIVMIX_PRIVACY__EPSILON", "2")]
+    variables = [
+        ("PRIVMIX_PRIVACY", '{"protocol": "pmixed", "epsilon": 8, "q": 0.5}'),
+        ("PRIVMIX_PRIVACY__EPSILON", "2"),
+    ]
     for name, text in variables if section_first else reversed(variables):
         monkeypatch.setenv(name, text)
     configuration = Configuration.of({"ensemble": "e"})

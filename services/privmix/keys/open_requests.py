@@ -29,6 +29,7 @@ class _Request:
     Attributes:
         task: the task in which the request waits; None once it is admitted.
         started: whether its generations have places in the queue.
+        reserves: whether it may hold tokens of its key's share.
     """
 
     key: str
@@ -36,6 +37,7 @@ class _Request:
     gateway: str
     task: "asyncio.Task[object] | None" = None
     started: bool = False
+    reserves: bool = True
 
 
 class OpenRequests:
@@ -127,11 +129,13 @@ class OpenRequests:
         while True:
             # The event must exist before the share is read, so that no change in between is missed.
             settled = self._settled.setdefault(key, asyncio.Event())
+            request.reserves = True
             outcome = await self._transactions.run(
                 lambda connection: reserve(connection, id_, key, wanted, request.generations, request.gateway)
             )
             if isinstance(outcome, int):
                 return Admitted(outcome)
+            request.reserves = False
             if not outcome.held:
                 if outcome.limit == "tokens_per_day":
                     return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
@@ -153,14 +157,18 @@ class OpenRequests:
         request = self._requests.pop(id_, None)
         if request is not None and request.started:
             self.queue.free(request.key, request.generations)
-        settling = asyncio.get_running_loop().create_task(self._settle(id_, used))
+        key = request.key if request is not None and request.reserves else None
+        settling = asyncio.get_running_loop().create_task(self._settle(id_, used, key))
         self._settling.add(settling)
         settling.add_done_callback(self._settling.discard)
         await asyncio.wait((settling,), timeout=DATABASE_TIMEOUT_S)
 
-    async def _settle(self, id_: str, used: int | None) -> None:
-        """Settles a reservation, and tries until the database answers. Wakes the requests that wait for its tokens."""
-        key = await repeated(
+    async def _settle(self, id_: str, used: int | None, key: str | None) -> None:
+        """Settles a reservation, and tries until the database answers. Wakes those that wait for tokens of `key`.
+
+        A repeated try finds no reservation if one before it was committed and not confirmed.
+        """
+        await repeated(
             lambda: self._transactions.run(lambda connection: settle(connection, id_, used)),
             KeysUnavailable,
             RETRY_S,

