@@ -78,7 +78,7 @@ def text_of(file: Path, name: str) -> str:
 
 
 def is_secret(key: str) -> bool:
-    """Returns whether a dotted key, such as `http.api_keys.0`, is one of `SECRETS`, inside of one, or has one inside."""
+    """Returns whether a dotted key, such as `http.api_keys.0`, is one of `SECRETS`, is inside of one, or has one."""
     return any(f"{key}.".startswith(f"{secret}.") or secret.startswith(f"{key}.") for secret in SECRETS)
 
 

@@ -58,6 +58,8 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
     [
         (("revoke", "nobody"), "no key has the name or id 'nobody'"),
         (("create", "team"), "name: a key named 'team' exists already"),
+        (("create", ""), "name: String should have at least 1 character"),
+        (("create", "reader", "--owner", "o" * 129), "owner: String should have at most 128 characters"),
         (("limit", "team", "--tokens", "-1"), "tokens"),
         (("limit", "team", "--tokens-per-day", "9" * 30), "tokens"),
     ],

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, case, func, insert, select, update
 
 from privmix.database.clock import now
@@ -36,22 +37,26 @@ class KeyStore:
         """Creates a key. Only a hash of its secret is stored, so nothing returns the secret again.
 
         Raises:
-            KeysError: another key has the name, or the name has the form of an id.
+            KeysError: another key has the name, the name has the form of an id, or a text is empty or too long.
         """
         if is_id(name):
             raise KeysError(
                 f"name: {name!r} has the form of a key's id, which it could be taken for; choose another name"
             )
         secret = Secret.new()
-        key = Key(
-            id=new_id(),
-            name=name,
-            owner=owner,
-            scopes=tuple(scopes),
-            created=now(),
-            expires=expires,
-            share=share or Share(),
-        )
+        try:
+            key = Key(
+                id=new_id(),
+                name=name,
+                owner=owner,
+                scopes=tuple(scopes),
+                created=now(),
+                expires=expires,
+                share=share or Share(),
+            )
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise KeysError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
         try:
             with self._database.transaction() as connection:
                 connection.execute(insert(keys_table).values(hash=secret.hash, **key.row()))
