@@ -5,8 +5,7 @@ others. `--stage` selects some of them. Models have the shapes of SmolLM2-135M a
 random weights; readers change the last half of the layers. S = 64 sequences.
 
 - `rates`: what the device does: bytes a second (read and written) of a copy, operations a second of a product in
-  bfloat16; and `copy_ms`, to bring p0 of all sequences to the host, into new pages and as a shard does.
-- `kernels`: device milliseconds of the reduction's; those of LoRA against float64, with their milliseconds.
+  bfloat16.
 - `exact`: `replays` has the number of rows of captured steps whose bits differ from those of the same code run
   eagerly; `agreement` the distance of captured rows from those of transformers in float32 (`gpu_stages.agreement`).
   On a CPU a stand-in for graphs is replayed.
@@ -47,7 +46,7 @@ TAIL = 3000
 """The number of last characters of a failed process's output that the report has."""
 SLOWER_CPU = 10
 """By what all limits are multiplied on a CPU."""
-STAGES = ("rates", "kernels", "exact", "small", "vllm", "large", "batches")
+STAGES = ("rates", "exact", "small", "vllm", "large", "batches")
 """What is right comes before how fast it is. Where the time ends, the last ones say that none was left."""
 
 
@@ -127,16 +126,7 @@ class Bench:
         return self._size.contexts[: 1 if which == "small" else None]
 
     def rates(self) -> Iterator[Measurement]:
-        size = self._size
-        vocabulary = SHAPES[size.small].vocabulary
-        arguments = {"copied": size.copied, "side": size.side, "sequences": size.sequences, "vocabulary": vocabulary}
-        yield Measurement("device", "rates", arguments, 60)
-
-    def kernels(self) -> Iterator[Measurement]:
-        size = self._size
-        yield Measurement("reduction", "reduction_kernels", {"sequences": size.sequences}, 90)
-        arguments = {"sequences": size.sequences, "numbers": size.numbers, "parts": size.parts}
-        yield Measurement("lora", "lora_kernels", {"shapes": (size.small, size.large), **arguments}, 90)
+        yield Measurement("device", "rates", {"copied": self._size.copied, "side": self._size.side}, 60)
 
     def exact(self) -> Iterator[Measurement]:
         yield Measurement("replays", "replays", {"case": {**self._case("small", self._size.few), "steps": 3}}, 120)

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmix.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
-from privmix.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.exponential import Exponential
-from privmix.privacy.protocols.pmixed import PMixed
-from privmix.privacy.reduction import reduce_at
 from privmix.privacy.sampling.categorical import draw
-from privmix.shards.reducer import Reducer, Reduction, on_host, pick, to_host
-from tests.benchmarks.shapes import RANK, SHAPES
+from privmix.shards.reducer import Reducer, Reduction, pick, to_host
+from tests.benchmarks.shapes import SHAPES
 
 Found = Iterator[dict[str, Any]]
 T = TypeVar("T")
@@ -212,8 +209,8 @@ class EngineCase:
         return Decoding(engine, self.sequences, context or self.context, tuple(self.adapters))
 
 
-def rates(copied: int, side: int, sequences: int, vocabulary: int) -> Found:
-    """Measures the device: bytes a second of a copy, operations a second of a product, and copies of p0 to the host.
+def rates(copied: int, side: int) -> Found:
+    """Measures the device: bytes a second of a copy, and operations a second of a product.
 
     Args:
         copied: the bytes that are read, and as many that are written.
@@ -226,9 +223,6 @@ def rates(copied: int, side: int, sequences: int, vocabulary: int) -> Found:
         "bytes": 2 * copied / seconds_of(lambda: target.copy_(source)),
         "operations": 2 * side**3 / seconds_of(lambda: left @ right),
     }
-    rows = torch.rand(sequences, vocabulary, device=DEVICE)
-    copies: dict[str, Callable[[], Any]] = {"new pages": lambda: rows.cpu().numpy(), "shard": lambda: on_host(rows)}
-    yield {"copy_ms": {name: round(1000 * seconds_of(copy), 3) for name, copy in copies.items()}}
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -242,90 +236,12 @@ def seconds_of(work: Callable[[], Any]) -> float:
     return (time.perf_counter() - began) / COPIES
 
 
-def reduction_kernels(sequences: int) -> Found:
-    """Measures device milliseconds of a reduction by PROTOCOL,PARTS,VOCABULARY, captured."""
-    if not ON_GPU:
-        yield {"skipped": "no CUDA GPU is here"}
-        return
-    from triton.testing import do_bench_cudagraph
-
-    for parts, vocabulary in ((1, 49152), (16, 49152), (64, 49152), (16, 128256)):
-        logits = torch.randn((sequences, 1 + parts, vocabulary), device=DEVICE).mul(3)
-        degrees = torch.ones(sequences, device=DEVICE)
-        public = shape_public(logits[:, 0], (SamplingOptions(),) * sequences)
-        drawn = torch.ones((sequences, parts), dtype=torch.bool, device=DEVICE)
-        for protocol in (Exponential(parts, parts, RADIUS), PMixed(parts, 1.0, RADIUS)):
-            took = do_bench_cudagraph(partial(reduce_at, protocol, public, logits[:, 1:], degrees, drawn))
-            yield {f"{protocol.name},{parts},{vocabulary}": round(took, 3)}
-
-
-def lora_kernels(shapes: Sequence[str], sequences: int, numbers: Sequence[int], parts: int) -> Found:
-    """Checks the LoRA kernels on the gate and up projections of models against float64, and measures them.
-
-    `error` is the largest difference over the largest result; results of bfloat16 have up to 0.004. `again` says
-    whether a second run gave the same bits.
-    """
-    if not ON_GPU:
-        yield {"skipped": "no CUDA GPU is here"}
-        return
-    for shape in shapes:
-        yield {shape: lora_kernels_of(shape, sequences, numbers, parts)}
-
-
-def lora_kernels_of(shape: str, sequences: int, numbers: Sequence[int], parts: int) -> dict[str, Any]:
-    from triton.testing import do_bench
-
-    from privmix.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
-
-    inputs, width = SHAPES[shape].modules["mlp.gate_proj"]
-    random = torch.Generator(DEVICE).manual_seed(0)
-
-    def normal(*size: int, std: float) -> Tensor:
-        return torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_(std=std, generator=random)
-
-    slots = parts + 1
-    slices = Slices(
-        tuple(normal(slots, 1, RANK, inputs, std=inputs**-0.5) for _ in range(2)),
-        tuple(normal(slots, 1, width, RANK, std=RANK**-0.5) for _ in range(2)),
-        (0, width),
-    )
-    found = {}
-    for readers in numbers:
-        rows = sequences * readers
-        places = np.arange(sequences * (1 + readers)).reshape(sequences, -1)[:, 1:].ravel()
-        draw = np.random.default_rng(0)
-        drawn = np.concatenate([draw.choice(parts, readers, replace=False) for _ in range(sequences)])
-        order, table = np.empty(rows, np.int32), np.empty((tiles_for(rows, slots), 3), np.int32)
-        write_tiles(places, drawn, slots, order, table)
-        tiles = Tiles(torch.from_numpy(order).cuda(), torch.from_numpy(table).cuda(), height_of(rows, slots))
-        x = normal(sequences * (1 + readers), inputs, std=1.0)
-        y = torch.zeros((len(x), 2 * width), dtype=torch.bfloat16, device=DEVICE)
-        add_lora(y, x, slices, tiles)
-        again = torch.zeros_like(y)
-        add_lora(again, x, slices, tiles)
-        difference = largest = 0.0
-        for slot in range(parts):
-            at = torch.from_numpy(places[drawn == slot]).cuda()
-            for number, (a, b) in enumerate(zip(slices.a, slices.b, strict=True)):
-                exact = x[at].double() @ a[slot, 0].double().T @ b[slot, 0].double().T
-                ours = y[at, number * width :][:, :width].double()
-                difference = max(difference, float((ours - exact).abs().max())) if len(at) else difference
-                largest = max(largest, float(exact.abs().max())) if len(at) else largest
-        found[str(readers)] = {
-            "error": round(difference / largest, 5),
-            "again": bool(torch.equal(y, again)),
-            "public_rows_untouched": not bool(y[:: 1 + readers].any()),
-            "ms": round(do_bench(lambda y=y, x=x, tiles=tiles: add_lora(y, x, slices, tiles)), 4),
-        }
-    return found
-
-
 def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int]) -> Found:
-    """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context."""
+    """Measures an engine: its start, and milliseconds of a step by the number of readers and context."""
     given = EngineCase.of(case)
     began = time.perf_counter()
     engine: Any = create(given.settings)
-    yield {"start_s": round(time.perf_counter() - began, 1), "memory_gib": memory_gib()}
+    yield {"start_s": round(time.perf_counter() - began, 1)}
     if hasattr(engine, "capture"):
         engine.capture(numbers)
     for context in contexts:
@@ -333,19 +249,6 @@ def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[in
         yield {f"ms,{context}": step_ms(decoding, numbers, given.steps)}
         decoding.end()
     engine.close()
-
-
-def memory_gib() -> dict[str, float]:
-    if not ON_GPU:
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    sizes = {
-        "device": total,
-        "free": free,
-        "allocated": torch.cuda.memory_allocated(),
-        "most_allocated": torch.cuda.max_memory_allocated(),
-    }
-    return {name: round(size / 2**30, 2) for name, size in sizes.items()}
 
 
 def plain_vllm(case: Mapping[str, Any]) -> Found:
@@ -548,8 +451,6 @@ CELLS: Mapping[str, Callable[..., Found]] = {
     cell.__name__: cell
     for cell in (
         rates,
-        reduction_kernels,
-        lora_kernels,
         speed,
         plain_vllm,
         replays,

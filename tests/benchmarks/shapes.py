@@ -60,16 +60,6 @@ class Shape:
         return {name: size for name, size in sizes.items() if name.rpartition(".")[2] in READER_TARGETS}
 
     @property
-    def weights(self) -> int:
-        """Returns the number of weights of a layer."""
-        return sum(inputs * outputs for inputs, outputs in self.modules.values()) + 2 * self.hidden * self.keys
-
-    @property
-    def keys(self) -> int:
-        """Returns the width of a token's keys in one layer."""
-        return self.key_heads * self.head_size
-
-    @property
     def config(self) -> "LlamaConfig":
         from transformers import LlamaConfig
 
@@ -92,7 +82,6 @@ SHAPES = {
     "tiny": Shape(4, 2, 64, 2, 1, 128, 512, tied=True, context=1024),
     "SmolLM2-135M": Shape(30, 15, 576, 9, 3, 1536, 49152, tied=True),
     "Llama-8B": Shape(32, 16, 4096, 32, 8, 14336, 128256, tied=False),
-    "Llama-8B-quarter": Shape(32, 8, 4096, 32, 8, 14336, 128256, tied=False),
 }
 
 

@@ -145,9 +145,9 @@ def test_the_engine_by_stage() -> None:
 def test_a_stage_that_fails_says_why_and_stops_no_other() -> None:
     """Two of three cells fail: one at its limit, and one by itself."""
     cells = (
-        gpu.Measurement("slow", "rates", {"copied": 1, "side": 1, "sequences": 1, "vocabulary": 1}, 0.1),
-        gpu.Measurement("wrong", "rates", {"copied": "many", "side": 1, "sequences": 1, "vocabulary": 1}, 600),
-        gpu.Measurement("right", "rates", {"copied": 1024, "side": 8, "sequences": 2, "vocabulary": 16}, 600),
+        gpu.Measurement("slow", "rates", {"copied": 1, "side": 1}, 0.1),
+        gpu.Measurement("wrong", "rates", {"copied": "many", "side": 1}, 600),
+        gpu.Measurement("right", "rates", {"copied": 1024, "side": 8}, 600),
     )
     found = gpu.measure([("rates", cell) for cell in cells], 1, time.monotonic() + 600)["rates"]
     assert "was stopped after 0 s" in found["slow"]["error"]
