@@ -23,8 +23,8 @@ For each epsilon, method, number of parts and number of tokens:
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -47,7 +47,7 @@ from privmix.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.public import Public, PublicSettings
 from privmix.training import per_unit
-from privmix.training.adapter import train_adapter
+from privmix.training.adapter import Files, train_adapter
 from privmix.training.corpus import Corpus
 from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.dp_sgd import UNUSED, planned
@@ -84,56 +84,40 @@ class GainRow:
 
     Attributes:
         method: a protocol, "DP-SGD", or "not private".
-        parts: of the ensemble; None for DP-SGD.
-        tokens: that its budget lasts for; None for any number.
-        base_epsilon: of DP-SGD, alone or below the ensemble; None for an ensemble on the public model.
         gain: over the public model: the mean and its 95 % interval.
         over_dp_sgd: over DP-SGD with all of epsilon.
         runs: the mean gain of each run, which is one held-out user's.
+        parts: of the ensemble; None for DP-SGD.
+        tokens: that its budget lasts for; None for any number.
+        base_epsilon: of DP-SGD, alone or below the ensemble; None for an ensemble on the public model.
     """
 
     method: str
-    parts: int | None
-    tokens: int | None
-    base_epsilon: float | None
     gain: Sequence[float | None]
     over_dp_sgd: Sequence[float | None]
     runs: Sequence[float]
+    parts: int | None = None
+    tokens: int | None = None
+    base_epsilon: float | None = None
 
 
 RowsByEpsilon = Mapping[float, Sequence[GainRow]]
 """The rows of each epsilon."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Compares the outcomes of methods, one a run, with the public model's and with those of DP-SGD."""
+def gain_row(
+    references: Sequence[Sequence[TrialResult]], own: Sequence[TrialResult], method: str, **cell: Any
+) -> GainRow:
+    """Compares the outcomes of a method, one a run, with the public model's and with those of DP-SGD.
 
-    public: Sequence[TrialResult]
-    whole: Sequence[TrialResult]
-
-    def row(
-        self,
-        own: Sequence[TrialResult],
-        method: str,
-        *,
-        parts: int | None = None,
-        tokens: int | None = None,
-        base_epsilon: float | None = None,
-    ) -> GainRow:
-        gains, ahead = (
-            [before.loss - after.loss for before, after in zip(other, own, strict=True)]
-            for other in (self.public, self.whole)
-        )
-        return GainRow(
-            method,
-            parts,
-            tokens,
-            base_epsilon,
-            rounded(Estimate.of(gains)),
-            rounded(Estimate.of(ahead)),
-            [round(gain, 4) for gain in gains],
-        )
+    Args:
+        cell: the numbers of parts and tokens, and the base's epsilon, where the method has them.
+    """
+    gains, ahead = (
+        [before.loss - after.loss for before, after in zip(other, own, strict=True)] for other in references
+    )
+    runs = [round(gain, 4) for gain in gains]
+    return GainRow(method, rounded(Estimate.of(gains)), rounded(Estimate.of(ahead)), runs, **cell)
 
 
 @dataclass(frozen=True)
@@ -177,13 +161,8 @@ class PrivateBaseBench:
     delta: float = DELTA
 
     @classmethod
-    def of(cls, train: Corpus, held_out: Corpus, output: Path, settings: Mapping[str, Any], size: Size) -> Self:
-        """Opens a directory; what was trained there is kept.
-
-        Raises:
-            typer.BadParameter: it was trained there with other settings.
-        """
-        _claim(output, {**settings, "size": {**asdict(size), "standing": None, "fractions": None}})
+    def of(cls, train: Corpus, held_out: Corpus, output: Path, size: Size) -> Self:
+        """Opens a directory; what was trained there is kept. A folder is for one corpus, recipe and size."""
         model = resolve()
         text = positions_of_users(held_out, AutoTokenizer.from_pretrained(model), size)
         return cls(output, size, train, text, model)
@@ -239,20 +218,36 @@ class PrivateBaseBench:
         adapter = self.output / f"dp-sgd-{epsilon:g}"
         if not adapter.exists():
             with building(adapter) as unfinished:
-                train_for(
-                    self.population,
-                    self.public_model,
-                    self.train,
-                    self.size.users or self.population,
-                    DP_SGD_TRAINING,
-                    DpSgdOptions(epsilon=epsilon, delta=self.delta),
-                    unfinished,
-                    report=lambda done: _say(f"{adapter.name}: {done:.0%}"),
-                )
+                write_files(unfinished, self._dp_sgd(epsilon))
         if not model.exists():
             with building(model) as unfinished:
                 merge_adapter(self.public_model, adapter, unfinished)
         kept_states(model, self.text, self.output, name)
+
+    def _dp_sgd(self, epsilon: float) -> Files:
+        """Trains an adapter as on the population, of which a few users stand for each step's batch.
+
+        If the corpus has fewer users than the population, each stands for several.
+        """
+        options, private = DP_SGD_TRAINING, DpSgdOptions(epsilon=epsilon, delta=self.delta)
+        tokenizer = AutoTokenizer.from_pretrained(self.public_model)
+        texts = contributions(self.train, tokenizer, "user", private.blocks * options.block)
+        order = np.random.default_rng(0).permutation(len(texts))[: self.population]
+        units = [texts[index] for index in order if len(texts[index]) > 1]
+        event = planned(private)  # at full batch
+        standing = min(self.size.users or self.population, len(units))
+        return per_unit.train_adapter(
+            self.public_model,
+            DEFAULT,
+            units,
+            options,
+            0,
+            lambda done: _say(f"dp-sgd-{epsilon:g}: {done:.0%}"),
+            noise_multiplier=event.noise_multiplier * standing / self.population,
+            sampling_rate=standing / len(units),
+            steps=event.steps,
+            clip=private.clip,
+        )
 
     def train_parts(self, epsilon: float | None, parts: int) -> None:
         """Trains the parts on a model that are not there yet."""
@@ -331,10 +326,6 @@ class PrivateBaseBench:
         )
         yield label("individual", epsilon, tokens), few_individual(individual, parts, min(standing, parts))
 
-    def signal(self, epsilon: float) -> float:
-        """Returns the signal of DP-SGD with all users at an epsilon (`splitting.signal`)."""
-        return signal(planned(DpSgdOptions(epsilon=epsilon, delta=self.delta)), self.population)
-
     def _outcomes(self, name: str, parts: int) -> Path:
         return self.output / f"{name}-{parts}.json"
 
@@ -374,12 +365,11 @@ def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[
     )
     methods = {(base, count): bench.all_methods(base, count, on_base) for base, count in cells}
     methods |= {(base, 0): [(ALONE, (PublicSettings(), Public(2)))] for base in (None, *epsilons, *below)}
-    with _pool(processes) as pool:
-        public = pool.submit(kept_states, bench.public_model, bench.text, bench.output, PUBLIC)
-        bases = [pool.submit(bench.train_base, epsilon) for epsilon in sorted({*epsilons, *below}, reverse=True)]
-        _wait([public, *bases])
-        _wait([pool.submit(bench.train_parts, *cell) for cell in cells])
-        _wait([pool.submit(bench.score, *cell, own) for cell, own in methods.items()])
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        pool.submit(kept_states, bench.public_model, bench.text, bench.output, PUBLIC).result()
+        list(pool.map(bench.train_base, sorted({*epsilons, *below}, reverse=True)))
+        list(pool.map(bench.train_parts, *zip(*cells, strict=True)))
+        list(pool.map(bench.score, *zip(*((*cell, own) for cell, own in methods.items()), strict=True)))
     return {epsilon: list(_rows(bench, epsilon, parts, on_base[epsilon])) for epsilon in epsilons}
 
 
@@ -387,27 +377,18 @@ def _rows(
     bench: PrivateBaseBench, epsilon: float, parts: Sequence[int], on_base: Mapping[tuple[int, int], float]
 ) -> Iterator[GainRow]:
     """Yields DP-SGD with all of epsilon, the bases, and the ensembles on the public model and on their bases."""
-    compared = Compared(bench.outcomes(None, 0)[ALONE], bench.outcomes(epsilon, 0)[ALONE])
+    references = [bench.outcomes(below, 0)[ALONE] for below in (None, epsilon)]
     for trained in sorted({epsilon, *on_base.values()}, reverse=True):
-        yield compared.row(bench.outcomes(trained, 0)[ALONE], "DP-SGD", base_epsilon=trained)
+        yield gain_row(references, bench.outcomes(trained, 0)[ALONE], "DP-SGD", base_epsilon=trained)
     for count in parts:
         for base in (None, *sorted({on_base[cell] for cell in on_base if cell[0] == count})):
             found = bench.outcomes(base, count)
-            yield compared.row(found[NOT_PRIVATE], NOT_PRIVATE, parts=count, base_epsilon=base)
+            yield gain_row(references, found[NOT_PRIVATE], NOT_PRIVATE, parts=count, base_epsilon=base)
             for tokens in TOKENS:
                 if base is None or on_base.get((count, tokens)) == base:
                     for method in ("exponential", "individual"):
                         own = found[label(method, epsilon, tokens)]
-                        yield compared.row(own, method, parts=count, tokens=tokens, base_epsilon=base)
-
-
-def _pool(processes: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,))
-
-
-def _wait(work: Sequence[Future[Any]]) -> None:
-    for each in work:
-        each.result()
+                        yield gain_row(references, own, method, parts=count, tokens=tokens, base_epsilon=base)
 
 
 def table_of(measured: RowsByEpsilon, bench: PrivateBaseBench) -> dict[str, Any]:
@@ -422,7 +403,8 @@ def table_of(measured: RowsByEpsilon, bench: PrivateBaseBench) -> dict[str, Any]
         alone = {(row.method, row.parts, row.tokens or 0): row for row in rows if row.tokens and not row.base_epsilon}
         for epsilon, base in bases.items():
             assert epsilon is not None
-            by_signal[bench.signal(epsilon)] = base.runs
+            trained = planned(DpSgdOptions(epsilon=epsilon, delta=bench.delta))
+            by_signal[signal(trained, bench.population)] = base.runs
             above = [row for row in rows if row.tokens and row.base_epsilon == epsilon]
             if above:
                 added = np.sum([np.subtract(row.runs, base.runs) for row in above])
@@ -443,59 +425,6 @@ def made_with(user_limit: int | None) -> dict[str, Any]:
     private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps"})
     recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude=UNUSED) | private
     return {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe}
-
-
-def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes a directory's settings into it, or raises `typer.BadParameter` if it has others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "settings.json"
-    if not file.exists():
-        write_atomically(file, (json.dumps(settings, indent=1) + "\n").encode())
-    elif json.loads(file.read_text()) != settings:
-        raise typer.BadParameter(f"output: {folder} has models of other settings ({file.name}); give another directory")
-
-
-def train_for(
-    population: int,
-    model: Path,
-    corpus: Corpus,
-    users: int,
-    options: TrainingOptions,
-    private: DpSgdOptions,
-    folder: Path,
-    *,
-    report: Callable[[float], None] = lambda done: None,
-) -> None:
-    """Trains an adapter as on a population, of which a few users stand for each step's batch; writes it to a folder.
-
-    Args:
-        population: the number of users. If the corpus has fewer, each stands for several.
-        users: the average number of users in a step.
-        report: called with the fraction done.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    units = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), population)
-    event = planned(private)
-    batch = event.sampling_rate * population
-    standing = min(users, batch, len(units))
-    files = per_unit.train_adapter(
-        model,
-        DEFAULT,
-        units,
-        options,
-        0,
-        report,
-        noise_multiplier=event.noise_multiplier * standing / batch,
-        sampling_rate=standing / len(units),
-        steps=event.steps,
-        clip=private.clip,
-    )
-    write_files(folder, files)
-
-
-def _sample(texts: Sequence[Tokens], count: int) -> list[Tokens]:
-    order = np.random.default_rng(0).permutation(len(texts))[:count]
-    return [texts[index] for index in order if len(texts[index]) > 1]
 
 
 def _say(message: str) -> None:
@@ -531,7 +460,7 @@ def benchmark(
     if write and name not in measured_parts:
         raise typer.BadParameter(f"write: the table of parts lacks {name}; measure it by `gain --write`")
     train, others = _texts(corpus, held_out, output, (user_field, text_field), user_limit, quick)
-    bench = PrivateBaseBench.of(train, others, output, made_with(user_limit), size)
+    bench = PrivateBaseBench.of(train, others, output, size)
     measured = measure(bench, epsilon, parts, processes)
     if write:
         _write(name, table_of(measured, bench), made_with(user_limit))

@@ -5,15 +5,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from privmix.training.corpus import Corpus
-from privmix.training.demo import TRAIN, write_demo_corpus
 from tests.benchmarks import gpu, private_base
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +31,6 @@ def keys(measured: Mapping[str, Any], *names: str) -> None:
     assert set(names) <= set(measured)
     for name in names:
         assert measured[name] > 0, name
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    write_demo_corpus(tmp_path, users=120, held_out=0)
-    return tmp_path / TRAIN
 
 
 @slow
@@ -85,20 +76,6 @@ def test_a_corpus_without_measured_parts_is_refused_before_anything_is_trained(t
     with pytest.raises(typer.BadParameter, match="the table of parts lacks other"):
         private_base.benchmark(tmp_path / "output", tmp_path / "other.jsonl", write=True)
     assert not (tmp_path / "output").exists()
-
-
-def test_a_directory_of_other_settings_is_refused(corpus: Path, tmp_path: Path) -> None:
-    """Its bases would be measured as those of this recipe."""
-    size, text = private_base.Size(2, 64, 2, runs=1, run_tokens=16), Corpus(corpus)
-
-    def opened(user_limit: int, size: private_base.Size) -> private_base.PrivateBaseBench:
-        settings = private_base.made_with(user_limit)
-        return private_base.PrivateBaseBench.of(text, text, tmp_path / "output", settings, size)
-
-    opened(300, size)
-    opened(300, replace(size, standing=3))
-    with pytest.raises(typer.BadParameter, match="models of other settings"):
-        opened(400, size)
 
 
 @slow
