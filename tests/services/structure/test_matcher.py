@@ -40,20 +40,6 @@ def text_of(tokens: tuple[int, ...]) -> str:
     return vocabulary().tokenizer.decode_str([token for token in tokens if token not in (0, 2)])
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("kind", "pattern"),
-    [
-        ("constant", re.escape('{"a": [1, null, "é"]}')),
-        ("choice", "yes|yesterday|no"),
-        ("regex", "[A-Z][a-z]{2,5} [0-9]{3}-[0-9]{4}"),
-    ],
-)
-def test_every_walk_through_a_grammar_matches_it(kind: str, pattern: str, seed: int) -> None:
-    text = text_of(walk(matcher(GRAMMARS[kind]), seed))
-    assert re.fullmatch(pattern, text)
-
-
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_each_forced_token_is_the_only_legal_one(kind: str) -> None:
     """Compares the runs with the legal tokens that the engine computes one token at a time."""
