@@ -225,21 +225,6 @@ def test_agrees_with_a_plain_forward_pass_on_real_text(
         engine.drop_caches(request.sequence)
 
 
-def test_mixed_requests_are_answered_in_order(
-    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
-) -> None:
-    requests = [
-        Request("mixed-a", tokens[:20], ("second", PUBLIC)),
-        Request("mixed-b", tokens[:33], ("third",)),
-        Request("mixed-c", tokens[:7], (PUBLIC, "first", "second")),
-    ]
-    rows = engine.next_token(requests)
-    requested = [(len(request.tokens), name) for request in requests for name in request.adapters]
-    assert_agree(engine, rows, expect(reference, requested))
-    for request in requests:
-        engine.drop_caches(request.sequence)
-
-
 def test_readers_in_some_steps_answer_like_readers_in_all_steps(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
@@ -314,24 +299,16 @@ def test_a_cached_prefix_changes_no_row(engine: Engine, tokens: tuple[int, ...])
         assert_same(engine, again, fresh)
 
 
-def test_a_sequence_that_forks_does_not_see_its_old_tokens(
-    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
+@pytest.mark.parametrize("released", [False, True])
+def test_a_sequence_that_forks_or_begins_again_does_not_see_its_old_tokens(
+    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...], released: bool
 ) -> None:
-    other = tokens[:12] + tokens[40:60]
-    engine.next_token([Request("fork", other, EVERY)])
+    engine.next_token([Request("fork", tokens[:12] + tokens[40:60], EVERY)])
+    if released:
+        engine.drop_caches("fork")
     rows = engine.next_token([Request("fork", tokens[:25], EVERY)])
     assert_agree(engine, rows, expect(reference, [(25, name) for name in EVERY]))
     engine.drop_caches("fork")
-
-
-def test_a_released_name_may_be_used_for_another_text(
-    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
-) -> None:
-    engine.next_token([Request("reused", tokens[50:90], EVERY)])
-    engine.drop_caches("reused")
-    rows = engine.next_token([Request("reused", tokens[:40], EVERY)])
-    assert_agree(engine, rows, expect(reference, [(40, name) for name in EVERY]))
-    engine.drop_caches("reused")
 
 
 def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: Engine, tokens: tuple[int, ...]) -> None:

@@ -52,7 +52,3 @@ def test_a_row_has_the_same_bits_in_every_batch(measured: Any) -> None:
     found = measured["batches"]["invariant"]
     assert found["rows_compared"] > 100
     assert found["rows_that_differ"] == 0
-
-
-def test_tokens_are_decoded(measured: Any) -> None:
-    assert min(ratios["tokens_per_s"] for ratios in measured["ratios"].values()) > 0

@@ -259,17 +259,6 @@ def test_a_cached_prefix_is_found_under_its_own_salt_only(engine: VllmEngine) ->
     assert computed("again", "one client") < len(prompt), "the client itself does not"
 
 
-@usual
-def test_three_hundred_live_sequences(engine: VllmEngine, expected: Any) -> None:
-    requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
-    for more in range(3):
-        step = [replace(request, tokens=request.tokens + (5,) * more) for request in requests]
-        rows = engine.next_token(step)
-    assert_same(rows, expected(step))
-    assert len(engine._sessions) == 300
-    release(engine, requests)
-
-
 @small
 def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None:
     requests = [Request(f"many-{seed}", context(20, seed), (PUBLIC, NAMES[seed % 6])) for seed in range(11)]

@@ -137,9 +137,3 @@ def test_the_operations_do_not_depend_on_the_requested_adapters(operators: str) 
     assert len(operations[0]) > 5
     kinds = [str(operation) for operation, _ in operations[0]]
     assert kinds.count("privmix.add_lora_rows.default") == (1 if operators == "compiled" else 0)
-
-
-def test_slices_without_adapters_are_empty() -> None:
-    made = layer({"q_proj"})
-    assert [weights.numel() for weights in made.lora_a_stacked] == [SLOTS * RANK * INPUTS, 0, 0]
-    assert made.lora_a_stacked.shrink.numel() == SLOTS * RANK * INPUTS

@@ -146,15 +146,6 @@ def test_one_position_against_a_cache_that_grows(model: Any) -> None:
 
 
 @torch.inference_mode()
-def test_zero_reader_is_the_public_model_to_the_last_bit(public_model: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16)
-    tokens = sequences(base)
-    public = base(input_ids=tokens, use_cache=False).logits
-    zero = adapted(base, 0.0)
-    assert torch.equal(read(zero, tokens, record(zero, tokens), tokens.shape[1]), public)
-
-
-@torch.inference_mode()
 def test_a_text_comes_before_every_sequence(model: Any) -> None:
     """All positions of a block equal each of them alone, also in windows, and a plain pass with a mask."""
     text = torch.randint(model.config.vocab_size, (5,), generator=torch.Generator().manual_seed(5))
@@ -172,16 +163,6 @@ def test_a_text_comes_before_every_sequence(model: Any) -> None:
             torch.testing.assert_close(row, everywhere[:, length - 1 : length], atol=1e-3, rtol=1e-3)
 
 
-def test_gradients_flow_through_the_reader_alone(llama: Any) -> None:
-    tokens = sequences(llama)
-    cache = record(llama, tokens)
-    assert not any(layer.keys.requires_grad or layer.values.requires_grad for layer in cache.layers)
-    read(llama, tokens, cache, tokens.shape[1]).square().mean().backward()
-    for name, weight in llama.named_parameters():
-        assert (weight.grad is not None and bool(weight.grad.any())) == ("lora_" in name), name
-    llama.zero_grad()
-
-
 @torch.inference_mode()
 def test_caches_of_single_sequences_can_be_batched(llama: Any) -> None:
     tokens = sequences(llama)
@@ -190,16 +171,6 @@ def test_caches_of_single_sequences_can_be_batched(llama: Any) -> None:
     assert first.nbytes == second.nbytes == cache.nbytes / 2
     swapped = PublicCache.stack([second, first])
     assert torch.equal(read(llama, tokens.flip(0), swapped, 20), read(llama, tokens, cache, 20).flip(0))
-
-
-def test_two_models_do_not_share_anything(llama: Any) -> None:
-    other = made("qwen3")
-    theirs, ours = sequences(other), sequences(llama)
-    with torch.inference_mode():
-        alone = read(llama, ours, record(llama, ours), 20)
-        cache, others = record(llama, ours), record(other, theirs)
-        read(other, theirs, others, 20)
-        assert torch.equal(read(llama, ours, cache, 20), alone)
 
 
 def test_a_cache_view_refuses_other_positions(llama: Any) -> None:

@@ -4,16 +4,14 @@ vLLM runs eagerly on a CPU, so one pass runs the readers beside the public token
 of a GPU is run here too, in vLLM's CPU backend.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from privmix.engine import reader_rows
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
 from privmix.engine.reader_rows import ReaderRows
 from privmix.engine.vllm_engine import VllmEngine
@@ -46,41 +44,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     built.close()
 
 
-def rows_and_metadata(engine: VllmEngine, mode: str) -> tuple[torch.Tensor, Mapping[str, Any]]:
-    """Returns the rows of `REQUESTS` and the fields of the attention metadata of the readers' pass."""
-    recorded: list[Mapping[str, Any]] = []
-
-    def record(**fields: Any) -> Any:
-        recorded.append(fields)
-        return CommonAttentionMetadata(**fields)
-
+def rows_of(engine: VllmEngine, mode: str) -> torch.Tensor:
     together, can_share = MODES[mode]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader_rows, "CommonAttentionMetadata", record)
         patch.setattr(ReaderRows, "_runs_together", together)
         if not can_share:
             patch.setattr(ReaderRows, "_queries_are_shared", lambda *_: False)
         rows = engine.next_token(REQUESTS)
     for request in REQUESTS:
         engine.drop_caches(request.sequence)
-    (fields,) = recorded
-    return rows, fields
+    return rows
 
 
 def test_rows_are_equal_in_each_kind_of_query(engine: VllmEngine) -> None:
-    rows = {mode: rows_and_metadata(engine, mode)[0] for mode in MODES}
+    rows = {mode: rows_of(engine, mode) for mode in MODES}
     for mode in MODES:
         assert (rows[mode] - rows["each"]).abs().max() < 1e-4
     assert (rows["each"][1] - rows["each"][2]).abs().max() > 0.1, "the adapters differ"
-
-
-def test_the_readers_of_a_sequence_are_one_query_without_a_causal_mask(engine: VllmEngine) -> None:
-    _, fields = rows_and_metadata(engine, "shared")
-    assert fields["query_start_loc"].tolist() == fields["query_start_loc_cpu"].tolist() == [0, 3, 5]
-    assert fields["seq_lens"].tolist() == [33, 20]
-    assert fields["causal"] is False
-    assert (fields["num_reqs"], fields["num_actual_tokens"], fields["max_query_len"]) == (2, 5, 3)
-    assert fields["slot_mapping"].tolist() == 5 * [-1], "nothing of a reader is stored"
 
 
 def shares(

@@ -221,14 +221,6 @@ def test_closing_the_engine_ends_its_processes(tmp_path: Path) -> None:
         assert process.wait() == 0
 
 
-def test_a_killed_rank_fails_the_next_calls(tmp_path: Path) -> None:
-    with running(tmp_path) as (process, follower):
-        assert ask(process, "1 2 3") == "answered\n"
-        follower.kill()
-        for context in ("1 2 3 4", "1 2 3 4 5"):
-            assert ask(process, context).startswith("RankLostError: rank 1 of the tensor-parallel engine has ended")
-
-
 def test_a_call_does_not_wait_for_a_killed_rank(tmp_path: Path) -> None:
     with running(tmp_path, "WaitingWorker") as (process, follower):
         assert ask(process, "1 2 3") == "waits\n"
