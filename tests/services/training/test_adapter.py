@@ -55,17 +55,6 @@ def test_stored_keys_and_values_equal_recomputed_ones(tiny: Path, monkeypatch: p
         torch.testing.assert_close(weights(trained(tiny, text(1, 100))), kept, atol=1e-5, rtol=1e-4)
 
 
-def test_by_default_the_rate_falls_with_the_square_root_of_the_steps(tiny: Path) -> None:
-    usual = OPTIONS.model_copy(update={"learning_rate": None, "epochs": 1, "batch": 1})
-    steps = (0, 6, 24, 96, 2400)
-    assert [usual.initial_rate(number) for number in steps] == pytest.approx([2e-3, 2e-3, 1e-3, 5e-4, 1e-4])
-    plain = TrainingOptions(part_kind="lora")
-    assert [plain.initial_rate(number) for number in steps] == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4, 1e-4])
-    tokens = text(1, 12 * BLOCK)
-    given = trained(tiny, tokens, 7, usual.model_copy(update={"learning_rate": usual.initial_rate(12)}))
-    assert trained(tiny, tokens, 7, usual) == given
-
-
 @pytest.mark.parametrize("layers", [1, 2])
 def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path, layers: int) -> None:
     """Adam's first step is the learning rate times the sign of the gradient, here by a pass through all layers."""
@@ -100,12 +89,6 @@ def test_an_adapter_has_weights_for_its_layers_only(tiny: Path, layers: int | No
     assert json.loads(files[CONFIG_FILE])["layers_to_transform"] == changed
     present = {int(name.partition(".layers.")[2].partition(".")[0]) for name in load(files[WEIGHTS_FILE])}
     assert present == set(changed or (0, 1))
-
-
-def test_late_readers_store_less(tiny: Path) -> None:
-    model = with_lora(tiny, "tiny", OPTIONS, torch.device("cpu"))
-    tokens = torch.zeros(1, 15, dtype=torch.long)
-    assert record(model, tokens, fork=1).nbytes < record(model, tokens).nbytes
 
 
 def test_more_layers_than_the_model_has_are_refused(tiny: Path) -> None:

@@ -1,12 +1,8 @@
 """Claim: `privmix train` trains an ensemble, reports one JSON object, and names bad options and lines."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from privmix.budget.receipt import Receipt
@@ -108,23 +104,3 @@ def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, argument
     failed = privmix("train", str(ensemble.corpus), "--output", str(tmp_path / "none"), *arguments)
     assert failed.exit_code == 2
     assert problem in " ".join(failed.stderr.replace("│", " ").split())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "privmix", "train", str(ensemble.corpus), *flags(ensemble, tmp_path / "new")]
-    training = psutil.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    for line in training.stderr:
-        if "done (1 of" in line:
-            break
-    children = training.children(recursive=True)
-    training.kill()
-    training.wait()
-    assert children
-    # Two helper processes of Ray need up to a minute to notice the end of their parent.
-    _, alive = psutil.wait_procs(children, timeout=240)
-    assert not alive
-    assert subprocess.run(command, env=environment).returncode == 0
-    Manifest.load(tmp_path / "new").verify(tmp_path / "new")

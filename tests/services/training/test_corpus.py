@@ -99,11 +99,6 @@ def test_any_bytes_are_read_or_counted(tmp_path_factory: pytest.TempPathFactory,
     assert len(list(corpus)) + corpus.skipped.total() == 1 + len(lines) - blank
 
 
-def test_fields_can_be_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "corpus.jsonl", b'{"patient": "ann", "note": "hello"}')
-    assert list(Corpus(path, user_field="patient", text_field="note")) == [Document("ann", "hello")]
-
-
 def test_different_spellings_of_an_id_are_one_user(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.jsonl", b'{"user": 7, "text": "a"}\n{"user": " 7 ", "text": "b"}')
     assert {document.user for document in Corpus(path)} == {"7"}

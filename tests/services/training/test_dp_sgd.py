@@ -23,7 +23,7 @@ from privmix.training.adapter import TOKENS_AT_ONCE, with_lora
 from privmix.training.corpus import Corpus, Document
 from privmix.training.dp_sgd import plan, planned
 from privmix.training.manifest import Manifest, PrivateTraining
-from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from privmix.training.options import DpSgdOptions, TrainingOptions
 from privmix.training.packing import Tokens, contributions, even_size
 from privmix.training.per_unit import UnitGradients, train_adapter
 from privmix.training.plan import run_training
@@ -178,19 +178,6 @@ def test_gradients_are_exact_on_every_processor(tiny: Path, capability: str) -> 
     done = subprocess.run([sys.executable, "-c", code, str(tiny)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert capability in done.stdout.lower() or "avx512" not in torch.backends.cpu.get_cpu_capability().lower()
-
-
-@pytest.mark.slow
-def test_a_user_moves_the_sum_by_what_it_adds_alone_with_the_defaults_on_the_public_model(base: Path) -> None:
-    """The others have one text. If passes had the width of the user's, the changes of all would add up."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gradients = UnitGradients(with_lora(base, "public", DP_SGD_TRAINING, device), DP_SGD_TRAINING.block)
-    short, long = texts(1, seed=0, longest=15)[0], texts(1, seed=1, longest=60)[0]
-    clip = DpSgdOptions().clip
-    with_user, without, alone = (
-        gradients.clipped_sum(users, clip) for users in ([*[short] * 31, long], [short] * 31, [long])
-    )
-    assert torch.equal(with_user - without, alone)
 
 
 def test_a_user_whose_gradient_is_not_finite_counts_as_absent(adapted: Any) -> None:

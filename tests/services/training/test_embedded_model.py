@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privmix.training import public_model
 
@@ -45,12 +45,3 @@ def test_tokenizer_splits_digits_as_the_model_was_trained(base: Path) -> None:
     # Without the split at each digit, the tokenizer would separate the two spaces.
     assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
     assert tokenizer.decode(tokenizer("a  12, é\n")["input_ids"]) == "a  12, é\n"
-
-
-def test_chat_template_and_generation_settings_are_kept(base: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
-    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    assert GenerationConfig.from_pretrained(base).eos_token_id == tokenizer.eos_token_id

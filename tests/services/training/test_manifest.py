@@ -84,10 +84,6 @@ def test_a_part_has_two_halves(pair: list[Adapter]) -> None:
         part(0, halves=pair)
 
 
-def test_trained_ensemble_is_verified(ensemble: Ensemble) -> None:
-    Manifest.load(ensemble.directory).verify(ensemble.directory)
-
-
 @pytest.mark.parametrize("name", ADAPTER_FILES)
 def test_changed_adapter_is_refused(ensemble: Ensemble, tmp_path: Path, name: str) -> None:
     directory = ensemble.copy(tmp_path / "copy")

@@ -47,18 +47,6 @@ def test_an_end_token_that_a_person_typed_is_text(base: Path) -> None:
     assert tokens.count(tokenizer.eos_token_id) == len(documents)
 
 
-def test_halves_of_a_part_split_its_documents(base: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    documents = [Document(user, f"text {number}") for number, user in enumerate(["ann", "bob", "cid", "ann", "bob"])]
-    whole = tokenize(documents, tokenizer, Partition(SALT, 1))
-    streams = tokenize(documents, tokenizer, Partition(SALT, 1, halves=True))
-    assert np.array_equal(streams[PartShare(0)], whole[PartShare(0)])
-    for half in (0, 1):
-        own = [document for document in documents if half_of(document.user, SALT) == half]
-        assert 0 < len(own) < len(documents)
-        assert np.array_equal(streams[PartShare(0, half)], tokenize(own, tokenizer, Partition(SALT, 1))[PartShare(0)])
-
-
 def test_a_new_user_changes_only_one_part_and_one_half(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     # More documents than one batch of the tokenizer, to show that batches do not matter.

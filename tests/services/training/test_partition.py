@@ -42,11 +42,6 @@ def test_halves_are_equally_likely_in_every_part(parts: int) -> None:
     assert chisquare(list(counts.values())).pvalue > 1e-3
 
 
-def test_shares_are_named_by_part_and_half() -> None:
-    names = [share.name for share in Partition(SALT, 2, halves=True).shares]
-    assert names == ["part-000", "part-001", "part-000a", "part-000b", "part-001a", "part-001b"]
-
-
 def test_another_salt_gives_another_partition() -> None:
     users = [f"user-{number}" for number in range(1000)]
     other = bytes(32)

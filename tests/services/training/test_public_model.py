@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from safetensors.numpy import save_file
 from privmix.foundation.errors import PublicModelError
 from privmix.training import public_model
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
 
 @pytest.fixture
 def copy(base: Path, tmp_path: Path) -> Path:
-    """A copy of the public model with linked weights, so that a test can change the small files."""
+    """A copy of the public model of linked files: a test must remove a file before it writes it."""
     directory = tmp_path / "model"
     shutil.copytree(base, directory, copy_function=os.link)
     return directory
@@ -41,79 +44,42 @@ def test_missing_directory(name: str) -> None:
         public_model.resolve(name)
 
 
-def test_file_instead_of_directory(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.touch()
-    with pytest.raises(PublicModelError, match="is a file"):
-        public_model.resolve(str(file))
+def test_other_places_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for place, problem in ((tmp_path / "model.gguf", "is a file"), (tmp_path, r"no config\.json")):
+        with pytest.raises(PublicModelError, match=problem):
+            public_model.resolve(str(place))
 
 
-def test_directory_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(PublicModelError, match=r"no config\.json"):
-        public_model.resolve(str(tmp_path))
+def replacing(name: str, content: bytes | None = None) -> Callable[[Path], None]:
+    """Returns a function that removes the weights of a model and writes another file."""
 
+    def damage(directory: Path) -> None:
+        (directory / WEIGHTS).unlink()
+        if content is not None:
+            (directory / name).write_bytes(content)
 
-def test_model_without_weights(copy: Path) -> None:
-    (copy / "model.safetensors").unlink()
-    with pytest.raises(PublicModelError, match="no weights"):
-        public_model.resolve(str(copy))
+    return damage
 
 
 def cut(directory: Path) -> None:
-    content = (directory / "model.safetensors").read_bytes()
-    (directory / "model.safetensors").unlink()  # it is a link
-    (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
-def pointer(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
-    )
+    content = (directory / WEIGHTS).read_bytes()
+    replacing(WEIGHTS, content[: len(content) // 2])(directory)
 
 
 def shards(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    (directory / WEIGHTS).rename(directory / "model-1.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def empty(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "model.safetensors").touch()
+    (directory / INDEX).write_text(json.dumps(index))
 
 
 def packed(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    save_file({"model.layers.0.q_proj.qweight": np.zeros(2, np.int32)}, directory / "model.safetensors")
-
-
-def empty_index(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-
-
-def no_index(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "model.safetensors.index.json").write_text("[]")
-
-
-def arguments_alone(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "training_args.bin").write_bytes(b"\x80\x04x")
-
-
-def cut_bin(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "pytorch_model.bin").write_bytes(b"PK\x03\x04 archive/data.pkl")
+    replacing(WEIGHTS)(directory)
+    save_file({"model.layers.0.q_proj.qweight": np.zeros(2, np.int32)}, directory / WEIGHTS)
 
 
 def adapter(directory: Path) -> None:
     (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x", "peft_type": "LORA"}))
-
-
-def quantised(directory: Path) -> None:
-    set_config(directory, quantization_config={"quant_method": "gptq", "bits": 4})
 
 
 def template(directory: Path) -> None:
@@ -121,66 +87,51 @@ def template(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
 
 
-def own_code(directory: Path) -> None:
-    set_config(directory, model_type="x_custom", auto_map={"AutoConfig": "configuration_x.XC"})
+def no_tokenizer(directory: Path) -> None:
+    for file in directory.glob("tokenizer*"):
+        file.unlink()
 
 
-DAMAGES: dict[Callable[[Path], None], str] = {
-    cut: r"model\.safetensors: is damaged or cut; download it again",
-    pointer: r"model\.safetensors: is a pointer of Git LFS .*run `git lfs pull`",
-    shards: r"model-2\.safetensors: cannot be read \(No such file",
-    empty: r"model\.safetensors: is damaged or cut",
-    packed: r"model\.safetensors: holds quantised weights",
-    empty_index: r"model\.safetensors\.index\.json: is not an index",
-    no_index: r"model\.safetensors\.index\.json: is not an index",
-    arguments_alone: "has no weights",
-    cut_bin: r"pytorch_model\.bin: is damaged or cut",
-    adapter: r"holds an adapter .*move adapter_config\.json",
-    quantised: r"are quantised \(config\.json, quantization_config: gptq\)",
-    template: r"its chat template is damaged \(line 1: .*copy chat_template\.jinja",
-    own_code: r"brings its own code \(config\.json, auto_map\)",
+def random_merges(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    described = json.loads(path.read_bytes())
+    described["model"]["dropout"] = 0.1
+    path.unlink()
+    path.write_text(json.dumps(described))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+GPTQ = {"quant_method": "gptq", "bits": 4}
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no weights": (replacing(WEIGHTS), "no weights"),
+    "cut": (cut, r"model\.safetensors: is damaged or cut; download it again"),
+    "a pointer": (replacing(WEIGHTS, POINTER), r"model\.safetensors: is a pointer of Git LFS .*run `git lfs pull`"),
+    "shards": (shards, r"model-2\.safetensors: cannot be read \(No such file"),
+    "packed": (packed, r"model\.safetensors: holds quantised weights"),
+    "empty index": (replacing(INDEX, b'{"weight_map": {}}'), r"index\.json: is not an index"),
+    "no index": (replacing(INDEX, b"[]"), r"index\.json: is not an index"),
+    "arguments alone": (replacing("training_args.bin", b"\x80\x04x"), "has no weights"),
+    "cut bin": (replacing("pytorch_model.bin", b"PK\x03\x04 data.pkl"), r"pytorch_model\.bin: is damaged or cut"),
+    "adapter": (adapter, r"holds an adapter .*move adapter_config\.json"),
+    "quantised": (partial(set_config, quantization_config=GPTQ), r"quantised \(config\.json, .*: gptq\)"),
+    "template": (template, r"its chat template is damaged \(line 1: .*copy chat_template\.jinja"),
+    "own code": (
+        partial(set_config, model_type="x", auto_map={"AutoConfig": "x.X"}),
+        r"brings its own code .*auto_map",
+    ),
+    "no tokenizer": (no_tokenizer, "tokenizer"),
+    "another tokenizer": (partial(set_config, vocab_size=32000), "49151, its embeddings only 32000 rows"),
+    "random merges": (random_merges, r"tokenizer\.json, model\.dropout: makes tokens random"),
+    "no language model": (partial(set_config, model_type="vit"), "vit is not a causal language model"),
+    "unknown kind": (partial(set_config, model_type="no-such-kind"), r"config\.json"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_weights_that_cannot_be_loaded_are_named_with_the_fix(copy: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_what_cannot_be_loaded_is_named_with_the_fix(copy: Path, kind: str) -> None:
+    damage, problem = DAMAGES[kind]
     damage(copy)
-    with pytest.raises(PublicModelError, match=DAMAGES[damage]):
-        public_model.resolve(str(copy))
-
-
-def test_model_without_tokenizer(copy: Path) -> None:
-    for file in copy.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(PublicModelError, match="tokenizer"):
-        public_model.resolve(str(copy))
-
-
-def test_tokenizer_of_a_larger_model(copy: Path) -> None:
-    set_config(copy, vocab_size=32000)
-    with pytest.raises(PublicModelError, match="49151, its embeddings only 32000 rows"):
-        public_model.resolve(str(copy))
-
-
-def test_a_tokenizer_with_random_merges(copy: Path) -> None:
-    path = copy / "tokenizer.json"
-    described = json.loads(path.read_bytes())
-    described["model"]["dropout"] = 0.1
-    path.unlink()  # it is a link
-    path.write_text(json.dumps(described))
-    with pytest.raises(PublicModelError, match=r"tokenizer\.json, model\.dropout: makes tokens random"):
-        public_model.resolve(str(copy))
-
-
-def test_model_that_is_not_a_language_model(copy: Path) -> None:
-    set_config(copy, model_type="vit")
-    with pytest.raises(PublicModelError, match="vit is not a causal language model"):
-        public_model.resolve(str(copy))
-
-
-def test_unknown_kind_of_model(copy: Path) -> None:
-    set_config(copy, model_type="no-such-kind")
-    with pytest.raises(PublicModelError, match=r"config\.json"):
+    with pytest.raises(PublicModelError, match=problem):
         public_model.resolve(str(copy))
 
 

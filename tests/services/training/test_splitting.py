@@ -1,13 +1,11 @@
 """Claim: `privmix plan --users` gives a private base the share of epsilon with the largest measured gain of both."""
 
-import json
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.training import expectation, splitting
 from privmix.training.dp_sgd import planned
 from privmix.training.expectation import Population, Requirements, propose
 from privmix.training.options import DpSgdOptions, TokenBudget
@@ -34,14 +32,6 @@ def divided(tokens: int, shares: tuple[float, ...] = SHARES) -> Division:
     division = divide(requirements, propose(requirements, roughly=shares != SHARES), shares)
     assert division is not None
     return division
-
-
-def test_the_corpora_of_bases_are_measured_for_parts_too_so_that_their_gains_add_up() -> None:
-    tables = json.loads(splitting.BASE_TABLE.read_bytes()), json.loads(expectation.TABLE.read_bytes())
-    assert set(tables[0]["corpora"]) == set(tables[1]["part_kind"]["reader"]["corpora"])
-    for corpus in tables[0]["corpora"].values():
-        assert len(corpus["gain_by_signal"]) >= 4
-        assert all(0 < kept <= 1.2 for kept in corpus["kept_by_gain"].values())
 
 
 def test_the_signal_is_that_of_all_steps_together() -> None:
@@ -73,16 +63,6 @@ def test_no_other_share_gains_more() -> None:
         base = measured.gain(signal(event, POPULATION.users))
         both = {name: base[name] + added for name, added in measured.added(base, parts.by_corpus).items()}
         assert chosen.worth * (1.005 if share == beside else 1) >= sum(both.values()) / len(both) - 1e-12
-
-
-def test_the_more_tokens_the_larger_is_the_base() -> None:
-    few = (0.0, 0.5, 0.9, 1.0)
-    last = divided(10_000_000_000, few)
-    shares = [divided(1_024, few).share, divided(16_384).share, last.share]
-    assert shares == sorted(shares)
-    assert shares[0] < shares[-1]
-    assert shares[-1] >= 0.9
-    assert sum(last.added.values()) < 0.01
 
 
 def test_a_weak_base_leaves_an_ensemble_its_gain() -> None:
@@ -117,23 +97,6 @@ def test_the_best_way_comes_first_and_each_way_once(population: Population) -> N
     assert {kind for share, _, kind in rows if not share} == {"reader", "text"}
     named = alternatives(replace(requirements, protocol="individual", part_kind="reader"))
     assert [way.parts and way.parts.settings.protocol for way in named].count("individual") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [2.0, 8.0])
-def test_over_a_grid_no_division_is_expected_to_gain_less_than_dp_sgd_or_the_ensemble_alone(epsilon: float) -> None:
-    """An independent computation of both ends."""
-    measured = MeasuredBases.load()
-    for tokens in (1_024, 131_072):
-        for users in (300, 3_000):
-            budget = TokenBudget(epsilon=epsilon, delta=1e-5, tokens=tokens)
-            requirements = Requirements(Population(users, users * 2_000), budget)
-            alone = propose(requirements)
-            division = divide(requirements, alone)
-            assert division is not None
-            gains = measured.gain(signal(planned(DpSgdOptions(epsilon=epsilon)), users))
-            of_parts = [alone.by_corpus[name] for name in gains]
-            assert division.worth >= max(sum(gains.values()), sum(of_parts)) / len(gains) - 1e-12
 
 
 @pytest.mark.slow
