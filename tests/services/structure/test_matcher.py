@@ -7,11 +7,9 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 
 from privmix.structure import grammar, limits
 from privmix.structure.compiler import compiled
-from privmix.structure.ending import PIECE
 from privmix.structure.errors import StructureError
 from privmix.structure.matcher import Matcher
 from tests.support.structure import GRAMMARS, matcher, tokens_of, vocabulary
@@ -144,35 +142,3 @@ def test_a_long_answer_continues_anywhere_as_if_it_had_never_been_interrupted() 
         assert [follower.after(text[:at]) for at in range(length, min(length + 3, len(text)) + 1)] == (
             positions[length : min(length + 3, len(text)) + 1]
         )
-
-
-class Watched:
-    """Passes calls to an engine and records the tokens that it consumes between two masks."""
-
-    def __init__(self, engine: LLMatcher, pieces: list[int]) -> None:
-        self._engine = engine
-        self._pieces = pieces
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def consume_tokens(self, tokens: list[int]) -> bool:
-        self._pieces[-1] += len(tokens)
-        return self._engine.consume_tokens(tokens)
-
-    def compute_bitmask(self) -> bytes:
-        self._pieces.append(0)
-        return self._engine.compute_bitmask()
-
-
-@pytest.mark.parametrize("schema", [LONG, {"const": "constant " * 1000}])
-def test_an_engine_never_reads_much_without_a_mask(schema: dict[str, Any]) -> None:
-    """It renews its fuel at masks only, so a text that passed token by token could fail when it was read at once."""
-    pieces = [0]
-    text = grammar.of_json_schema(schema)
-    whole = matcher(text)
-    follower = Matcher(lambda: Watched(whole._compile(), pieces), vocabulary(), whole._find_end)  # type: ignore[arg-type, return-value]
-    answer = long_text() if schema is LONG else ()
-    assert follower.after(answer) == whole.after(answer)
-    assert sum(pieces) >= 1000
-    assert max(pieces) <= PIECE
