@@ -1,6 +1,5 @@
 """A small, slow HTTP service with the routes that a job uses. It counts every released token."""
 
-import asyncio
 import json
 import threading
 import time
@@ -28,7 +27,6 @@ class SmallService:
     """
 
     budget: int = 10_000
-    pause_s: float = 0.0
     break_after: int | None = None
     epsilon: float | None = 8.0
     space: str = " "
@@ -80,7 +78,6 @@ class SmallService:
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         first = body["prompt"].count(" w") + 1
         for number in range(body["max_tokens"]):
-            await asyncio.sleep(self.pause_s)
             if self.break_after is not None and number == self.break_after:
                 self.break_after = None
                 yield "data: " + json.dumps({"error": {"message": "a shard was lost"}}) + "\n\n"
