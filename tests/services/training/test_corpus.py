@@ -104,16 +104,6 @@ def test_different_spellings_of_an_id_are_one_user(tmp_path: Path) -> None:
     assert {document.user for document in Corpus(path)} == {"7"}
 
 
-def test_byte_order_mark_and_carriage_returns_are_accepted(tmp_path: Path) -> None:
-    path = write(tmp_path / "corpus.jsonl", b"\xef\xbb\xbf" + GOOD.replace(b"\n", b"\r\n"), GOOD)
-    assert len(list(Corpus(path))) == 2
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no such file"):
-        Corpus(tmp_path / "none.jsonl")
-
-
 @pytest.mark.parametrize("given", ["s3://bucket/notes.jsonl", Path("s3://bucket/notes.jsonl")])
 def test_a_url_is_named_as_one(given: Path | str) -> None:
     with pytest.raises(CorpusError, match=r"corpus s3://bucket/notes\.jsonl: is a URL; download it"):
@@ -174,6 +164,7 @@ def parquet_of(rows: Sequence[dict[str, Any]], **options: Any) -> bytes:
 JSONL = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
 CONTENTS = {
     "JSON Lines with blank lines": JSONL.encode(),
+    "JSON Lines with a byte order mark": b"\xef\xbb\xbf" + JSONL.replace("\n", "\r\n").encode(),
     "JSON Lines in UTF-16": JSONL.encode("utf-16"),
     "JSON Lines in UTF-16, big-endian": b"\xfe\xff" + JSONL.encode("utf-16-be"),
     "CSV": csv_of(",").encode(),

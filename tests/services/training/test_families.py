@@ -127,18 +127,12 @@ REFUSED_READERS = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_readers_change_a_family_or_are_refused_by_its_name(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", REFUSED_READERS)
+def test_a_family_without_readers_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
     base, options = family(name, tmp_path)
-    experts = "mo" in name or name == "mixtral"
-    targets = ("q_proj", "o_proj") if experts else READER_TARGETS
-    readers = options.model_copy(update={"part_kind": "reader", "targets": targets})
-    if name in REFUSED_READERS:
-        with pytest.raises(InputError, match=REFUSED_READERS[name]):
-            with_lora(base, "mine", readers, CPU)
-    else:
-        changed = {found for found, _ in with_lora(base, "mine", readers, CPU).named_modules()}
-        assert all(any(found.endswith(f"{target}.lora_A") for found in changed) for target in targets)
+    readers = options.model_copy(update={"part_kind": "reader", "targets": READER_TARGETS})
+    with pytest.raises(InputError, match=REFUSED_READERS[name]):
+        with_lora(base, "mine", readers, CPU)
 
 
 def draws(module: nn.Module, _: Any, output: Tensor) -> Tensor:

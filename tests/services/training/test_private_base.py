@@ -21,7 +21,6 @@ from privmix_cluster.promise import promise
 from tests.inline import run_inline
 from tests.support.cli import privmix
 from tests.support.training import Ensemble, small_documents, write_corpus
-from tests.tiny import write_tiny_model
 
 PLAIN = TrainingOptions(
     part_kind="lora", targets=("v_proj",), block=16, learning_rate=5e-3, precision="float32", weight_decay=0
@@ -33,11 +32,6 @@ CONFIGURED = {"privacy": {"protocol": "exponential", "epsilon": 8, "tokens": 64}
 
 def configured(folder: Path, **changes: object) -> Configuration:
     return Configuration.of({"ensemble": str(folder), "budget": {"ledger": str(folder / "l.db")}, **changes})
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_tiny_model(tmp_path / "tiny")
 
 
 @pytest.fixture

@@ -72,33 +72,6 @@ def test_a_weak_base_leaves_an_ensemble_its_gain() -> None:
     assert measured.gain(0.0) == dict.fromkeys(alone, 0.0)
 
 
-@pytest.mark.parametrize("population", [Population(1_200, 180_000), Population(1_200)])
-def test_the_best_way_comes_first_and_each_way_once(population: Population) -> None:
-    """A corpus that is too small for parts gains four times as much by a base. Without its size, bases are unknown."""
-    requirements = Requirements(population, TokenBudget(epsilon=8.0, delta=1e-5, tokens=16_384))
-    best, *others = alternatives(requirements)
-    rows = {
-        (way.share, way.parts and way.parts.settings.protocol, way.parts and way.parts.part_kind): way
-        for way in (best, *others)
-    }
-    worths = [way.worth for way in others]
-    assert worths == sorted(worths, reverse=True)
-    assert len(rows) == 1 + len(others)
-    own = next(way for (_, protocol, _), way in rows.items() if protocol == "individual")
-    assert own is not best, "it asks all parts"
-    assert own.parts == propose(replace(requirements, protocol="individual", part_kind=propose(requirements).part_kind))
-    if population.tokens is None:
-        assert (best.share, best.gain, best.parts) == (0.0, None, propose(requirements))
-        assert divide(requirements, propose(requirements)) is None
-        return
-    assert 0 < best.share < 1
-    assert best.worth >= 4 * max(way.worth for (share, *_), way in rows.items() if not share and way is not own)
-    assert {share for share, *_ in rows} == {0.0, best.share, 1.0}
-    assert {kind for share, _, kind in rows if not share} == {"reader", "text"}
-    named = alternatives(replace(requirements, protocol="individual", part_kind="reader"))
-    assert [way.parts and way.parts.settings.protocol for way in named].count("individual") == 2
-
-
 @pytest.mark.slow
 def test_an_assumed_size_still_gives_a_share_between_both_ends() -> None:
     """With 4 parts, parts add nothing, which a stated size would say."""

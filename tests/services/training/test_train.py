@@ -129,14 +129,6 @@ def test_one_user_changes_only_one_adapter(ensemble: Ensemble, tmp_path: Path) -
     assert len(list((directory / "parts").iterdir())) == PARTS
 
 
-def test_a_finished_ensemble_is_not_trained_again(ensemble: Ensemble, tmp_path: Path) -> None:
-    directory = ensemble.copy(tmp_path / "copy")
-    before = (directory / FILE).read_bytes()
-    again = ensemble.train(directory)
-    assert (again.trained, again.kept) == (0, PARTS)
-    assert (directory / FILE).read_bytes() == before
-
-
 def test_texts_need_no_training(base: Path, tokenizer: Any, ensemble: Ensemble, tmp_path: Path) -> None:
     """Each part is a text of its own users, and the model that reads it expects their words."""
     options = TrainingOptions(part_kind="text", text=128)
