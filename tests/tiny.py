@@ -3,13 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from privmix.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.training.manifest import PRIVATE_BASE, PrivateBase, PrivateTraining
 from privmix.training.public_model import resolve
+
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 1, "initializer_range": 0.2}
 
 
 def write_tiny_model(folder: Path, context: int = 128) -> Path:
@@ -17,30 +18,16 @@ def write_tiny_model(folder: Path, context: int = 128) -> Path:
 
     It has the embedded model's tokenizer.
     """
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    return _write_llama(
+        folder,
         vocab_size=_copy_tokenizer(folder),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
-        num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=context,
         initializer_range=0.5,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def write_tiny_base(folder: Path, origin: str) -> Path:
-    """Writes a tiny model that states a training on private text, on the public model of this revision."""
-    write_tiny_model(folder)
-    event = DpSgdEvent(noise_multiplier=1.0, sampling_rate=0.1, steps=12, unit="user", run="0" * 32)
-    training = PrivateTraining(epsilon=4, delta=1e-5, clip=1, blocks=1, event=event)
-    described = PrivateBase(origin=origin, adapter="1" * 64, training=training)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {PRIVATE_BASE: described.model_dump(mode="json")}))
-    return folder
 
 
 def write_served_model(folder: Path, context: int) -> Path:
@@ -60,18 +47,14 @@ def _copy_tokenizer(folder: Path) -> int:
 
 def write_tiny_llama(folder: Path, *, layers: int, context: int, vocabulary: int = 128) -> Path:
     """Writes a random Llama of 64 dimensions and one key head, without a tokenizer."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=context,
-        initializer_range=0.2,
+    return _write_llama(
+        folder, vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=context, **WIDE
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _write_llama(folder: Path, **described: Any) -> Path:
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **described)).save_pretrained(folder)
     return folder
 
 
@@ -80,17 +63,14 @@ def write_mixture_of_experts(folder: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
         moe_intermediate_size=64,
         num_experts=4,
         num_experts_per_tok=2,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=512,
-        initializer_range=0.2,
+        **WIDE,
     )
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder

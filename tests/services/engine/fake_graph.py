@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 
 from privmix.engine import step_graph
 from privmix.engine.reader_rows import ReaderRows
+from privmix.engine.step_graph import StepGraphs, StepShape
 from privmix.foundation import compiled
 
 REFUSED = frozenset(
@@ -82,6 +83,19 @@ def capture_on_a_cpu(patch: pytest.MonkeyPatch, graph: type = FakeGraph) -> None
     # the forward context.
     patch.setattr(compiled, "operators", lambda _source: None)
     patch.setattr(type(current_platform), "opaque_attention_op", classmethod(lambda _cls: False))
+
+
+def recorded_steps(patch: pytest.MonkeyPatch) -> list[StepShape]:
+    """Returns the list to which each captured step will add its shape."""
+    shapes: list[StepShape] = []
+    step = StepGraphs.step
+
+    def recorded(graphs: StepGraphs, shape: StepShape, *arguments: Any) -> Tensor:
+        shapes.append(shape)
+        return step(graphs, shape, *arguments)
+
+    patch.setattr(StepGraphs, "step", recorded)
+    return shapes
 
 
 def _name(operator: Any) -> str:

@@ -9,7 +9,6 @@ import pytest
 from privmix.engine.adapter_config import AdapterConfig, first_layer, read_adapter_configs
 from privmix.engine.engine import EngineSettings, create
 from tests.ensembles import write_adapters
-from tests.tiny import write_tiny_model
 
 READER = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -78,8 +77,3 @@ def test_the_transformers_engine_refuses_them_too(tiny: Path, tmp_path: Path) ->
     )
     with pytest.raises(ValueError, match=r"layers: adapters change the last \[1, 2\] layers"):
         create(EngineSettings(tiny, "transformers", "float32", 64, adapters=adapters))
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_tiny_model(tmp_path / "model")

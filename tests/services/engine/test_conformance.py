@@ -6,7 +6,7 @@ By default SmolLM2 shows one kind and a tiny model the others: the code is the s
 time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,26 @@ def _created(settings: EngineSettings, model: str, dtype: str, parts: str) -> It
         pytest.skip("vLLM's adapters have no float32 on a GPU")
     built = create(settings)
     answer = built.next_token
-    built.next_token = lambda requests: answer(requests).cpu()  # type: ignore[method-assign]
+
+    def asked(requests: Sequence[Request]) -> torch.Tensor:
+        built.sequences |= {request.sequence for request in requests}  # type: ignore[attr-defined]
+        return answer(requests).cpu()
+
+    built.next_token = asked  # type: ignore[method-assign]
+    built.sequences = set()  # type: ignore[attr-defined]
     built.dtype = dtype  # type: ignore[attr-defined]
     built.part_kind = settings.part_kind  # type: ignore[attr-defined]
     built.rows_of = (model, parts)  # type: ignore[attr-defined]
     yield built
     built.close()
+
+
+@pytest.fixture(autouse=True)
+def released(engine: Engine) -> Iterator[None]:
+    """Releases what a test has asked for."""
+    yield
+    for sequence in engine.sequences:  # type: ignore[attr-defined]
+        engine.drop_caches(sequence)
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +235,6 @@ def test_agrees_with_a_plain_forward_pass_on_real_text(
     requests = [Request(f"text-{length}", tokens[:length], EVERY) for length in lengths]
     rows = engine.next_token(requests)
     assert_agree(engine, rows, expect(reference, [(length, name) for length in lengths for name in EVERY]), few=False)
-    for request in requests:
-        engine.drop_caches(request.sequence)
 
 
 def test_readers_in_some_steps_answer_like_readers_in_all_steps(
@@ -238,8 +250,6 @@ def test_readers_in_some_steps_answer_like_readers_in_all_steps(
         rows.append(engine.next_token([Request(name, tokens[:length], names) for name, length in lengths.items()]))
         requested += [(length, name) for length in lengths.values() for name in names]
     assert_agree(engine, torch.cat(rows), expect(reference, requested))
-    engine.drop_caches("ahead")
-    engine.drop_caches("behind")
 
 
 def test_a_sequence_may_advance_by_several_tokens(
@@ -249,7 +259,6 @@ def test_a_sequence_may_advance_by_several_tokens(
     lengths = (10, 11, 15, 16, 28, 29, 60)
     rows = [engine.next_token([Request("jumps", tokens[:length], EVERY)]) for length in lengths]
     assert_agree(engine, torch.cat(rows), expect(reference, [(length, name) for length in lengths for name in EVERY]))
-    engine.drop_caches("jumps")
 
 
 def test_a_zero_reader_equals_the_public_model(
@@ -261,7 +270,6 @@ def test_a_zero_reader_equals_the_public_model(
         assert_same(engine, rows[row], rows[2] if engine.part_kind == "reader" else rows[0])  # type: ignore[attr-defined]
     assert_agree(engine, rows[:1], expect(reference, [(30, ZERO)]))
     assert not torch.allclose(rows[1], rows[2], atol=0.1)
-    engine.drop_caches("zero")
 
 
 def test_the_public_row_does_not_depend_on_readers_in_the_request(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -270,8 +278,6 @@ def test_the_public_row_does_not_depend_on_readers_in_the_request(engine: Engine
         alone = engine.next_token([Request("alone", tokens[:length], (PUBLIC,))])
         beside = engine.next_token([Request("beside", tokens[:length], EVERY)])
         assert_same(engine, beside[0], alone[0])
-    engine.drop_caches("alone")
-    engine.drop_caches("beside")
 
 
 def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -284,8 +290,6 @@ def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: E
         ]
     )
     assert_same(engine, rows[len(EVERY) + 1], alone[0])
-    for name in ("alone", "before", "crowded", "after"):
-        engine.drop_caches(name)
 
 
 def test_a_cached_prefix_changes_no_row(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -299,16 +303,15 @@ def test_a_cached_prefix_changes_no_row(engine: Engine, tokens: tuple[int, ...])
         assert_same(engine, again, fresh)
 
 
-@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("dropped", [False, True])
 def test_a_sequence_that_forks_or_begins_again_does_not_see_its_old_tokens(
-    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...], released: bool
+    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...], dropped: bool
 ) -> None:
     engine.next_token([Request("fork", tokens[:12] + tokens[40:60], EVERY)])
-    if released:
+    if dropped:
         engine.drop_caches("fork")
     rows = engine.next_token([Request("fork", tokens[:25], EVERY)])
     assert_agree(engine, rows, expect(reference, [(25, name) for name in EVERY]))
-    engine.drop_caches("fork")
 
 
 def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: Engine, tokens: tuple[int, ...]) -> None:
@@ -317,7 +320,6 @@ def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: En
     assert torch.allclose(rows.exp().sum(-1), torch.ones(len(EVERY)), atol=1e-3)
     with pytest.raises(ValueError, match="tokens: a context has between 1 and 255"):
         engine.next_token([Request("beyond", long, EVERY)])
-    engine.drop_caches("limit")
 
 
 def test_a_single_token_is_a_context(
@@ -326,7 +328,6 @@ def test_a_single_token_is_a_context(
     """In bfloat16, the worst row is 0.15 away in transformers itself, and with exact LoRA products in vLLM."""
     rows = engine.next_token([Request("one", tokens[:1], EVERY)])
     assert_agree(engine, rows, expect(reference, [(1, name) for name in EVERY]), worst=0.3)
-    engine.drop_caches("one")
 
 
 @pytest.mark.parametrize(

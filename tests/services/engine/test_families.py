@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import (
     MistralConfig,
     MistralForCausalLM,
@@ -17,16 +16,15 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3MoeForCausalLM,
 )
 
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.part_text import text_files
 from privmix.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
-from privmix.engine.step_graph import StepGraphs, StepShape
+from privmix.engine.step_graph import StepShape
 from privmix.foundation.files import write_files
 from tests.ensembles import write_adapters
-from tests.services.engine.fake_graph import capture_on_a_cpu
+from tests.services.engine.fake_graph import capture_on_a_cpu, recorded_steps
 from tests.tiny import write_mixture_of_experts
 
 SIZES: dict[str, Any] = {
@@ -72,16 +70,9 @@ def test_both_engines_give_the_same_answers(
     FAMILIES[family]().save_pretrained(tmp_path / "model")
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
     settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters, rows=3)
-    replayed: list[StepShape] = []
+    replayed = recorded_steps(monkeypatch)
     if captured:
         capture_on_a_cpu(monkeypatch)
-        step = StepGraphs.step
-
-        def recorded(graphs: StepGraphs, shape: StepShape, *arguments: Any) -> torch.Tensor:
-            replayed.append(shape)
-            return step(graphs, shape, *arguments)
-
-        monkeypatch.setattr(StepGraphs, "step", recorded)
     check_same_rows(settings)
     windows = "window" in family
     assert replayed == ([StepShape(1, 3)] * 3 if captured and not windows else [])
@@ -92,9 +83,8 @@ def test_both_engines_give_the_same_answers(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them")
 def test_adapters_of_a_mixture_of_experts_are_refused_on_a_cpu(tmp_path: Path) -> None:
     model = write_mixture_of_experts(tmp_path / "model")
-    base = Qwen3MoeForCausalLM.from_pretrained(model)
-    get_peft_model(base, LoraConfig(target_modules=["q_proj", "o_proj"])).save_pretrained(tmp_path / "part")
-    settings = EngineSettings(model, "vllm", "bfloat16", 128, cache_gib=1, adapters={"part": tmp_path / "part"})
+    adapters = write_adapters(tmp_path, ("part",), model, targets=("q_proj", "o_proj"))
+    settings = EngineSettings(model, "vllm", "bfloat16", 128, cache_gib=1, adapters=adapters)
     with pytest.raises(ValueError, match="adapters of a mixture-of-experts model on a GPU only"):
         create(settings)
 

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.vllm_engine import _head_dtype
 from tests.ensembles import write_adapters
-from tests.tiny import write_tiny_model
 
 TOKENS = tuple(torch.randint(1000, (30,), generator=torch.Generator().manual_seed(0)).tolist())
 
@@ -33,13 +32,12 @@ def test_float32_logits_are_not_rounded(kind: str, public_model: Path, adapters:
     assert min(values["float32"]) > 40_000
 
 
-def test_float32_logits_equal_a_product_in_float32(tmp_path: Path) -> None:
+def test_float32_logits_equal_a_product_in_float32(tiny: Path, tmp_path: Path) -> None:
     """In transformers, whose states before the head are at hand. The head's weights are the embedding's."""
-    path = write_tiny_model(tmp_path / "model")
-    adapters = write_adapters(tmp_path / "adapters", ("part",), path)
-    settings = EngineSettings(path, "transformers", "bfloat16", 64, head_dtype="float32", adapters=adapters)
+    adapters = write_adapters(tmp_path, ("part",), tiny)
+    settings = EngineSettings(tiny, "transformers", "bfloat16", 64, head_dtype="float32", adapters=adapters)
     rows = create(settings).next_token([Request("text", TOKENS, (PUBLIC,))])
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).eval()
     with torch.inference_mode():
         states = model.model(torch.tensor([TOKENS])).last_hidden_state[0, -1]
         expected = torch.log_softmax(states.float() @ model.lm_head.weight.float().T, -1)

@@ -4,15 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from privmix.engine.engine import PUBLIC, AdapterFiles, EngineSettings, create
+from privmix.engine.engine import EngineSettings, create
 from privmix.engine.part_text import read_text, read_texts, text_files
 from privmix.foundation.files import write_files
-from privmix.laboratory.evaluation.adapted_model import AdaptedModel
 from tests.ensembles import write_adapters
-from tests.services.engine.masked import after_text
-from tests.tiny import write_tiny_model
 
 END = 7
 
@@ -38,28 +34,9 @@ def test_texts_of_different_sizes_are_refused(tmp_path: Path) -> None:
         read_texts(paths)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model", context=256)
-
-
 def test_an_adapter_is_no_text(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is an adapter and not the text of a part"):
         read_texts(write_adapters(tmp_path, ("part",), tiny))
-
-
-def test_the_evaluation_reads_the_text_before_each_sequence(
-    tiny: Path, tokens: tuple[int, ...], tmp_path: Path
-) -> None:
-    path = write(tmp_path / "text", list(tokens))
-    model = AdaptedModel(tiny, torch.float32, {"text": AdapterFiles(path, "text")})
-    sequences = torch.tensor([tokens[:30], tokens[30:60]])
-    cache = model.record(sequences)
-    for positions in (30, 1):
-        rows = model.logits("text", sequences, positions, cache)
-        expected = torch.stack([after_text(model.base, read_text(path), sequence) for sequence in sequences])
-        torch.testing.assert_close(rows, expected[:, -positions:], atol=1e-3, rtol=1e-3)
-        assert (rows - model.logits(PUBLIC, sequences, positions, cache)).abs().max() > 1
 
 
 def test_texts_that_do_not_fit_are_refused(public_model: Path, tmp_path: Path) -> None:

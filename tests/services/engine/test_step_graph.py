@@ -6,7 +6,6 @@ of sequences than those of the capture.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ import torch
 
 from privmix.engine import vllm_engine
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-from privmix.engine.step_graph import StepGraphs, StepShape
+from privmix.engine.step_graph import StepShape
 from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
-from tests.services.engine.fake_graph import capture_on_a_cpu
+from tests.services.engine.fake_graph import capture_on_a_cpu, recorded_steps
 from tests.tiny import write_tiny_llama
 
 NAMES = tuple(f"part-{index}" for index in range(5))
@@ -137,14 +136,7 @@ def test_room_for_new_tokens_is_made_at_the_cost_of_no_sequence_of_the_same_step
 
     ask(("a", 80))
     ask(("b", 80))
-    steps: list[StepShape] = []
-    step = StepGraphs.step
-
-    def noted(graphs: StepGraphs, shape: StepShape, *given: Any) -> torch.Tensor:
-        steps.append(shape)
-        return step(graphs, shape, *given)
-
-    monkeypatch.setattr(StepGraphs, "step", noted)
+    steps = recorded_steps(monkeypatch)
     before = engine._worker("tokens_computed")
     ask(("a", 81), ("c", 80))
     assert engine._worker("tokens_computed") - before == 1 + 80
@@ -156,14 +148,7 @@ def test_room_for_new_tokens_is_made_at_the_cost_of_no_sequence_of_the_same_step
 def test_a_captured_step_computes_the_rows_of_one_without_graphs(
     expected: Answers, captured: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes: list[StepShape] = []
-    step = StepGraphs.step
-
-    def recorded(graphs: StepGraphs, shape: StepShape, *arguments: np.ndarray) -> torch.Tensor:
-        shapes.append(shape)
-        return step(graphs, shape, *arguments)
-
-    monkeypatch.setattr(StepGraphs, "step", recorded)
+    shapes = recorded_steps(monkeypatch)
     assert captured._captured == {0, READERS}
     answers = decoded(captured)
     assert len(answers) == len(expected)

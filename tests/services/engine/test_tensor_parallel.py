@@ -18,9 +18,7 @@ import psutil
 import pytest
 import ray
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -39,6 +37,7 @@ from privmix.engine.tensor_parallel import RankLostError
 from privmix.foundation.files import write_files
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.shards.shard import ShardActor
+from privmix.training.options import PLAIN_TARGETS
 from tests.ensembles import write_adapters
 from tests.services.engine import ranks
 from tests.support.asking import asked
@@ -88,24 +87,13 @@ def write_model(folder: Path, name: str) -> Path:
 def write_parts(folder: Path, model: Path, kind: str) -> dict[str, Path]:
     match kind:
         case "lora":
-            return {"first": write_plain_adapter(folder, model)}
+            return write_adapters(folder, NAMES[:1], model, targets=PLAIN_TARGETS)
         case "text":
             for number, name in enumerate(NAMES):
                 text = np.array(TOKENS[40 * number :][:40], np.int32)
                 write_files(folder / name, text_files(text, 128))
             return {name: folder / name for name in NAMES}
     return write_adapters(folder, NAMES, model, layers=LATE if kind == "late" else None)
-
-
-def write_plain_adapter(folder: Path, model: Path) -> Path:
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    adapted = get_peft_model(base, LoraConfig(r=4, lora_alpha=32, target_modules=targets))
-    for key, weights in adapted.named_parameters():
-        if "lora_B" in key:
-            torch.nn.init.normal_(weights, std=0.1)
-    adapted.save_pretrained(folder)
-    return folder
 
 
 def rows_of(settings: EngineSettings) -> torch.Tensor:
