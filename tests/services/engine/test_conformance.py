@@ -112,29 +112,25 @@ def engine(request: pytest.FixtureRequest, models: dict[str, Path], parts_of: Pa
         part_kind=part_kind,
         adapters=parts_of(model, parts),
     )
+    if torch.cuda.is_available() and kind == "vllm" and dtype == "float32":
+        pytest.skip("vLLM's adapters have no float32 on a GPU")
     with pytest.MonkeyPatch.context() as patch:
         if apart:
             patch.setattr("privmix.engine.reader_rows.ReaderRows._runs_together", False)
-        yield from _created(settings, model, dtype, parts)
+        built = create(settings)
+        answer = built.next_token
 
+        def asked(requests: Sequence[Request]) -> torch.Tensor:
+            built.sequences |= {request.sequence for request in requests}  # type: ignore[attr-defined]
+            return answer(requests).cpu()
 
-def _created(settings: EngineSettings, model: str, dtype: str, parts: str) -> Iterator[Engine]:
-    if torch.cuda.is_available() and settings.kind == "vllm" and settings.dtype == "float32":
-        pytest.skip("vLLM's adapters have no float32 on a GPU")
-    built = create(settings)
-    answer = built.next_token
-
-    def asked(requests: Sequence[Request]) -> torch.Tensor:
-        built.sequences |= {request.sequence for request in requests}  # type: ignore[attr-defined]
-        return answer(requests).cpu()
-
-    built.next_token = asked  # type: ignore[method-assign]
-    built.sequences = set()  # type: ignore[attr-defined]
-    built.dtype = dtype  # type: ignore[attr-defined]
-    built.part_kind = settings.part_kind  # type: ignore[attr-defined]
-    built.rows_of = (model, parts)  # type: ignore[attr-defined]
-    yield built
-    built.close()
+        built.next_token = asked  # type: ignore[method-assign]
+        built.sequences = set()  # type: ignore[attr-defined]
+        built.dtype = dtype  # type: ignore[attr-defined]
+        built.part_kind = part_kind  # type: ignore[attr-defined]
+        built.rows_of = (model, parts)  # type: ignore[attr-defined]
+        yield built
+        built.close()
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ of a GPU is run here too, in vLLM's CPU backend.
 """
 
 from collections.abc import Iterator
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,22 +77,6 @@ def shares(
 
 def without_mask(possible: bool) -> Any:
     return SimpleNamespace(supports_non_causal=lambda: possible, get_name=lambda: "SOME")
-
-
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ("cpu_attn", "CPUAttentionBackend"),
-        ("flash_attn", "FlashAttentionBackend"),
-        ("triton_attn", "TritonAttentionBackend"),
-    ],
-)
-def test_the_backends_of_a_gpu_share_queries(file: str, name: str) -> None:
-    try:
-        backend = getattr(import_module(f"vllm.v1.attention.backends.{file}"), name)
-    except ImportError as error:
-        pytest.skip(f"the library of this backend is not installed: {error}")
-    assert shares(backend)
 
 
 @pytest.mark.parametrize(("device", "shared"), [("cpu", True), ("cuda", False)])

@@ -42,14 +42,6 @@ def test_halves_are_equally_likely_in_every_part(parts: int) -> None:
     assert chisquare(list(counts.values())).pvalue > 1e-3
 
 
-def test_another_salt_gives_another_partition() -> None:
-    users = [f"user-{number}" for number in range(1000)]
-    other = bytes(32)
-    together = sum(part_of(user, SALT, 8) == part_of(user, other, 8) for user in users)
-    assert 60 < together < 200
-    assert salt_id(SALT) != salt_id(other)
-
-
 def test_the_salt_is_drawn_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "salt"
     salt = read_salt(path)

@@ -135,14 +135,7 @@ def test_what_cannot_be_loaded_is_named_with_the_fix(copy: Path, kind: str) -> N
         public_model.resolve(str(copy))
 
 
-@pytest.mark.parametrize(
-    ("unreachable", "named"),
-    [
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the network"),
-        ({"HF_ENDPOINT": "http://hub.example", "ALL_PROXY": "http://127.0.0.1:9"}, "the proxy of ALL_PROXY"),
-    ],
-)
-def test_hub_id_without_network(unreachable: dict[str, str], named: str, tmp_path: Path) -> None:
+def test_hub_id_without_network(tmp_path: Path) -> None:
     # The client reads the hub's address at import, so the test needs another process.
     code = (
         "from privmix.foundation.errors import PublicModelError\n"
@@ -151,10 +144,11 @@ def test_hub_id_without_network(unreachable: dict[str, str], named: str, tmp_pat
         "except PublicModelError as error:\n    print(error)\n"
     )
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    unreachable = {"HF_ENDPOINT": "http://hub.example", "ALL_PROXY": "http://127.0.0.1:9"}
     environment = kept | unreachable | {"HF_HOME": str(tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "model someone/some-model" in result.stdout
-    assert named in result.stdout
+    assert "the proxy of ALL_PROXY" in result.stdout
 
 
 def test_revision_follows_weights_and_configuration_alone(copy: Path, base: Path) -> None:
