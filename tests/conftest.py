@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 import privmix
@@ -14,6 +15,9 @@ from privmix.training.public_model import resolve
 from tests import postgresql as postgresql_server
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import ray
-from hypothesis import settings
 from ray.actor import ActorHandle
 
 from privmix.budget.actor import start
@@ -21,9 +20,6 @@ from privmix.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 from tests.support.ray_cluster import ray_cluster
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 NAMESPACE = "budget-tests"
 ALLOWANCE = 208  # tokens of COARSE

@@ -34,7 +34,7 @@ def check(client: TestClient, route: str, body: bytes) -> None:
 
 
 routes = st.sampled_from(["/v1/completions", "/v1/chat/completions"])
-many_examples = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many_examples = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @many_examples

@@ -98,7 +98,6 @@ def check(client: TestClient, wish: dict[str, Any]) -> None:
 def fuzzed(examples: int) -> settings:
     return settings(
         max_examples=examples,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 

@@ -29,7 +29,7 @@ def kl(p: Row, r: Row) -> float:
     return float(np.sum(p[kept] * np.log(p[kept] / r[kept])))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data(), st.integers(2, 6), RADII)
 def test_no_solver_finds_a_closer_member_of_the_ball(data: st.DataObject, tokens: int, radius: float) -> None:
     p, p0 = data.draw(distributions(tokens)), data.draw(distributions(tokens))
@@ -48,7 +48,7 @@ def test_no_solver_finds_a_closer_member_of_the_ball(data: st.DataObject, tokens
     assert kl(p, r / r.sum()) <= kl(p, other / other.sum()) + 1e-5
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(2, 8), RADII)
 def test_no_other_member_of_the_ball_is_closer(data: st.DataObject, tokens: int, radius: float) -> None:
     p, p0 = data.draw(distributions(tokens)), data.draw(distributions(tokens))
@@ -58,7 +58,7 @@ def test_no_other_member_of_the_ball_is_closer(data: st.DataObject, tokens: int,
     assert kl(p, r) <= kl(p, share * other + (1 - share) * r) + 1e-5
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(2, 40), st.floats(0.001, 6))
 def test_projections_are_distributions_within_the_ball(data: st.DataObject, tokens: int, radius: float) -> None:
     p, p0 = data.draw(distributions(tokens)), data.draw(distributions(tokens))
@@ -68,7 +68,7 @@ def test_projections_are_distributions_within_the_ball(data: st.DataObject, toke
         assert np.all(np.abs(np.log(r / p0)) <= radius + 1e-5)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(2, 8), RADII)
 def test_mix_keeps_the_largest_share_that_fits(data: st.DataObject, tokens: int, radius: float) -> None:
     p, p0 = data.draw(distributions(tokens)), data.draw(distributions(tokens))
