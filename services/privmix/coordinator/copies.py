@@ -115,10 +115,11 @@ class ShardCopies:
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
-        for name, shard in self._handles.items():
+        for shard in self._handles.values():
             shard.drop_caches.remote(sequences)
+        for told in self._told.values():
             for sequence in sequences:
-                self._told[name].contexts.pop(sequence, None)
+                told.contexts.pop(sequence, None)
 
     async def status(self) -> list[ShardStatus | CoordinatorUnavailable]:
         """Returns the status of each copy, or the error that explains its absence."""

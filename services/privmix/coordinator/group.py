@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -134,6 +134,20 @@ def in_order(answers: Iterable[tuple[ShardBatch, Iterable[T]]]) -> list[T]:
     """
     placed = {place: value for batch, values in answers for place, value in zip(batch.places, values, strict=False)}
     return [placed[place] for place in sorted(placed)]
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Returns what all calls return. If one fails, the others end: later they would tell shards of a step that failed.
+
+    Raises: the first error.
+    """
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

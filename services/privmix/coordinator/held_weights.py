@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privmix.coordinator.group import Group, ShardBatch, asking, computed, divided, in_order
+from privmix.coordinator.group import Group, ShardBatch, asking, computed, divided, in_order, together
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
 from privmix.privacy.sampling.categorical import draw
@@ -97,7 +97,7 @@ class HeldWeights(StepResult):
 
 async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWeights:
     """Lets the shards compute the sampling weights of every sequence, and those of the first group hold them."""
-    held = await asyncio.gather(*(_weigh(groups, batch) for batch in divided(groups, step)))
+    held = await together(_weigh(groups, batch) for batch in divided(groups, step))
     arrays = [array for each in held for array in (each.totals, each.charges) if array is not None]
     return HeldWeights(
         step,
@@ -117,12 +117,14 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
     if not others or not private.sequences:
         copy, answer = await first.copies.first(batch.orders[0], "weigh", tell)
         return HeldBatch(batch, copy, *answer)
-    (copy, (charges, public)), *keeping = await asyncio.gather(
-        first.copies.first(batch.orders[0], "begin", tell),
-        *(
-            group.copies.first(order, "keep", partial(group.asked, key, private))
-            for group, order in zip(others, batch.orders[1:], strict=True)
-        ),
+    (copy, (charges, public)), *keeping = await together(
+        [
+            first.copies.first(batch.orders[0], "begin", tell),
+            *(
+                group.copies.first(order, "keep", partial(group.asked, key, private))
+                for group, order in zip(others, batch.orders[1:], strict=True)
+            ),
+        ]
     )
 
     async def added(group: Group, holder: int) -> tuple[NDArray[np.int64] | None, Any]:
@@ -132,7 +134,7 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
         return answer
 
     holders = [holder for holder, _ in keeping]
-    partials = await asyncio.gather(*map(added, others, holders))
+    partials = await together(map(added, others, holders))
     sums = [reference for _, reference in partials]
     totals = await first.copies.same(copy, lambda shard: shard.add.remote(key, *sums), patient=True)
     return HeldBatch(batch, copy, totals, _of_all_parts(groups, [charges, *(own for own, _ in partials)]))

@@ -6,7 +6,6 @@ measured losses and mechanisms reproduced as published become a `StepResult`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from privmix.coordinator.arithmetic import Arithmetic
-from privmix.coordinator.group import Group, ShardBatch, computed, divided, in_order
+from privmix.coordinator.group import Group, ShardBatch, computed, divided, in_order, together
 from privmix.coordinator.pending_release import PendingRelease
 from privmix.coordinator.step import Costs, Step, StepResult
 from privmix.privacy.protocol import Protocol
@@ -54,8 +53,8 @@ class RawRows(StepResult):
 async def collect(groups: Sequence[Group], protocol: Protocol, arithmetic: Arithmetic, step: Step) -> RawRows:
     """Returns the public row of every sequence and the rows of the models drawn for it, without the padding."""
     batches = divided(groups, step)
-    answers = await asyncio.gather(
-        *(asyncio.gather(*(_rows(group, at, batch) for batch in batches)) for at, group in enumerate(groups))
+    answers = await together(
+        together([_rows(group, at, batch) for batch in batches]) for at, group in enumerate(groups)
     )
     rows = [chain.from_iterable(in_order(answer)) for answer in answers]
     of_model = {model: own for group, own in zip(groups, rows, strict=True) for model in group.models}

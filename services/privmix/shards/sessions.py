@@ -87,11 +87,11 @@ _NEW = _Session((), None, SamplingOptions())
 
 
 class Sessions:
-    """Remembers the sequences of all callers, and the terms of each."""
+    """Remembers the sequences of all callers, and the latest step and the terms of each."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
-        self._terms: dict[str, Terms] = {}
+        self._callers: dict[str, tuple[int, Terms]] = {}
 
     def told(self, asked: Asked) -> tuple[list[Request], Reduction]:
         """Returns what the engine computes for a call, and how its rows are reduced.
@@ -100,7 +100,7 @@ class Sessions:
         that draws the number of parts (`Protocol.rows` is None) has none of these.
 
         Raises:
-            LostSessionError: the caller assumes that more is known here than is.
+            LostSessionError: the caller assumes that more is known here than is, or has told a later step.
         """
         terms = self._terms_of(asked)
         sessions = self._sessions_of(asked)
@@ -115,8 +115,8 @@ class Sessions:
         return requests, Reduction(terms.protocol, options, asked.drawn != NOBODY, asked.allowances)
 
     def coming(self, asked: Asked) -> tuple[ComingRow, ...]:
-        """Returns the rows of the next steps: those of the next one come before those of the one after it."""
-        terms = self._terms_of(asked)
+        """Returns the rows of the next steps of a call that was told: those of the next one come first."""
+        _, terms = self._callers[asked.key.caller]
         padding = () if terms.protocol.rows is None else (ZERO,)
         return tuple(
             (sequence, name)
@@ -130,11 +130,12 @@ class Sessions:
         self._sessions.pop(sequence, None)
 
     def _terms_of(self, asked: Asked) -> Terms:
-        if asked.terms is not None:
-            self._terms[asked.key.caller] = asked.terms
-        if asked.key.caller not in self._terms:
+        latest, before = self._callers.get(asked.key.caller, (0, None))
+        terms = before if asked.terms is None else asked.terms
+        if terms is None or asked.key.step < latest:
             raise LostSessionError
-        return self._terms[asked.key.caller]
+        self._callers[asked.key.caller] = asked.key.step, terms
+        return terms
 
     def _sessions_of(self, asked: Asked) -> list[_Session]:
         """Returns the sequences as they are now. Remembers nothing of a call of which one is lost."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
@@ -24,6 +25,7 @@ from privmix.coordinator.raw_rows import RawRows, collect
 from privmix.coordinator.step import Step
 from privmix.engine.engine import EngineSettings, Request
 from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
 from privmix.privacy.protocol import Protocol, Release
 from privmix.privacy.protocols.exponential import Exponential
@@ -31,7 +33,7 @@ from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.protocols.public import Public
 from privmix.privacy.sampling import categorical
-from privmix.shards.sessions import Sessions
+from privmix.shards.sessions import Asked, Sessions
 from privmix.shards.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
@@ -280,6 +282,37 @@ def test_a_step_fails_where_a_shard_loses_its_part_of_it(
             await weigh(groups(shards, PROTOCOLS[1], 2), 60.0, step(PROTOCOLS[1]))
 
     asyncio.run(run())
+
+
+def test_nothing_is_told_of_a_step_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of the ensemble's size it would bring back the terms of before."""
+    monkeypatch.setattr(ray, "cancel", lambda _: None)
+    asked_of: list[str] = []
+
+    def silent(name: str) -> Any:
+        async def keep(_: Asked) -> None:
+            asked_of.append(name)
+            await asyncio.Event().wait()
+
+        return SimpleNamespace(keep=SimpleNamespace(remote=keep))
+
+    def of(at: int, names: tuple[str, ...], actor: Callable[[str], Any]) -> Group:
+        models = {part: f"part-{part}" for part in (2 * at, 2 * at + 1)}
+        return Group(PartGroup(at, models, names), PROTOCOLS[1], ShardCopies(names, actor, 0.01))
+
+    async def run() -> None:
+        with pytest.raises(CoordinatorUnavailable, match="'dead' is not alive"):
+            own = [of(0, ("dead",), _no_actor), of(1, ("one", "other"), silent)]
+            await weigh(own, 60.0, step(PROTOCOLS[1]))
+        failed = len(asked_of)
+        await asyncio.sleep(0.1)
+        assert len(asked_of) == failed
+
+    asyncio.run(run())
+
+
+def _no_actor(_: str) -> Any:
+    raise ValueError
 
 
 @pytest.mark.parametrize("points", [[0, 0], [0, -2, 0], "totals"])

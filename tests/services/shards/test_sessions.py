@@ -78,6 +78,19 @@ def test_what_is_not_remembered_is_told_again() -> None:
         sessions.told(longer)  # of a call that is late, the tokens would be appended twice
 
 
+def test_a_late_call_of_an_earlier_step_changes_nothing() -> None:
+    """With fewer tokens of "b" than are known, the news of "c" would begin with the last token of "a"."""
+    told, sessions = Told(), Sessions()
+    later = replace(step((1, 2, 3)), sequences=("b",))
+    sessions.told(GROUP.asked(StepKey("one", 2, 0), later, told))
+    with pytest.raises(LostSessionError):
+        sessions.told(ask(told, step((7, 8), (1, 2), (9,))))
+    with pytest.raises(LostSessionError):
+        sessions.told(ask(Told(), step((7, 8), (1, 2), (9,))))  # with terms that may be old, too
+    (same,), _ = sessions.told(GROUP.asked(StepKey("one", 2, 1), later, Told()))
+    assert same.tokens == (1, 2, 3)
+
+
 def test_the_oldest_sequences_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a coordinator that died, nobody ends the sequences."""
     monkeypatch.setattr(shards, "MOST", 2)
