@@ -57,21 +57,6 @@ def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
         assert text in result.stdout
 
 
-def test_a_table_rounds_costs_up_and_remainders_down(path: Path) -> None:
-    promise = PrivacyBudget(
-        ensemble="clinic", epsilon=8.00006, delta=1e-5, order=8, adjacency="one part added or removed"
-    )
-    ledger = Ledger.create(path, promise)
-    ledger.lease(EVENT, 60)
-    result = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"])
-    exact = json.loads(result.stdout)
-    result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
-    cells = [[cell.strip() for cell in line.split("│")] for line in result.stdout.splitlines()]
-    numbers = {row[1].split(",")[0]: row[2] for row in cells if len(row) > 3}
-    assert numbers["promised"] == "8.00006"
-    assert exact["epsilon_left"] - 1e-4 < float(numbers["left"]) <= exact["epsilon_left"]
-
-
 def test_an_unused_budget(ledger: Ledger, path: Path) -> None:
     result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
     assert result.exit_code == 0

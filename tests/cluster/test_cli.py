@@ -3,17 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from errno import EACCES, ENOSPC
 from importlib import import_module
-from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from privmix.foundation.errors import ConfigurationError, InputError, LedgerCorrupt, WorkError
-from privmix_cluster.cli import FIXES, VERBS, Commands, load
+from privmix_cluster.cli import FIXES, Commands
 
 
 @pytest.mark.parametrize(
@@ -60,58 +58,6 @@ def test_an_unexpected_error_is_not_hidden() -> None:
     app.callback()(lambda: None)
     app.command("work")(lambda: 1 // 0)
     assert isinstance(CliRunner().invoke(app, ["work"]).exception, ZeroDivisionError)
-
-
-def test_the_help_lists_each_verb_with_the_first_line_of_its_own_help() -> None:
-    assert {name: load(name).help.splitlines()[0] for name in VERBS} == VERBS
-    assert [load(name).name for name in VERBS] == list(VERBS)
-
-
-HELP_PACKAGES = {
-    *("typer", "shellingham", "rich", "attr", "markdown_it", "mdurl", "pygments"),
-    *("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"),
-}
-"""The installed packages that help may import. The others take seconds and hundreds of megabytes."""
-HELP_MEMORY = 80 * 2**20
-
-PRINT_HELP = """
-import sys
-from pathlib import Path
-
-at_start = set(sys.modules)
-from privmix_cluster.cli import app
-
-def installed():
-    found = [(name, getattr(module, "__file__", None) or "") for name, module in sys.modules.items()]
-    return {name.partition(".")[0] for name, file in found if name not in at_start and "site-packages" in file}
-
-for line in sys.stdin.read().splitlines():
-    before = installed()
-    app([*line.split(), "--help"], prog_name="privmix", standalone_mode=False)
-    print(f"{line} imports", *sorted(installed() - before - HELP_PACKAGES), file=sys.stderr)
-status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-print(status["VmHWM"].split()[0], file=sys.stderr)
-"""
-
-
-def commands(command: Any, name: str = "") -> Iterator[str]:
-    """Yields the names of a command and of its subcommands, with those before them."""
-    yield name
-    for each, subcommand in getattr(command, "commands", {}).items():
-        yield from commands(subcommand, f"{name} {each}")
-
-
-def test_help_of_all_commands_is_light() -> None:
-    lines = ["", *(line for verb in VERBS for line in commands(load(verb), verb))]
-    assert {"heads prepare mimic-extract", "audit released", "keys create", "train"} <= set(lines)
-    code = f"HELP_PACKAGES = {HELP_PACKAGES!r}\n{PRINT_HELP}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], input="\n".join(lines), check=True, capture_output=True, text=True
-    )
-    *imports, memory = done.stderr.splitlines()
-    assert imports == [f"{line} imports" for line in lines]
-    assert done.stdout.count("Usage: privmix") == len(lines)
-    assert int(memory) * 1024 < HELP_MEMORY
 
 
 def test_a_missing_package_of_an_extra_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

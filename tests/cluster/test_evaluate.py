@@ -3,17 +3,12 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
-from privmix.laboratory.evaluation.estimate import Estimate
-from privmix.laboratory.evaluation.results import Gain
-from privmix.laboratory.evaluation.results import Result as Measured
 from privmix.training.manifest import Manifest
-from privmix_cluster.commands.evaluate import _gains, _row
 from tests.ensembles import write_ensemble
 from tests.support.cli import privmix
 
@@ -114,14 +109,3 @@ def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
     failed = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
     assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")
-
-
-def test_a_bound_is_shown_as_one() -> None:
-    one, limits = Estimate.of([5.0, 5.5]), (Gain(1, 16, 4, Estimate.of([0.5, 0.6])),)
-    own = Measured(
-        "pmixed", "pmixed", "4", 4, {}, "certified", "", "user", "", perplexity=one, change=one, gains=limits
-    )
-    bound = replace(own, label="gnmax", protocol="gnmax", bounded=True)
-    assert [_row(each)["perplexity"] for each in (bound, own)] == ["at least 5.25", "5.25"]
-    assert [str(_row(each)["change"]).startswith("at least") for each in (bound, own)] == [True, False]
-    assert [_gains(each)["method"] for each in (bound, own)] == ["gnmax, at most", "pmixed"]

@@ -46,8 +46,3 @@ def test_a_program_that_stops_at_its_budget(service: RunningService) -> None:
     used = int(last.split()[0])
     assert 12 < used <= 20
     costs(service, before, used)
-
-
-def test_every_example_is_tested() -> None:
-    tests = Path(__file__).read_text()
-    assert all(f'"{example.name}"' in tests for example in EXAMPLES.glob("*.py"))

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.reader import check
 from privmix.foundation.errors import LedgerMismatch, LedgerMissing
@@ -21,30 +20,6 @@ from tests.running import configure
 
 def configured(folder: Path, ensemble: Path, **privacy: Any) -> Configuration:
     return Configuration.load(configure(folder, ensemble, privacy=privacy))
-
-
-@pytest.mark.parametrize(
-    "privacy",
-    [
-        {"q": 0.5, "tokens": 1000},
-        {"q": 1.0, "tokens": 3000, "projection": "mix", "epsilon": 2.0},
-        {"protocol": "exponential", "sample": 2, "tokens": 500},
-        {"q": 0.1, "tokens": 1024, "mollifier": "renyi"},
-    ],
-)
-def test_the_budget_lasts_as_long_as_planned_and_longer_with_a_counter(
-    ensemble: Path, tmp_path: Path, privacy: dict[str, Any]
-) -> None:
-    promised = promise(configured(tmp_path, ensemble, **privacy), Manifest.load(ensemble))
-    counter = promised.terms.counter
-    allowed = privacy["tokens"] if counter is None else counter.tokens
-    assert Filter(promised.terms).affordable({}, promised.protocol.event) == allowed >= privacy["tokens"]
-
-
-def test_a_radius_that_is_given_is_taken(ensemble: Path, tmp_path: Path) -> None:
-    promised = promise(configured(tmp_path, ensemble, radius=0.123), Manifest.load(ensemble))
-    assert isinstance(promised.protocol, PMixed)
-    assert promised.protocol.radius == 0.123
 
 
 def test_the_ledgers_order_and_counter_stay_when_the_configuration_changes(ensemble: Path, tmp_path: Path) -> None:

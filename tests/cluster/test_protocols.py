@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from privmix.foundation.errors import ConfigurationError
 from privmix.privacy.protocols import PROTOCOLS
 from privmix_cluster.configuration import Configuration
 from tests.support.cli import privmix
@@ -34,19 +33,6 @@ def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
     for name, record in listed.items():
         assert name in shown
         assert all(parameter in shown for parameter in record["parameters"])
-
-
-@pytest.mark.parametrize("protocol", [name for name in CERTIFIED if PROTOCOLS[name].derived])
-def test_what_a_budget_buys_is_what_that_costs(protocol: str) -> None:
-    bought = planned(protocol, "--parts", "16", "--tokens", "500", "--epsilon", "4")
-    parameter = str(PROTOCOLS[protocol].derived)
-    assert any(3.98 < bought[by] <= 4 for by in ("epsilon_rdp", "epsilon_pld") if bought[by] is not None)
-    evaluated = planned(protocol, "--parts", "16", "--tokens", "500", f"--{parameter}", repr(bought[parameter]))
-    assert evaluated["epsilon_rdp"] == pytest.approx(bought["epsilon_rdp"], rel=1e-9)
-    assert bought["adjacency"] == "user"
-    assert "up to 500 released tokens" in bought["statement"]
-    assert "certified" in bought["statement"]
-    assert "the public model was trained without the private text" in bought["statement"]
 
 
 def test_a_protocol_without_a_bound_says_so() -> None:
@@ -86,17 +72,3 @@ def test_each_is_configured_by_its_name(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PRIVMIX_PRIVACY__TOKENS", "77")
     configured = Configuration.of({"ensemble": "e"}).privacy
     assert (type(configured), configured.tokens) == (PROTOCOLS[name], 77)
-
-
-@pytest.mark.parametrize(
-    ("privacy", "named"),
-    [
-        ({"protocol": "gnmax", "q": 0.5}, "privacy.q: there is no such key"),
-        ({"protocol": "submix", "order": 0.5}, "privacy.order"),
-        ({"protocol": "ensemble", "epsilon": 8}, "privacy.epsilon"),
-        ({"protocol": "adapmixed", "enforce": "both"}, "privacy.enforce"),
-    ],
-)
-def test_keys_of_another_protocol_are_refused_by_name(privacy: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigurationError, match=named):
-        Configuration.of({"ensemble": "e", "privacy": privacy})

@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-import ray
 
 from privmix.budget.client import STEPS_AHEAD, BudgetClient
 from privmix.budget.ledger import Ledger
@@ -91,14 +90,6 @@ async def test_a_new_event_returns_the_leases_of_the_previous_event(allowance: A
     assert allowance.charged() == {COARSE: 15, FINE: 5}
 
 
-async def test_concurrent_sequences_share_a_client(allowance: Allowance) -> None:
-    client = BudgetClient(allowance.actor, 16)
-    taken = sum(await asyncio.gather(*(take(client, COARSE, 3) for _ in range(100))))
-    await tasks_end()
-    assert taken == ALLOWANCE
-    assert allowance.charged() == {COARSE: ALLOWANCE}
-
-
 async def test_two_clients_spend_one_budget(allowance: Allowance) -> None:
     first, second = BudgetClient(allowance.actor, 50), BudgetClient(allowance.actor, 70)
     taken = sum(await asyncio.gather(drain(first, lambda: 2), drain(second, lambda: 3)))
@@ -123,17 +114,6 @@ async def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
     while granted := await cancelled_sometimes(lambda: take(client, COARSE, 4), choice):
         taken += granted
     assert taken == ALLOWANCE
-
-
-@pytest.mark.slow
-async def test_the_client_survives_a_crash_of_the_actor(allowance: Allowance) -> None:
-    client = BudgetClient(allowance.actor, 20)
-    taken = await take(client, COARSE, 15)
-    ray.kill(allowance.actor, no_restart=False)
-    taken += await drain(client, lambda: 15)
-    await tasks_end()
-    assert taken == ALLOWANCE
-    assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
 async def test_a_lease_is_settled_when_a_lost_database_is_back(allowance: Allowance) -> None:

@@ -8,9 +8,7 @@ from typing import Literal
 
 import psycopg
 import pytest
-import ray
 
-from privmix.budget.actor import start
 from privmix.budget.anchor import DirectoryAnchor
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
@@ -24,7 +22,6 @@ from privmix.foundation.errors import (
 )
 from tests.postgresql import PATIENCE, Server, running
 from tests.services.budget import writers
-from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.events import COARSE
 from tests.services.budget.grant_log import GrantLog
 from tests.services.budget.processes import spawn
@@ -142,22 +139,6 @@ def test_a_server_killed_at_any_moment_keeps_every_grant(frail: Server, roomy: P
     assert read(url).epoch == 1, "the same writer continued"
 
 
-def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
-    frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
-    url = frail.database()
-    ledger = Ledger.create(f"{url}&connect_timeout=2", terms)
-    ledger.lease(COARSE, 10)
-    with frail.hanging():
-        for _ in range(2):  # on an open connection, and on a new one
-            with pytest.raises(LedgerUnavailable):
-                ledger.lease(COARSE, 5, "mine")
-    assert ledger.lease(COARSE, 5, "mine").count == 5
-    assert read(url).charged == {COARSE: 15}
-    assert read(url) == ledger.balance()
-
-
 def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_standby_has_it(
     frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,50 +158,6 @@ def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_stan
             ledger.lease(COARSE, 5, "mine")
     assert ledger.lease(COARSE, 5, "mine").count == 5
     assert read(url).charged == {COARSE: 5}
-
-
-def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudget) -> None:
-    url = frail.database()
-    ledger = Ledger.create(url, terms)
-    ledger.lease(COARSE, 10)
-    frail.stop()
-    try:
-        with pytest.raises(LedgerUnavailable, match="check that the server runs"):
-            ledger.lease(COARSE, 10)
-        with pytest.raises(LedgerUnavailable, match="check that the server runs"):
-            read(url)
-        with pytest.raises(LedgerUnavailable):
-            ledger.check()
-    finally:
-        frail.start()
-    ledger.check()
-    assert ledger.lease(COARSE, 1).count == 1
-    assert read(url).charged == {COARSE: 11}
-
-
-@pytest.mark.slow
-def test_the_actor_and_its_database_survive_each_others_crash(
-    cluster: None, frail: Server, roomy: PrivacyBudget
-) -> None:
-    url = frail.database()
-    actor = start(url, roomy, namespace=NAMESPACE, name="on-postgresql")
-    try:
-        assert ray.get(actor.lease.remote(COARSE.to_json(), 5)).count == 5
-        frail.kill()
-        try:
-            with pytest.raises(LedgerError):
-                ray.get(actor.lease.remote(COARSE.to_json(), 5, "again"))
-        finally:
-            frail.start()
-        assert ray.get(actor.lease.remote(COARSE.to_json(), 5, "again")).count == 5
-        ray.kill(actor, no_restart=False)
-        while read(url).epoch == 1:
-            time.sleep(0.05)
-        assert ray.get(actor.lease.remote(COARSE.to_json(), 7)).count == 7
-        assert read(url).charged == {COARSE: 17}
-        assert read(url).epoch == 2
-    finally:
-        ray.kill(actor)
 
 
 def test_commits_are_synchronous_in_spite_of_the_databases_settings(

@@ -1,8 +1,5 @@
 """Claim: keys are found only by their secrets, and shares are charged exactly to the token."""
 
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from privmix.database.clock import now
-from privmix.database.service import ServiceDatabase, default_database, keys_table
+from privmix.database.service import ServiceDatabase, keys_table
 from privmix.foundation.errors import KeysError, KeysUnavailable
 from privmix.keys import reservations
 from privmix.keys.records import Secret, Share
@@ -162,29 +159,6 @@ def test_the_spent_part_of_each_limit_is_told_of_keys_that_are_not_revoked(store
     assert store.spent_ratios() == {("a", "tokens"): 0.25, ("a", "tokens_per_day"): 0.5, ("unused", "tokens"): 0.0}
 
 
-def test_another_process_sees_and_settles_a_reservation(store: RequestStore, place: str) -> None:
-    key, _ = store.create("team", share=Share(tokens=9))
-    store.reserve("a", key.id, 5, 2, "gateway-7")
-    code = f"""
-from privmix.database.service import ServiceDatabase
-from tests.key_store import RequestStore
-store = RequestStore(ServiceDatabase({place!r}))
-print(*((open_.tokens, open_.generations, open_.gateway) for open_ in store.opened()))
-store.settle("a", 3)
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ, cwd=Path.cwd()
-    )
-    assert process.stdout.strip() == "(5, 2, 'gateway-7')"
-    assert store.account("team").usage.spent == 3
-
-
-def test_the_default_database_is_next_to_the_ledger(tmp_path: Path) -> None:
-    assert default_database(str(tmp_path / "ledger.db")) == str(tmp_path / "keys.db")
-    assert default_database(f"sqlite:///{tmp_path}/ledger.db") == str(tmp_path / "keys.db")
-    assert default_database("postgresql://host/base") == "postgresql://host/base"
-
-
 @pytest.mark.parametrize(
     ("place", "message"),
     [
@@ -196,13 +170,3 @@ def test_the_default_database_is_next_to_the_ledger(tmp_path: Path) -> None:
 def test_an_unusable_database_is_refused(place: str, message: str) -> None:
     with pytest.raises(KeysUnavailable, match=message):
         ServiceDatabase(place)
-
-
-def test_postgresql_stores_keys(postgresql: Server) -> None:
-    store = RequestStore(ServiceDatabase(postgresql.database()))
-    key, secret = store.create("team", share=Share(tokens=5))
-    assert store.find(secret.hash) == key
-    assert store.reserve("a", key.id, 9, 1, "g") == 5
-    store.settle("a", 2)
-    assert store.account("team").usage.spent == 2
-    assert store.spent_ratios() == {("team", "tokens"): 0.4}

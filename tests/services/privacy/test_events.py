@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -17,16 +16,6 @@ from privmix.privacy.protocols.public import PublicEvent
 from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateEvent
 
 EVENTS = [RatioEvent(80, 0.03, 1.6), RatioEvent(1, 1.0, 1 / 3), PublishedEvent(8, 0.25, 3, 0.0031)]
-
-
-@pytest.mark.parametrize("event", EVENTS)
-def test_events_survive_storage(event: Event) -> None:
-    stored = event.to_json()
-    again = from_json(stored)
-    assert again == event
-    assert hash(again) == hash(event)
-    assert again.to_json() == stored
-    assert again.rdp([2.0, 3.0]).tolist() == event.rdp([2.0, 3.0]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -49,12 +38,8 @@ def test_events_survive_storage(event: Event) -> None:
 def test_the_stored_form_is_stable(event: Event, stored: str, status: str) -> None:
     """Ledgers contain this text permanently."""
     assert event.to_json() == stored
+    assert from_json(stored) == event
     assert event.guarantee.status == status
-
-
-def test_events_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        EVENTS[0].radius = 2.0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", "{", '{"parts": 3}', '{"kind": "magic"}', '{"kind": ["a"]}'])

@@ -5,7 +5,7 @@ import pytest
 from privmix.privacy import accounting
 from privmix.privacy.accounting import composition, planning
 from privmix.privacy.events import Accountant
-from privmix.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
+from privmix.privacy.protocols.pmixed import RatioEvent, radii
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,6 @@ def test_a_radius_for_a_ledger_without_a_counter_spends_its_budget_at_one_order(
     assert spent.epsilon_rdp <= epsilon
     assert spent.epsilon_rdp == pytest.approx(epsilon, rel=1e-8)
     assert planning.cost(RatioEvent(parts, q, radius * (1 + 1e-6)), tokens, 1e-5).epsilon_rdp > epsilon
-
-
-def test_the_radius_of_the_published_defaults() -> None:
-    bounds = radii(1)
-    by_order = planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, bounds, kept=Accountant(8.0))
-    assert by_order == pytest.approx(1.4295, abs=1e-4)
-    assert planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, bounds) == pytest.approx(1.49, abs=1e-3)
 
 
 def test_a_plan_that_is_made_again_composes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +60,3 @@ def test_a_planned_cost_equals_the_accountings() -> None:
     assert cost.epsilon_pld == accounting.pld_epsilon({event: 100}, 1e-5)
     assert cost.epsilon_pld is not None
     assert cost.epsilon_pld < cost.epsilon_rdp
-
-
-def test_a_published_cost_has_no_privacy_loss_distribution() -> None:
-    cost = planning.cost(PublishedEvent(8, 0.25, 3, 0.003), 100, 1e-5)
-    assert cost.epsilon_pld is None

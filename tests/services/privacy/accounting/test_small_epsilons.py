@@ -15,7 +15,6 @@ from privmix.budget.filter import Filter, counted
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.privacy import accounting
 from privmix.privacy.accounting.bounded_range import bounded_range_rdp, sampled_rdp
-from privmix.privacy.accounting.tilts import account_rdp, largest_account
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.protocols.gnmax import GNMaxSettings
 from privmix.privacy.protocols.individual import IndividualSettings
@@ -116,14 +115,6 @@ def test_a_ledger_grants_what_its_plan_promises(
     assert Filter(terms).epsilon({protocol.event: tokens}) <= epsilon
     again = chosen.plan(80, terms.accountant)
     assert again.event == protocol.event, "a service that starts again serves the same tokens"
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (0.002, 1e-5), (0.03, 1e-12)])
-def test_accounts_of_a_small_epsilon_reach_it(epsilon: float, delta: float) -> None:
-    size, ratio = largest_account(epsilon, delta, 256)
-    reached = accounting.epsilon(account_rdp(accounting.ORDERS, size, ratio), delta)
-    assert epsilon * (1 - 1e-6) < reached.epsilon <= epsilon
-    assert IndividualSettings(epsilon=epsilon, delta=delta, tokens=256).plan(80).size == size
 
 
 def test_an_epsilon_too_small_for_tilts_is_refused_with_the_fix() -> None:

@@ -49,16 +49,6 @@ def test_no_solver_finds_a_closer_member_of_the_ball(data: st.DataObject, tokens
 
 
 @settings(max_examples=100)
-@given(st.data(), st.integers(2, 8), RADII)
-def test_no_other_member_of_the_ball_is_closer(data: st.DataObject, tokens: int, radius: float) -> None:
-    p, p0 = data.draw(distributions(tokens)), data.draw(distributions(tokens))
-    r = projected(p, p0, radius)
-    other = projected(data.draw(distributions(tokens)), p0, radius)
-    share = data.draw(st.floats(0, 1))
-    assert kl(p, r) <= kl(p, share * other + (1 - share) * r) + 1e-5
-
-
-@settings(max_examples=100)
 @given(st.data(), st.integers(2, 40), st.floats(0.001, 6))
 def test_projections_are_distributions_within_the_ball(data: st.DataObject, tokens: int, radius: float) -> None:
     p, p0 = data.draw(distributions(tokens)), data.draw(distributions(tokens))

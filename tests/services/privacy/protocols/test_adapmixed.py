@@ -115,25 +115,6 @@ def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screenin
     np.testing.assert_allclose(release.losses, screening_cost(protocol), rtol=1e-12)
 
 
-@pytest.mark.exact
-def test_sequences_in_one_call_do_not_affect_each_other() -> None:
-    protocol = AdaPMixed(4, radius=0.7, threshold=NEVER)
-    queries = [answers(*rows(4, 500, seed)) for seed in range(5)]
-    together = protocol.distribution(
-        Answers(
-            torch.cat([query.public for query in queries]),
-            torch.cat([query.ratios for query in queries]),
-            ((0, 1, 2, 3),) * 5,
-        )
-    )
-    assert together.losses is not None
-    for query, weights, losses in zip(queries, together.weights, together.losses, strict=True):
-        alone = protocol.distribution(query)
-        assert torch.equal(alone.weights[0], weights)
-        assert alone.losses is not None
-        np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
-
-
 def screened_distributions(public: Rows, parts: Rows, protocol: AdaPMixed) -> tuple[Rows, Rows]:
     """Returns p0 and the noiseless mean of the screening, each [k], most likely tokens of p0 first."""
     top = np.argsort(-public, kind="stable")[: protocol.top_k]

@@ -15,7 +15,6 @@ from privmix.privacy.accounting.bounded_range import hockey_stick as hockey_stic
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocols.exponential import (
     Exponential,
-    ExponentialSettings,
     FixedSizeExponentialEvent,
     radii,
     slack,
@@ -300,10 +299,6 @@ def test_little_of_a_radius_is_lost_to_rounding(sample: int) -> None:
     for radius in (low * 0.9, high * 1.1):
         with pytest.raises(ValueError, match=re.escape(f"from {low} to {high}")):  # all digits, so that it is true
             Exponential(5000, sample, radius)
-
-
-def test_a_chosen_radius_is_kept() -> None:
-    assert ExponentialSettings(sample=2, radius=0.3).plan(8) == Exponential(8, 2, 0.3)
 
 
 def test_another_number_of_rows_is_refused() -> None:

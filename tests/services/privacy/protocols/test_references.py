@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from privmix.privacy.accounting import planning
 from privmix.privacy.events import Event
@@ -52,13 +51,6 @@ def test_references_without_privacy_cost_infinitely_much(event: Event) -> None:
     sentence = event.guarantee.sentence("unbounded", 1e-5, 10)
     assert sentence.startswith("No privacy guarantee: ")
     assert sentence.endswith(", for comparison.")
-
-
-@pytest.mark.parametrize("settings", [EnsembleSettings, FinetunedSettings])
-def test_references_have_no_budget(settings: type[EnsembleSettings]) -> None:
-    assert settings().epsilon is None
-    with pytest.raises(ValidationError, match="epsilon"):
-        settings(epsilon=8.0)
 
 
 def test_one_model_is_an_ensemble_of_one_part() -> None:

@@ -14,7 +14,6 @@ from privmix.privacy.protocols.subsample_aggregate import (
     UNIT,
     SubsampleAggregate,
     SubsampleAggregateEvent,
-    SubsampleAggregateSettings,
     summed,
 )
 from privmix.privacy.sampling.categorical import TOTAL, sample
@@ -163,10 +162,6 @@ def test_the_public_model_answers_for_an_empty_sum() -> None:
     assert 0.3 < float(empty.float().mean()) < 0.7, "half of the noise is negative"
     assert torch.equal(weights[empty].double() / 2.0**61, answers.public[empty].double())
     assert set(sample(weights[empty])) == {0, 1}
-
-
-def test_a_chosen_scale_is_kept() -> None:
-    assert SubsampleAggregateSettings(scale=2.0, candidates=7).plan(8) == SubsampleAggregate(8, 2.0, 7)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,6 @@ def test_a_weight_of_one_in_a_huge_total_is_counted() -> None:
     assert sample(torch.tensor([[0, 1, 0]] * 50)) == [1] * 50
 
 
-def test_many_rows_are_sampled_in_order() -> None:
-    weights = torch.eye(5000, dtype=torch.int64)[torch.arange(3000) % 5000]
-    assert sample(weights) == list(range(3000))
-
-
 def test_quantised_weights_are_proportional_and_add_without_overflow() -> None:
     weights = torch.rand(5, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 8
     exact = quantise(weights * torch.tensor([[1e-20], [1.0], [1e20], [3.0], [0.1]], dtype=torch.float64))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from privmix.privacy.sampling.randomness import normal, poisson_subsample, uniform_below
+from privmix.privacy.sampling.randomness import normal, poisson_subsample
 
 ROOT = Path(__file__).parents[4]
 
@@ -191,10 +191,6 @@ def test_normal_numbers_are_normal_and_independent_within_a_draw_and_between_dra
             related = np.corrcoef(one.ravel() ** power, other.ravel() ** power)[0, 1]
             assert abs(related) < 6 / math.sqrt(one.size), (name, power)
     assert [len(normal(odd)) for odd in (0, 1, 3)] == [0, 1, 3]
-
-
-def test_a_uniform_integer_reaches_every_value_below_its_bound() -> None:
-    assert {uniform_below(3) for _ in range(400)} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("parts", "q"), [(-1, 0.5), (3, -0.1), (3, 1.1), (3, math.nan)])
