@@ -1,11 +1,13 @@
 """Claim: `privmix audit` reports its findings; if a claim is broken, it names the claim and fails."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from privmix.laboratory.audit import black_box
+from privmix.laboratory.audit import black_box, published
 from privmix.laboratory.audit.black_box import RepeatedRequest, ServiceAnswers
 from privmix.privacy.events import Event
 from privmix.privacy.protocols.individual import IndividualSettings
@@ -15,12 +17,29 @@ from tests.support.cli import privmix
 from tests.support.worst_cases import pair_laws, worst_pairs
 
 
+def record(*options: str) -> dict[str, Any]:
+    result = privmix("audit", *options, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_the_published_claim_is_shown_to_be_exceeded_and_does_not_fail_the_audit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(published, "SETTINGS", ((2, 1.0), (8, 1.0)))
+    rows = record("published", "--tokens", "64")["rows"]
+    assert any(row["reached"] > row["claimed"] for row in rows)
+    assert all(row["certified_reached"] <= row["certified_claimed"] for row in rows)
+    assert "certified_reached" in privmix("audit", "published", "--tokens", "64").stdout
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         (["extraction", "--protocol", "magic"], "unknown: magic; choose from pmixed"),
         (["extraction", "--set", "q=7"], "q: pmixed does not take '7'"),
         (["extraction", "--planted", "1"], "planted: "),
+        (["published", "--epsilon", "1"], "--epsilon"),
         (["one-run", "--directory", "NOWHERE"], "run `privmix audit extraction` first"),
     ],
 )

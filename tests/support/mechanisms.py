@@ -20,18 +20,18 @@ from scipy.special import log_softmax
 from scipy.stats import binomtest
 from torch import Tensor
 
+from privmix.laboratory.audit import distributions
+from privmix.laboratory.audit.distributions import answers, draws
 from privmix.laboratory.audit.finding import CERTAIN
 from privmix.laboratory.audit.roc import held_out_epsilons
+from privmix.laboratory.audit.worlds import World
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Accountant, Event
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.sampling.categorical import sample
-from tests.support import distributions
-from tests.support.distributions import answers, draws
 from tests.support.formulas import formula, formula_error
-from tests.support.worlds import World
 from tests.support.worst_cases import pair_laws, release_law, token_law, worst_pair, worst_pairs
 
 _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privmix.laboratory.audit.distributions import answers, draws, renyi_divergence, tokens_epsilon
+from privmix.laboratory.audit.worlds import NEVER, Pair, World, replaced, worst_of_pmixed
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Integers, Reals
 from privmix.privacy.events import Event
@@ -24,8 +26,6 @@ from privmix.privacy.protocols.gnmax import GNMax, GNMaxEvent, votes
 from privmix.privacy.protocols.individual import Individual
 from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregate, SubsampleAggregateEvent
-from tests.support.distributions import answers, draws, renyi_divergence, tokens_epsilon
-from tests.support.worlds import NEVER, Pair, World, replaced, worst_of_pmixed
 
 _PAIRS = 16
 # The number of standard deviations beyond which the law of a plurality ignores mass.

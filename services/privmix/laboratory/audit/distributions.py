@@ -9,10 +9,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.optimize import bisect
 from scipy.special import gammaln, xlogy
 
+from privmix.laboratory.audit.worlds import Pair, World
 from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
-from tests.support.worlds import World
 
 DrawnParts = tuple[int, ...]
 """The kinds of the parts that answer a query."""
@@ -33,6 +33,15 @@ def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
     return shape(public, rows, [tuple(range(len(key))) for key in keys])
 
 
+def token_law(protocol: Protocol, world: World) -> Reals:
+    """Returns the probability of each token, float64 [V], from the releases of a protocol without noise."""
+    assert not protocol.noisy
+    keys, chances = draws(protocol, world)
+    weights = protocol.distribution(answers(world, keys)).weights.double().numpy()
+    laws = weights / weights.sum(axis=1, keepdims=True)
+    return np.asarray(chances @ laws / chances.sum(), dtype=np.float64)
+
+
 def draws(protocol: Protocol, world: World) -> tuple[list[DrawnParts], Reals]:
     """Returns the possible draws of a token, as kinds of parts, and the probability of each."""
     present = [kind for kind in world.parts if kind is not None]
@@ -43,6 +52,11 @@ def draws(protocol: Protocol, world: World) -> tuple[list[DrawnParts], Reals]:
         if chance > _LEAST_CHANCE
     }
     return list(likely), np.array(list(likely.values()))
+
+
+def pair_laws(protocol: Protocol, pair: Pair) -> tuple[Reals, Reals]:
+    """Returns the distributions of a token before and after the replacement, each float64 [V]."""
+    return token_law(protocol, pair.before), token_law(protocol, pair.after)
 
 
 def log_ratio(p: Reals, q: Reals) -> Reals:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from privmix.laboratory.audit import distributions
 from privmix.privacy.accounting import planning
 from privmix.privacy.protocols import PROTOCOLS
-from tests.support import distributions
 from tests.support.worst_cases import NoPairError, worst_epsilon
 
 DELTA = 1e-5
