@@ -15,7 +15,7 @@ An interrupted run continues with the finished files in FOLDER.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -148,10 +148,7 @@ class GainBench:
             planned.append((PMixedSettings(q=1.0, **unlimited), PMixed(PARTS, 1.0, radius)))
             planned.append((ExponentialSettings(**unlimited), Exponential(PARTS, PARTS, radius)))
             planned.append(FewRows.at(radius, PARTS))
-        path = self.output / "losses.json"
-        if not path.exists():
-            path.write_text(json.dumps(self._losses(reader, planned)))
-        public, ensemble, *others = json.loads(path.read_text())
+        public, ensemble, *others = self._losses(reader, planned)
         gains = [before - after for before, after in zip(public, ensemble, strict=True)]
 
         def fractions(losses: list[float]) -> list[float]:
@@ -162,11 +159,6 @@ class GainBench:
         for (radius, name), losses in zip(product(RADII, names), others, strict=True):
             kept[name][str(radius)] = fractions(losses)
         return kept, gains
-
-
-def _sizes(quick: bool) -> tuple[Sequence[Kind], int, int]:
-    """Returns the kinds of parts, the users of the demo corpus, and the tokens of a run."""
-    return (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
 
 
 def benchmark(
@@ -180,7 +172,7 @@ def benchmark(
     torch.set_num_threads(1)
     if quick and write:
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
-    kinds, users, run_tokens = _sizes(quick)
+    kinds, users, run_tokens = (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
     corpora = corpora_by_name(corpus, output, users if demo or quick else None)
     table = {
         "measured": datetime.now(UTC).date().isoformat(),

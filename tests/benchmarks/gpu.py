@@ -10,9 +10,8 @@ random weights; readers change the last half of the layers. S = 64 sequences.
   eagerly; `agreement` the distance of captured rows from those of transformers in float32 (`gpu_stages.agreement`).
   On a CPU a stand-in for graphs is replayed.
 - `small`: SmolLM2's shape. `ms,CONTEXT` has the milliseconds of a step by the number of parts drawn for each sequence:
-  `rows` until the public tokens are known, `reduced` with the sums of the exponential mechanism, as one of several
-  groups of parts sends them, `sampled` with the tokens that the only group samples by it. 0 stands for public rows
-  alone.
+  `rows` until the public tokens are known, `sampled` with the tokens that the only group of parts samples by the
+  exponential mechanism. 0 stands for public rows alone.
 - `vllm`: milliseconds of a step of vLLM's own `LLM.generate`, without compilation, which this engine does not use.
 - `large`: as `small` for 8B parameters, with contexts of 192 and 1,024 tokens.
 - `batches`: the number of rows that have other bits in a larger batch: with batch-invariant kernels

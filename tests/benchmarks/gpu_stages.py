@@ -27,7 +27,7 @@ from privmix.engine.engine import PUBLIC, Engine, EngineSettings, Request, creat
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.sampling.categorical import draw
-from privmix.shards.reducer import Reducer, Reduction, pick, to_host
+from privmix.shards.reducer import Reducer, Reduction, pick
 from tests.benchmarks.shapes import SHAPES
 
 Found = Iterator[dict[str, Any]]
@@ -106,20 +106,6 @@ class Decoding:
             self._engine.drop_caches(name)
 
 
-def reducing(sequences: int, readers: int) -> Use:
-    """Returns what reduces the rows of a step by the exponential mechanism, to sums and p0 on the host."""
-    drawn = np.ones((sequences, readers), dtype=np.bool_)
-    given = Reduction(Exponential(readers, readers, RADIUS), (SamplingOptions(),) * sequences, drawn)
-    reducer = Reducer()
-
-    def use(logits: Tensor) -> None:
-        begun = reducer.begin(logits, given)
-        assert begun.sums is not None
-        to_host(begun.public, given.protocol.narrowed(begun.sums))
-
-    return use
-
-
 def sampling(sequences: int, readers: int) -> Use:
     """Returns what samples a token of each sequence as a shard with all parts does.
 
@@ -141,8 +127,7 @@ def sampling(sequences: int, readers: int) -> Use:
 
 
 def step_ms(decoding: Decoding, numbers: Sequence[int], steps: int) -> dict[str, dict[str, float]]:
-    """Returns the median milliseconds of a step by the number of readers: of its rows alone, of rows that are reduced
-    to the sums that one of several shards sends, and of rows from which the only shard samples.
+    """Returns the median milliseconds of a step by the number of readers: of its rows alone, and with sampled tokens.
 
     The sides take turns, so that they share whatever changes over time. The number 0 stands for public rows alone.
     """
@@ -150,8 +135,6 @@ def step_ms(decoding: Decoding, numbers: Sequence[int], steps: int) -> dict[str,
     for readers in (0, *numbers):
         sides[readers, "rows"] = readers, None
         sides[readers, "sampled"] = readers, sampling(decoding.sequences, readers)
-        if readers:
-            sides[readers, "reduced"] = readers, reducing(decoding.sequences, readers)
     for side in sides.values():
         for _ in range(WARM_UPS):
             decoding.step(*side)

@@ -78,9 +78,8 @@ def application(context_length: int, cache_gib: int, threads: int) -> serve.Appl
     @serve.ingress(routes)
     class Route:
         def __init__(self, context_length: int) -> None:
-            from tests.benchmarks.plain import (
-                Plain,
-            )  # the deployment is pickled by value, and vLLM's processes need an importable class
+            # The deployment is pickled by value, and vLLM's processes need an importable class.
+            from tests.benchmarks.plain import Plain
 
             self._plain = Plain(context_length)
 

@@ -114,7 +114,7 @@ def test_the_engine_by_stage() -> None:
         keys(measured["vllm"][cell], "ms")
         for readers in ("1", "2"):
             ratios = measured["ratios"][f"{cell},{readers}"]
-            keys(ratios, "tokens_per_s", "rows over plain", "sampled over sampled", "reduced over vLLM")
+            keys(ratios, "tokens_per_s", "rows over plain", "sampled over sampled", "sampled over vLLM")
     keys(measured["batches"]["ordinary"], "rows_compared")
     assert "batch-invariant kernels for GPUs" in measured["batches"]["invariant"]["skipped"]
 
