@@ -158,7 +158,7 @@ def _engine_settings(
         part_kind=manifest.part_kind,
         rows=min(rows, len(adapters)),
         tensor_parallel_size=max(1, int(num_gpus)),
-        adapters={adapter.name: manifest.adapter_path(configuration.ensemble, adapter) for adapter in adapters},
+        adapters={adapter.name: configuration.ensemble / adapter.path for adapter in adapters},
     )
 
 

@@ -49,16 +49,10 @@ def held_apart(corpus: Corpus, folder: Path, user_limit: int | None = None) -> t
     train, held_out, salt = (folder / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
     folder.mkdir(parents=True, exist_ok=True)
     salt.write_bytes(bytes(32))
-    split(
-        corpus,
-        train,
-        held_out,
-        fraction=HELD_OUT,
-        salt_file=salt,
-    )
+    split(corpus, train, held_out, fraction=HELD_OUT, salt_file=salt)
     if user_limit is not None:
         left: Counter[str] = Counter()
-        rows = [document.row() for document in Corpus(train)]
+        rows = [{"user": document.user, "text": document.text} for document in Corpus(train)]
         for row in rows:
             row["text"] = row["text"][: user_limit - left[row["user"]]]
             left[row["user"]] += len(row["text"])

@@ -65,7 +65,9 @@ def train_worlds(
 def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], run: Command) -> PipelineWorld:
     folder.mkdir(parents=True, exist_ok=True)
     corpus, salt, directory = folder / "corpus.jsonl", folder / "salt", folder / "ensemble"
-    corpus.write_text("".join(json.dumps(document.row()) + "\n" for document in documents))
+    corpus.write_text(
+        "".join(json.dumps({"user": document.user, "text": document.text}) + "\n" for document in documents)
+    )
     salt.write_bytes(SALT)
     stated = [] if "--parts" in words else ["--parts", str(PARTS)]
     output = ["--output", str(directory), "--salt-file", str(salt), "--json"]

@@ -93,7 +93,7 @@ def plan_(
         budget = TokenBudget.checked(epsilon=EPSILON if epsilon is None else epsilon, delta=delta, tokens=tokens)
         kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         ways = alternatives(Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind))
-        size = {"users": users, "corpus_tokens": corpus_tokens, **budget.limits()}
+        size = {"users": users, "corpus_tokens": corpus_tokens, **budget.model_dump()}
         record = {**size, "plans": [_way(way, budget) for way in ways], **_expectation(ways)}
         print(json.dumps(record, indent=2)) if as_json else _show_ways(record)
         return

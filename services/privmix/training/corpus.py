@@ -35,10 +35,6 @@ class Document(NamedTuple):
     text: str
     conversation: Conversation | None = None
 
-    def row(self) -> dict[str, str]:
-        """Returns a row of a corpus that has this text."""
-        return {"user": self.user, "text": self.text}
-
 
 class RefusedConversation(CorpusError):  # noqa: N818
     """The model's chat template refuses a conversation."""

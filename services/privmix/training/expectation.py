@@ -280,7 +280,7 @@ def _planned(
     protocol: str, parts: int, budget: TokenBudget, base: Event | None, kept: Accountant | None
 ) -> tuple[Settings, Protocol] | None:
     """Returns a protocol's settings and plan, which are the same for adapters and texts; None if the budget ends."""
-    settings = _settings(protocol, parts, budget.limits()).on_base(base)
+    settings = _settings(protocol, parts, budget.model_dump()).on_base(base)
     try:
         return settings, settings.plan(parts, kept)
     except ValueError:

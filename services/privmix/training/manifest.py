@@ -160,10 +160,6 @@ class Manifest(BaseModel):
         """Writes `directory`/manifest.json atomically. Only its owner can read it: hashes depend on private text."""
         write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n", private=True)
 
-    def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
-        """Returns the directory of an adapter of the ensemble in `directory`."""
-        return directory / adapter.path
-
     def verify(self, directory: Path, base: Path | None = None) -> None:
         """Checks the base model, its tokenizer and every adapter against the hashes in the manifest.
 
@@ -185,7 +181,7 @@ class Manifest(BaseModel):
                 "its cost would be wrong; train again"
             )
         for adapter in self.adapters:
-            path = self.adapter_path(directory, adapter)
+            path = directory / adapter.path
             try:
                 digest = hash_adapter(path)
             except OSError as error:

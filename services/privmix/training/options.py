@@ -167,9 +167,6 @@ class TokenBudget(Options):
     delta: float = Field(gt=0, lt=1)
     tokens: int = Field(gt=0)
 
-    def limits(self) -> dict[str, Any]:
-        return self.model_dump()
-
 
 class Resources(Options):
     """Configures the resources that one adapter reserves during training, in Ray's units."""

@@ -55,7 +55,7 @@ def merged(directory: Path) -> Path:
                 training=training,
             )
             with building(target) as unfinished:
-                merge_adapter(origin, manifest.adapter_path(directory, adapter), unfinished)
+                merge_adapter(origin, directory / adapter.path, unfinished)
                 _complete(origin, unfinished, described)
     return target
 

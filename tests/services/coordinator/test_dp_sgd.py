@@ -39,7 +39,7 @@ def trained(cluster: None, tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     private = DpSgdOptions(steps=1, epsilon=2)
     options = DP_SGD_TRAINING.model_copy(update={"block": 16, "precision": "float32"})
     manifest = run_training(plan(Corpus(corpus), output, private=private, model=str(model), options=options)).manifest
-    adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
+    adapters = {part.name: output / part.path for part in manifest.parts}
     settings = EngineSettings(model, "transformers", "float32", 64, part_kind="lora", adapters=adapters)
     shard = ShardActor.options(name="shard").remote(settings)
     ray.get(shard.status.remote())

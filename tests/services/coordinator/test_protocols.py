@@ -26,7 +26,7 @@ SEQUENCES = 2
 def served(model: Path, folder: Path, shard: str) -> Iterator[Manifest]:
     """Serves a random ensemble with halves from a shard of this name."""
     manifest = Manifest.load(write_ensemble(folder, PARTS, halves=True, model=model))
-    adapters = {adapter.name: manifest.adapter_path(folder, adapter) for adapter in manifest.adapters}
+    adapters = {adapter.name: folder / adapter.path for adapter in manifest.adapters}
     settings = EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
     actor = ShardActor.options(name=shard).remote(settings)
     yield manifest

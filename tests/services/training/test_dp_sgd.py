@@ -313,7 +313,7 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
     event = manifest.dp_sgd.event
     assert (event.unit, event.sampling_rate, event.steps) == ("user", 1.0, 3)
     assert event.epsilon(1e-5) <= 2
-    weights = load_file(manifest.adapter_path(output, manifest.parts[0]) / "adapter_model.safetensors")
+    weights = load_file(output / manifest.parts[0].path / "adapter_model.safetensors")
     assert any(bool(weight.any()) for name, weight in weights.items() if "lora_B" in name)
     promised = promise(configured(output, protocol="dp-sgd"), manifest)
     assert promised.protocol.event == event

@@ -56,7 +56,7 @@ def test_texts_are_proposed_where_they_are_expected_to_gain_more() -> None:
 
 def test_a_proposal_of_individual_budgets_has_their_parameters() -> None:
     proposal = propose(Requirements(Population(10_000, 20_000_000), BUDGET, "individual"))
-    protocol = IndividualSettings(**BUDGET.limits()).plan(proposal.protocol.parts)
+    protocol = IndividualSettings(**BUDGET.model_dump()).plan(proposal.protocol.parts)
     assert proposal.protocol == protocol
     assert proposal.radius == pytest.approx(protocol.parts * (protocol.size / BUDGET.tokens) ** 0.5)
     assert proposal.parameters == {"lower": protocol.lower, "upper": protocol.upper, "account": protocol.size}

@@ -79,7 +79,7 @@ def test_impossible_parts(parts: list[Part], problem: str) -> None:
 def test_a_changed_or_missing_adapter_is_refused(ensemble: Ensemble, tmp_path: Path, name: str) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     loaded = Manifest.load(directory)
-    file = loaded.adapter_path(directory, loaded.parts[1]) / name
+    file = directory / loaded.parts[1].path / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -94,7 +94,7 @@ def test_a_part_that_changes_another_number_of_layers_is_refused(ensemble: Ensem
     directory = ensemble.copy(tmp_path / "copy")
     loaded = Manifest.load(directory)
     other = loaded.parts[1]
-    config = loaded.adapter_path(directory, other) / ADAPTER_FILES[0]
+    config = directory / other.path / ADAPTER_FILES[0]
     content = json.loads(config.read_bytes())
     content["layers_to_transform"] = content["layers_to_transform"][-4:]
     config.write_text(json.dumps(content))

@@ -53,16 +53,14 @@ def hashes(manifest: Manifest) -> list[str]:
 
 def weights(ensemble: Path, index: int) -> dict[str, Tensor]:
     manifest = Manifest.load(ensemble)
-    path = manifest.adapter_path(ensemble, manifest.parts[index])
+    path = ensemble / manifest.parts[index].path
     return dict(load_file(path / "adapter_model.safetensors"))
 
 
 def adapted(base: Path, ensemble: Path) -> AdaptedModel:
     """Returns the public model with the parts of an ensemble."""
     manifest = Manifest.load(ensemble)
-    files = {
-        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.part_kind) for part in manifest.parts
-    }
+    files = {part.name: AdapterFiles(ensemble / part.path, manifest.part_kind) for part in manifest.parts}
     return AdaptedModel(base, torch.float32, files)
 
 
@@ -155,7 +153,7 @@ def test_texts_need_no_training(base: Path, tokenizer: Any, ensemble: Ensemble, 
 def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     manifest = Manifest.load(directory)
-    file = manifest.adapter_path(directory, manifest.parts[1]) / "adapter_model.safetensors"
+    file = directory / manifest.parts[1].path / "adapter_model.safetensors"
     os.truncate(file, 1000)
     again = ensemble.train(directory)
     assert (again.trained, again.kept) == (1, PARTS - 1)
@@ -180,7 +178,7 @@ def test_a_killed_training_continues(ensemble: Ensemble, one_ray: str, tmp_path:
     old = Manifest.load(directory)
     assert old == ensemble.trained.manifest
     old.verify(directory)
-    finished = set((directory / "parts").glob("part-*")) - {old.adapter_path(directory, part) for part in old.parts}
+    finished = set((directory / "parts").glob("part-*")) - {directory / part.path for part in old.parts}
     written = {path: path.stat().st_mtime_ns for path in finished}
     assert 1 <= len(finished) < PARTS
 

@@ -52,7 +52,7 @@ class TrainedEnsemble:
 
     def files(self, adapter: Adapter) -> AdapterFiles:
         """Returns the adapter's files and the kind of part that it is."""
-        return AdapterFiles(self.manifest.adapter_path(self.directory, adapter), self.manifest.part_kind)
+        return AdapterFiles(self.directory / adapter.path, self.manifest.part_kind)
 
 
 def has_halves(directory: Path) -> bool:

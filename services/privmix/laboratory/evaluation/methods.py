@@ -58,7 +58,7 @@ def label(settings: Settings) -> str:
 
 def compared(name: str, parts: int, budget: TokenBudget) -> list[Settings]:
     """Returns the settings of a protocol that a table compares at one budget; none for references."""
-    chosen, limits = PROTOCOLS[name], budget.limits()
+    chosen, limits = PROTOCOLS[name], budget.model_dump()
     match name:
         case _ if chosen.one_model or name in ("public", "ensemble"):
             own: list[dict[str, Any]] = []
@@ -82,7 +82,7 @@ def compared(name: str, parts: int, budget: TokenBudget) -> list[Settings]:
 def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:
     """Returns the settings of a model trained with DP-SGD, with the guarantee of its training."""
     # Tokens are unlimited, because the whole cost was spent on training, whatever this table's budget is.
-    limits = {**budget.limits(), "epsilon": None, "delta": training.delta}
+    limits = {**budget.model_dump(), "epsilon": None, "delta": training.delta}
     return DpSgdSettings(**asdict(training.event), **limits)
 
 
