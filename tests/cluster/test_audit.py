@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from privmix.laboratory.audit import black_box, published
-from privmix.laboratory.audit.black_box import RepeatedRequest, ServiceAnswers
+from privmix.laboratory.audit.black_box import ServiceAnswers
 from privmix.privacy.events import Event
 from privmix.privacy.protocols.individual import IndividualSettings
 from privmix.privacy.protocols.pmixed import RatioEvent
-from tests.running import RunningService
 from tests.support.cli import privmix
 from tests.support.worst_cases import pair_laws, worst_pairs
 
@@ -94,14 +93,3 @@ def test_a_token_of_individual_budgets_is_compared_with_the_bound_of_one_token()
     public = 0.28
     unlimited = [simulated((own + 2 * public) / 3, protocol.event) for own in (1.0, 0.0)]
     assert black_box.audit(unlimited[0], unlimited[1], 0.95).verdict == "broken"
-
-
-@pytest.mark.slow
-def test_the_audit_of_one_service_against_itself_proves_nothing_and_charges_every_token(
-    service: RunningService,
-) -> None:
-    before = service.privacy()["tokens_charged"]
-    both = [black_box.collect_answers(service.base_url, RepeatedRequest("The weather is"), 256, None) for _ in range(2)]
-    finding = black_box.audit(both[0], both[1], 0.95)
-    assert finding.certain == 0
-    assert service.privacy()["tokens_charged"] >= before + 512

@@ -22,7 +22,6 @@ from packaging.utils import canonicalize_name
 from privmix.foundation.errors import EXTRAS
 from tests.distributions import closure
 from tests.running import configure, running
-from tests.support.imports import EXTRA_OF, extra_of, foreign, modules
 from tests.tiny import write_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,7 +33,6 @@ for module in pkgutil.walk_packages(privmix.__path__, "privmix."):
         importlib.import_module(module.name)
 print("imported from", privmix.__file__)
 """
-RUN_LINES = "import sys; from pkgutil import resolve_name; [exec(line) for line in sys.argv[1:]]"
 
 
 def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
@@ -93,17 +91,6 @@ def test_the_wheel_imports_and_runs_from_its_metadata_alone(wheel: Path, tmp_pat
     assert '"pmixed"' in run(python, "-m", "privmix", "protocols", "--json")
     for name in ("cluster", "services"):  # so they collide with no other project's
         assert run(python, "-c", f"from importlib.util import find_spec; print(find_spec({name!r}))") == "None\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", sorted(set(EXTRA_OF.values())))
-def test_an_extra_alone_has_what_its_modules_import(wheel: Path, tmp_path: Path, extra: str) -> None:
-    """Also what they import in functions."""
-    needing = [module for module in modules() if extra_of(module) == extra]
-    names = sorted(set().union(*map(foreign, needing)))
-    python = install(wheel, tmp_path / "alone", extra)
-    lines = [*(f"import {module}" for module in needing), *(f"resolve_name({name!r})" for name in names)]
-    run(python, "-c", RUN_LINES, *lines)
 
 
 @pytest.mark.slow

@@ -9,30 +9,11 @@ from privmix.budget.actor import NAME, start
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.budget.statement import Statement
 from privmix.foundation.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
-from tests.services.budget.conftest import ALLOWANCE, NAMESPACE, Allowance
-from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.conftest import Allowance
+from tests.services.budget.events import COARSE
 
 COARSE_JSON = COARSE.to_json()
-
-
-def test_the_actor_has_a_name_and_returns_its_terms(allowance: Allowance, roomy: PrivacyBudget) -> None:
-    actor = ray.get_actor(NAME, NAMESPACE)
-    assert actor == allowance.actor
-    assert ray.get(actor.ready.remote()) == roomy
-
-
-def test_the_actor_leases_settles_and_states(allowance: Allowance) -> None:
-    grant = ray.get(allowance.actor.lease.remote(COARSE_JSON, 10))
-    ray.get(allowance.actor.settle.remote(grant.lease, 4))
-    assert allowance.charged() == {COARSE: 4}
-    in_last_event, in_cheaper = ray.get(
-        [allowance.actor.statement.remote(), allowance.actor.statement.remote(FINE.to_json())]
-    )
-    assert type(in_last_event) is Statement
-    assert in_last_event.tokens_left == ALLOWANCE - 4
-    assert in_cheaper.tokens_left > in_last_event.tokens_left
 
 
 def test_bad_requests_are_refused_and_change_nothing(allowance: Allowance) -> None:

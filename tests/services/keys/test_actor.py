@@ -244,22 +244,6 @@ async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_r
     assert len(commits) <= 3
 
 
-async def test_concurrent_requests_share_transactions(place: str) -> None:
-    keys = start(place)
-    secrets = [keys.store.create(f"k{n}", share=Share(tokens=99))[1] for n in range(40)]
-    commits = counted(keys)
-
-    async def ask(number: int) -> None:
-        identity = await keys.identify(secrets[number].hash)
-        assert isinstance(identity, Identity)
-        await keys.request(f"{number}", identity, 2, 1, GATEWAY)
-        await keys.settle(f"{number}", 2)
-
-    await asyncio.gather(*map(ask, range(40)))
-    assert {account.usage.spent for account in keys.store.accounts()} == {2}
-    assert len(commits) <= 12
-
-
 async def test_only_valid_keys_are_identified(place: str) -> None:
     keys = start(place)
     assert await keys.identify(None) == InvalidKey("unknown", required=False)

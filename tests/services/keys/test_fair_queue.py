@@ -11,24 +11,6 @@ from privmix.keys.messages import AdmissionLimits
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_key_with_many_requests_does_not_delay_others() -> None:
-    queue = FairQueue(AdmissionLimits(4, 1000))
-    order: list[str] = []
-
-    async def run(key: str) -> None:
-        await queue.acquire(key, 1)
-        order.append(key)
-        await asyncio.sleep(0.01)
-        queue.free(key, 1)
-
-    busy = [asyncio.create_task(run("busy")) for _ in range(40)]
-    await asyncio.sleep(0)
-    light = [asyncio.create_task(run("light")) for _ in range(4)]
-    await asyncio.gather(*busy, *light)
-    assert max(position for position, key in enumerate(order) if key == "light") < 12
-    assert (queue.live, queue.waiting) == (0, 0)
-
-
 async def test_keys_that_ask_for_much_leave_room_for_others() -> None:
     now = 1000.0
     queue = FairQueue(AdmissionLimits(64, 1000), clock=lambda: now)

@@ -342,33 +342,3 @@ def test_accounts_do_not_change_with_the_number_of_parts(epsilon: float) -> None
     planned = [IndividualSettings(epsilon=epsilon).plan(parts) for parts in (2, 3, 16, 128, 1000)]
     assert len({own.event for own in planned}) == 1
     assert all(own.lower <= own.upper * (1 + 1e-9) for own in planned)
-
-
-SIMPLEX = np.array([(i, j, 4 - i - j) for i in range(5) for j in range(5 - i)]) / 4
-GRID = np.log((SIMPLEX + 1e-4) / (1 + 3e-4))
-"""All distributions of three tokens with probabilities in quarters, log-probabilities [15, 3]."""
-
-
-@pytest.mark.parametrize("loud", [True, False], ids=["the other speaks", "the other is spent"])
-@pytest.mark.parametrize(("lower", "upper", "tokens"), [(0.5, 0.4, 8), (0.6, 0.1, 64)])
-def test_all_inputs_of_two_parts_on_a_grid(lower: float, upper: float, tokens: int, loud: bool) -> None:
-    """Every public model, other part, and part before and after, each with all, a share, or nothing of its account."""
-    mechanism = protocol(2, lower, upper, size=1.0, tokens=tokens)
-    states = [(row, allowed) for row in GRID for allowed in (0, WHOLE // tokens, WHOLE)]
-    largest = 0.0
-    for public in GRID:
-        for other in GRID:
-            rows = np.array([[other, own] for own, _ in states])
-            allowances = np.array([[WHOLE * loud, allowed] for _, allowed in states])
-            laws, charges = released(mechanism, np.tile(public, (len(states), 1)), rows, allowances)
-            assert (charges <= allowances).all()
-            norms = np.sqrt(charges[:, 1] / WHOLE * mechanism.size)
-            distances = (norms[:, None] + norms) ** 2
-            logs = np.log(laws.astype(np.float64))
-            for order, factor in zip(ORDERS, moment_factor(ORDERS, mechanism.ratio), strict=True):
-                mixed = order * logs[:, None] + (1 - order) * logs
-                told = np.log(np.exp(mixed).sum(axis=2)) / (order - 1)
-                assert (told <= factor * distances + 1e-13).all()
-                paid = distances > 1e-9
-                largest = max(largest, float((told[paid] / (factor * distances[paid])).max()))
-    assert 0.3 < largest <= 1

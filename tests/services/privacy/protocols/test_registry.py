@@ -13,7 +13,7 @@ from privmix.privacy.accounting import planning
 from privmix.privacy.events import from_json
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
-from privmix.privacy.protocols import PROTOCOLS, name_of
+from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.settings import Settings
 from tests.support.formulas import formula
 from tests.support.mechanisms import variants
@@ -37,14 +37,6 @@ def answers(models: tuple[int, ...], sequences: int = 3, vocabulary: int = 2) ->
     public = torch.randn(sequences, vocabulary, generator=generator).log_softmax(1)
     rows = torch.randn(sequences * len(models), vocabulary, generator=generator).mul(2).log_softmax(1)
     return shape(public, rows, [models] * sequences)
-
-
-@every
-def test_a_protocol_has_the_same_name_everywhere(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
-    protocol = planned(chosen, parameters)
-    assert type(protocol) is chosen.mechanism
-    assert chosen.model_fields["protocol"].default == chosen.mechanism.name == name_of(chosen.model_validate({}))
-    assert PROTOCOLS[chosen.mechanism.name] is chosen
 
 
 @every

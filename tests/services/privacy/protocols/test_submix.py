@@ -121,20 +121,6 @@ def test_every_part_is_charged_by_the_algorithm(parts: int, order: float, beta: 
         np.testing.assert_allclose(release.losses, [charged], rtol=1e-9, atol=1e-13)
 
 
-def test_models_that_agree_are_released_unchanged() -> None:
-    public = log_softmax(np.random.default_rng(0).normal(size=40))
-    part = halves("twins", public, np.random.default_rng(1))
-    answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
-    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).distribution(answers)), np.exp(part[0]), rtol=1e-5)
-
-
-def test_models_that_disagree_release_the_public_model() -> None:
-    public = np.log([0.5, 0.5 - 1e-9, 1e-9])
-    part = np.log([[1e-12, 1e-12, 1 - 2e-12], [1 - 2e-12, 1e-12, 1e-12]])
-    answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
-    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).distribution(answers)), np.exp(public), rtol=1e-2, atol=1e-5)
-
-
 def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
     """At lambda 1, the token has probability 0 without the part."""
     p0, own, other = [0.4, 0.3, 0.3], [0.5, 0.2, 0.3], [0.6, 0.4, 0.0]
