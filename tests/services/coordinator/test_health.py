@@ -96,3 +96,28 @@ def test_after_a_lost_shard_a_step_reads_no_more_contexts_than_at_first(
 
     asyncio.run(run())
     assert asked[:5] == [("a",), ("a", "b"), ("a", "b"), ("a",), ("a", "b")]
+
+
+def test_what_a_step_tells_of_a_client_that_leaves_meanwhile_is_forgotten_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: set[str] = set()
+
+    async def run() -> None:
+        coordinator = coordinator_at(tmp_path / "ledger.db")
+        answers = coordinator._ensemble.ask
+
+        async def ask(step: Step) -> StepResult:
+            if "b" in step.sequences:
+                await coordinator.cancel(["b"])
+            told.update(step.sequences)  # by a copy that is asked last
+            return await answers(step)
+
+        monkeypatch.setattr(coordinator._ensemble, "ask", ask)
+        monkeypatch.setattr(coordinator._ensemble, "drop_caches", told.difference_update)
+        await coordinator.submit("channel", [Generation(id_, (504,), SamplingOptions(), 1) for id_ in "ab"])
+        while await coordinator.load():
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert not told
