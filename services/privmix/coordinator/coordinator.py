@@ -289,7 +289,11 @@ class Coordinator:
         started = time.perf_counter()
         batch = sorted(batch, key=lambda live: live.public)
         step = self._begin(batch, reserved)
-        result = await self._ensemble.ask(step)
+        try:
+            result = await self._ensemble.ask(step)
+        finally:  # a copy that was asked after a client had left was told of its sequence again
+            if left := [live.id for live in batch if live.id not in self._live]:
+                self._ensemble.drop_caches(left)
         self._draws.advance(step.sequences[: step.private])
         received = time.perf_counter()
         tokens: Mapping[int, int]
