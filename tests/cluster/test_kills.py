@@ -83,3 +83,14 @@ def test_every_token_is_charged_and_heard_once_despite_a_kill(
     seed = random.SystemRandom().randrange(2**32)
     record_property("seed", seed)
     run_round(breakable, clients, target, random.Random(seed).uniform(0.2, 2.0))
+
+
+@pytest.mark.timeout(2400)
+def test_twenty_kills_at_random_moments(breakable: RunningService, clients: Clients) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for number in range(20):
+        target, moment = TARGETS[number % len(TARGETS)], chance.uniform(0.0, 3.0)
+        run_round(breakable, clients, target, moment)
+        print(f"round {number}: {target} after {moment:.2f} s; {clients.received} tokens received so far")

@@ -6,31 +6,37 @@ and draw nothing that could decide.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from typing import Protocol as Interface
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from privmix.budget.chain import LedgerRow
+from privmix.budget.state import LedgerState
+from privmix.laboratory.audit import distributions, one_run
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
 from privmix.privacy.events import Event
 from privmix.privacy.mollifiers import projection
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
-from privmix.privacy.protocols.exponential import Exponential
-from privmix.privacy.protocols.individual import Individual
+from privmix.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
+from privmix.privacy.protocols.individual import WHOLE, Individual
 from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
 from privmix.privacy.sampling.categorical import quantise
 from privmix.privacy.sampling.noise import discrete_gaussian, discrete_laplace
 from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
 from privmix.privacy.settings import Settings
 from tests.support import mechanisms
+from tests.support.accounts import account_faults
 from tests.support.formulas import has_formula
-from tests.support.mechanisms import Attacked, audited, variants
-from tests.support.worst_cases import worst_pairs
+from tests.support.mechanisms import Attacked, audited, sampled, variants
+from tests.support.worst_cases import pair_laws, worst_pair, worst_pairs
 
 DELTA = 1e-5
 PARTS = 4
@@ -151,6 +157,69 @@ def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_rele
     assert of_releases(protocol)
 
 
+def of_accounts(tokens: int, epsilon: float = 8.0) -> tuple[str, ...]:
+    protocol = planned("individual", tokens, epsilon)
+    assert isinstance(protocol, Individual)
+    return account_faults(protocol)
+
+
+@pytest.mark.parametrize(("tokens", "epsilon"), [(1, 2.0), (64, 0.5), (1024, 8.0), (131_072, 8.0)])
+def test_sound_accounts_hold(tokens: int, epsilon: float) -> None:
+    assert of_accounts(tokens, epsilon) == ()
+
+
+@pytest.mark.parametrize("tokens", [64, 1024, 131_072])
+def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(tokens: int, plant: Plant) -> None:
+    """The tokens do not change, so that neither they nor the formula show it."""
+    tilts = Individual.tilts
+
+    def charging_less(*given: Any) -> tuple[Tensor, Tensor]:
+        sums, charges = tilts(*given)
+        return sums, (charges * 0.95).long()
+
+    plant(Individual, "tilts", charging_less)
+    assert not of_releases(planned("individual", tokens, 8.0))
+    (reason,) = of_accounts(tokens)
+    assert "tells 1.05 times as much" in reason
+
+
+def test_a_strength_that_looks_at_another_part_is_detected(plant: Plant) -> None:
+    tilts = Individual.tilts
+
+    def by_the_loudest(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
+        loudest = (ratios - 1).abs().amax(dim=(1, 2))[:, None]
+        return tilts(self, ratios, public, (allowances / (1 + loudest)).long())
+
+    plant(Individual, "tilts", by_the_loudest)
+    reasons = of_accounts(1024)
+    assert "what a part says or pays depends on another part" in reasons
+
+
+def test_a_part_that_speaks_when_its_account_is_empty_is_detected(plant: Plant) -> None:
+    tilts = Individual.tilts
+
+    def never_silent(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
+        sums, charges = tilts(self, ratios, public, allowances.clamp(min=WHOLE // self.tokens))
+        return sums, torch.minimum(charges, allowances.to(charges.device))
+
+    plant(Individual, "tilts", never_silent)
+    reasons = of_accounts(1024)
+    assert "a part whose account is empty changes a token" in reasons
+
+
+@pytest.mark.parametrize("forgotten", ["charged", "held"])
+def test_an_account_that_a_restart_resets_is_detected(forgotten: str, plant: Plant) -> None:
+    replay = LedgerState.replay.__func__  # type: ignore[attr-defined]
+
+    def forgetful(cls: type[LedgerState], rows: Iterable[LedgerRow], before: LedgerRow | None = None) -> LedgerState:
+        state: LedgerState = replay(cls, rows, before)
+        state.accounts = dataclasses.replace(state.accounts, **{forgotten: ()})
+        return state
+
+    plant(LedgerState, "replay", forgetful, classmethod)
+    assert of_accounts(1024) == ("a restart of the ledger changes what the accounts were charged",)
+
+
 def test_scores_that_count_twice_are_detected_in_the_releases(plant: Plant) -> None:
     plant(exponential, "quantise", lambda weights: quantise(weights.square()))
     assert of_releases(Exponential(PARTS, 2, 0.3))
@@ -179,10 +248,24 @@ def test_a_radius_twice_as_large_is_proved_by_the_tokens_alone(plant: Plant) -> 
     assert found.certain > found.claim
 
 
+def test_an_exponential_mechanism_with_a_larger_radius_is_caught() -> None:
+    claimed = FixedSizeExponentialEvent(2, 2, 0.5)
+    assert of_tokens(Exponential(2, 2, 1.0), releases=100, claimed=claimed).broken
+    found = of_tokens(Exponential(2, 2, 3.0), releases=40_000, claimed=claimed)
+    assert found.certain > found.claim
+
+
 def test_too_little_noise_on_sums_is_caught(plant: Plant) -> None:
     plant(subsample_aggregate, "discrete_laplace", lambda sums, scale: discrete_laplace(sums, scale / 16))
     found = of_tokens(planned("subsample-aggregate"), releases=40_000)
     assert found.certain > found.claim
+
+
+def test_half_the_noise_on_votes_is_caught() -> None:
+    """The exact distributions detect it; a few thousand tokens reveal too little of the votes."""
+    sound: Any = planned("gnmax", 16)
+    halved = dataclasses.replace(sound, sigma=sound.sigma / 2)
+    assert of_tokens(halved, 16, 1_000, claimed=sound.event).broken
 
 
 def test_a_doubled_draw_is_caught(plant: Plant) -> None:
@@ -199,6 +282,24 @@ def test_a_part_that_is_chosen_more_often_is_caught(plant: Plant) -> None:
     plant(pmixed, "uniform_below", lambda bound: min(uniform_below(bound + 1), bound - 1))
     assert of_draws(PMixed(PARTS, 1.0, 1.0))
     assert of_tokens(PMixed(PARTS, 1.0, 1.5)).broken
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("pmixed", {}),
+        ("pmixed", {"projection": "mix"}),
+        ("pmixed", {"q": 0.25}),
+        ("adapmixed", {}),
+    ],
+)
+def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
+    name: str, parameters: dict[str, Any], plant: Plant
+) -> None:
+    """Whatever is drawn: the exact epsilon of the worst pair's tokens exceeds the claim."""
+    with_radius_off(plant)
+    found = of_tokens(planned(name, **parameters), releases=FEW)
+    assert found.exact > found.claim
 
 
 @pytest.mark.parametrize(
@@ -249,6 +350,38 @@ def test_noise_that_is_used_for_two_tokens_is_caught(
 
     plant(module, sampler, twice)
     assert of_tokens(planned(name), releases=releases).broken
+
+
+@pytest.mark.slow
+def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins(plant: Plant) -> None:
+    """Guesses the 40 clearest of 64 planted parts. A delta of 1e-5 would be too large for a certain verdict."""
+    protocol, queries = PMixed(64, 1.0, 1.6), 1200
+    guessed = guess_parts(protocol, queries, 40)
+
+    def verdicts() -> list[str]:
+        findings = one_run.findings("64 parts", protocol, guessed, queries * 64, 1e-9, 0.95)
+        return [finding.verdict for finding in findings]
+
+    assert verdicts() == ["holds", "holds"]
+    plant(composition, "paid", lambda event, count: min(count, 1))
+    assert verdicts() == ["broken", "broken"]
+
+
+def guess_parts(protocol: Protocol, queries: int, guesses: int) -> one_run.GuessCounts:
+    """Flips a coin for every part, which chooses one of two worst-case models, and guesses it from queries of its own.
+
+    All other parts are those of the worst case.
+    """
+    pair = worst_pair(protocol, protocol.event, queries, DELTA)
+    coins = np.random.default_rng().random(protocol.parts) < 0.5
+    ratio = distributions.log_ratio(*pair_laws(protocol, pair))
+    scores = []
+    for part, coin in enumerate(coins):
+        world = pair.before if coin else pair.after
+        *others, own = world.parts
+        attacked = dataclasses.replace(world, parts=(*others[:part], own, *others[part:]))
+        scores.append(ratio[sampled(protocol, attacked, queries)].sum())
+    return one_run.GuessCounts(len(coins), guesses, one_run.correct_guesses(coins, np.array(scores), guesses))
 
 
 def test_no_certified_protocol_is_left_out() -> None:
