@@ -11,6 +11,7 @@ from privmix.budget import actor as budget
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.foundation.errors import ConfigurationError
 from privmix.foundation.ray_session import connected
+from privmix.keys import actor as keys
 from privmix_cluster.application import Arguments, build
 from privmix_cluster.checks import check_ensemble
 from privmix_cluster.configuration import Configuration
@@ -43,6 +44,17 @@ def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tm
     with pytest.raises(ConfigurationError, match="another budget"):
         build(Arguments(config=config))
     assert ray.util.list_named_actors(all_namespaces=True) == [{"name": budget.NAME, "namespace": namespace}]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_keys_actor_with_another_database_than_configured_is_not_kept(tmp_path: Path) -> None:
+    """A key that is revoked in the configured one would go on."""
+    first, second = str(tmp_path / "first.db"), str(tmp_path / "second.db")
+    actor = keys.start(first, namespace="kept", lifetime="detached", keep=True)
+    assert keys.start(first, namespace="kept", lifetime="detached", keep=True) == actor
+    with pytest.raises(ConfigurationError, match=r"keys\.database: kept already serves with the keys in .*first\.db"):
+        keys.start(second, namespace="kept", lifetime="detached", keep=True)
+    ray.kill(actor)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from privmix.database.clock import now
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.actors import HEAD
-from privmix.foundation.errors import KeysUnavailable
+from privmix.foundation.errors import ConfigurationError, KeysUnavailable
 from privmix.foundation.periodic import periodically
 from privmix.keys.grouping import GroupedTransactions
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
@@ -40,6 +40,7 @@ class Keys:
 
     def __init__(self, database: str) -> None:
         service = ServiceDatabase(database)
+        self._place = service.name
         self._transactions = GroupedTransactions(service)
         self._identities: dict[str, tuple[float, Key]] = {}
         self._required = False
@@ -50,8 +51,9 @@ class Keys:
         self._heartbeats: dict[str, float] = {}
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    async def ready(self) -> None:
-        """Returns when the database is open."""
+    async def ready(self) -> str:
+        """Returns the place of the database, without a password, once it is open."""
+        return self._place
 
     async def identify(self, hash_: str | None) -> Identity | InvalidKey:
         """Returns the identity of the key whose secret has this hash."""
@@ -153,10 +155,15 @@ def start(
 
     Raises:
         KeysUnavailable: the database cannot be used. No actor was started.
+        ConfigurationError: the living actor has another database, which it would go on to use.
     """
     # Opened here first, because an actor whose constructor fails does not report why.
-    ServiceDatabase(database)
+    place = ServiceDatabase(database).name
     options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
     actor = KeysActor.options(**options).remote(database)
-    ray.get(actor.ready.remote())
+    if (kept := ray.get(actor.ready.remote())) != place:
+        raise ConfigurationError(
+            f"keys.database: {namespace} already serves with the keys in {kept}, which a deployment does not change; "
+            "stop the service and start it again"
+        )
     return actor
