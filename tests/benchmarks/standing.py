@@ -28,7 +28,7 @@ HELD_OUT = 0.1
 
 
 def corpora_by_name(files: Sequence[Path], output: Path, demo_users: int | None) -> dict[str, Path]:
-    """Returns corpora by the names of their files; with `demo_users`, also a demo corpus of so many, written here."""
+    """Returns corpora by the names of their files. Given `demo_users`, writes a demo corpus of that many users too."""
     corpora = {path.stem: path for path in files}
     if demo_users is not None:
         write_demo_corpus(output / "demo-corpus", users=demo_users)

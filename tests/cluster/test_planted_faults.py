@@ -31,6 +31,7 @@ from tests.counting import write_counting_model
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster
+from tests.support.rest import at_rest
 
 NAMESPACE = "planted"
 TOKENS, STREAMS = 20, 3
@@ -98,11 +99,7 @@ class Service:
     keys: Path
 
     async def charges_at_rest(self) -> Charges:
-        before = None
-        while before != (now := Charges.of(self.ledger)):
-            before = now
-            await asyncio.sleep(2)
-        return now
+        return await at_rest(lambda: Charges.of(self.ledger))
 
 
 @pytest.fixture(scope="module")

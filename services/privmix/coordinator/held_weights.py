@@ -112,11 +112,12 @@ async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWe
 async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
     """Computes the weights of a batch. The groups after the first read private sequences alone."""
     first, *others = groups
-    key, private = batch.key, batch.step.of(range(batch.step.private))
+    key = batch.key
     tell = partial(first.asked, key, batch.step)
-    if not others or not private.sequences:
+    if not others or not batch.step.private:
         copy, answer = await first.copies.first(batch.orders[0], "weigh", tell)
         return HeldBatch(batch, copy, *answer)
+    private = batch.step.of(range(batch.step.private))
     (copy, (charges, public)), *keeping = await together(
         [
             first.copies.first(batch.orders[0], "begin", tell),

@@ -11,7 +11,7 @@ class Schema:
     Args:
         tables: the table of the number joins them.
         name: the name of the number's table, which differs between the schemas in one database.
-        number: the number of the layout. Whoever changes a table raises it.
+        number: the number of the layout. Raise it when you change a table.
     """
 
     def __init__(self, tables: MetaData, name: str, number: int) -> None:

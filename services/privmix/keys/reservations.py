@@ -99,7 +99,8 @@ def today() -> str:
 def spent_ratios(connection: Connection) -> dict[tuple[str, ShareLimit], float]:
     """Returns the spent fraction of each limit of the shares of all keys that are not revoked, by name and limit."""
     table = keys_table.c
-    query = select(table.name, table.tokens, table.tokens_per_day, *_spent(today())).where(table.revoked.is_(None))
+    spent_of_key = sums(usage_table.c.spent, today())
+    query = select(table.name, table.tokens, table.tokens_per_day, *spent_of_key).where(table.revoked.is_(None))
     joined = query.outerjoin_from(keys_table, usage_table, usage_table.c.key == table.id).group_by(table.id)
     ratios: dict[tuple[str, ShareLimit], float] = {}
     for name, tokens, tokens_per_day, spent, spent_today in connection.execute(joined):
@@ -116,13 +117,12 @@ def _limits(connection: Connection, key: str, day: str) -> Sequence[tuple[ShareL
     allowed = connection.execute(select(table.tokens, table.tokens_per_day).where(table.id == key)).first()
     if allowed is None or allowed == (None, None):
         return []
-    used = connection.execute(select(*_spent(day)).where(usage_table.c.key == key)).one()
+    used = connection.execute(select(*sums(usage_table.c.spent, day)).where(usage_table.c.key == key)).one()
     names: tuple[ShareLimit, ShareLimit] = ("tokens", "tokens_per_day")
     return [(name, most, int(own)) for name, most, own in zip(names, allowed, used, strict=True) if most is not None]
 
 
-def _spent(day: str) -> list[ColumnElement[int]]:
-    """Returns the sums of the tokens spent, ever and on this day."""
-    spent = usage_table.c.spent
-    of_day = case((usage_table.c.day == day, spent), else_=0)
-    return [func.coalesce(func.sum(column), 0) for column in (spent, of_day)]
+def sums(tokens: ColumnElement[int], day: str) -> list[ColumnElement[int]]:
+    """Returns the sums of a table's column of tokens, ever and on this day. The table has a column `day`."""
+    of_day = case((tokens.table.c.day == day, tokens), else_=0)
+    return [func.coalesce(func.sum(column), 0) for column in (tokens, of_day)]

@@ -5,13 +5,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, case, func, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from privmix.database.clock import now
 from privmix.database.service import ServiceDatabase, keys_table, reservations_table, usage_table
 from privmix.foundation.errors import DatabaseConflict, KeysError
 from privmix.keys.records import SCOPES, Key, KeyAccount, Scope, Secret, Share, ShareUsage, is_id, new_id
-from privmix.keys.reservations import are_required, today
+from privmix.keys.reservations import are_required, sums, today
 
 
 class KeyStore:
@@ -112,14 +112,9 @@ class KeyStore:
 def usages(connection: Connection) -> dict[str, ShareUsage]:
     """Returns what was used, by the ids of keys. A key that used nothing is missing."""
     found: dict[str, dict[str, int]] = {}
-    for name, table, tokens in (
-        ("spent", usage_table.c, usage_table.c.spent),
-        ("held", reservations_table.c, reservations_table.c.tokens),
-    ):
-        of_today = func.sum(case((table.day == today(), tokens), else_=0))
-        for key, sum_, sum_today in connection.execute(
-            select(table.key, func.sum(tokens), of_today).group_by(table.key)
-        ):
+    for name, tokens in (("spent", usage_table.c.spent), ("held", reservations_table.c.tokens)):
+        owner = tokens.table.c.key
+        for key, sum_, sum_today in connection.execute(select(owner, *sums(tokens, today())).group_by(owner)):
             found.setdefault(key, {}).update({name: int(sum_), f"{name}_today": int(sum_today)})
     return {key: ShareUsage(**usage) for key, usage in found.items()}
 

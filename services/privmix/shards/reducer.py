@@ -186,7 +186,7 @@ class Reducer:
 
 
 def pick(points: NDArray[np.int64], cumulative: Tensor) -> NDArray[np.int64]:
-    """Returns the tokens in which points lie (`Reducer.weigh`), int64 [requests]: those of `categorical.sample`.
+    """Returns the tokens in which points lie (`Reducer.weights`), int64 [requests]: those of `categorical.sample`.
 
     Args:
         points: int64 [requests]; `NO_POINT` for a request that gets no token, whose place in the result has no meaning.
@@ -219,7 +219,7 @@ def to_host(*values: Tensor | None) -> list[NDArray[Any] | None]:
     """Returns all values in host memory, after one wait for their device; those of a CPU's tensor are shared with it.
 
     A GPU writes to page-locked memory, which PyTorch keeps for the next call, 6 to 7 times as fast as to new pages
-    (`python -m tests.benchmarks.gpu`, `copy_ms`).
+    (`copy_ms` of `tests/benchmarks/gpu_stages.py` at commit 971ea1ef).
     """
     copies = [
         value

@@ -28,6 +28,7 @@ from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster
+from tests.support.rest import at_rest
 from tests.tiny import write_tiny_model
 
 NAMESPACE = "recovery"
@@ -51,11 +52,7 @@ class Service:
 
     async def settled(self) -> int:
         """The tokens charged, once the coordinators are idle and have returned their leases."""
-        before = -1
-        while before != (charged := self.charged()):
-            before = charged
-            await asyncio.sleep(2)
-        return charged
+        return await at_rest(self.charged)
 
 
 @pytest.fixture(scope="module")

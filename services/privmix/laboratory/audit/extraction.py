@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.audit.black_box import client
+from privmix.laboratory.audit.black_box import MODEL, client
 from privmix.laboratory.audit.canaries import Canary
 from privmix.laboratory.audit.local_models import ModelOutput
 from privmix.laboratory.audit.testbed import Testbed
@@ -175,7 +175,7 @@ def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, a
     hits = 0
     with client(url, api_key) as service:
         for canary in canaries:
-            body = {"model": "privmix", "prompt": canary.prompt, "n": attempts, "top_k": top_k}
+            body = {"model": MODEL, "prompt": canary.prompt, "n": attempts, "top_k": top_k}
             answer = service.post("/v1/completions", json={**body, "max_tokens": canary.length}).raise_for_status()
             hits += any(choice["text"].strip().startswith(canary.secret.strip()) for choice in answer.json()["choices"])
     return hits / len(canaries)
