@@ -28,7 +28,7 @@ VERBS: Mapping[str, str] = {
     "service.",
     "plan": "Compute the radius that a budget allows, or the epsilon that a radius costs.",
     "keys": "Manage the service's API keys and their shares of the budget.",
-    "ledger": "Create, export, verify or charge the budget's ledger.",
+    "ledger": "Create, verify or charge the budget's ledger.",
     "audit": "Attack the output of protocols, and compare the result with their claims.",
     "heads": "Train a small model on a table with a binary target, privately, and compare the ways to do it.",
     "generate": "Generate private synthetic texts from a template of prompts, with a data card.",

@@ -1,12 +1,8 @@
-"""Implements `privmix ledger`, which creates, exports, verifies and charges ledgers."""
+"""Implements `privmix ledger`, which creates, verifies and charges ledgers."""
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +12,7 @@ from privmix_cluster.options import JsonOption
 if TYPE_CHECKING:
     from privmix.budget.signing import SigningKey
 
-ledger = typer.Typer(name="ledger", help="Create, export, verify or charge the budget's ledger.", no_args_is_help=True)
+ledger = typer.Typer(name="ledger", help="Create, verify or charge the budget's ledger.", no_args_is_help=True)
 
 KeyFileOption = Annotated[
     Path | None,
@@ -26,8 +22,6 @@ KeyFileOption = Annotated[
         "file that PRIVMIX_BUDGET__SIGNING_KEY_FILE names.",
     ),
 ]
-
-Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")]
 
 
 @ledger.command()
@@ -104,30 +98,8 @@ def forfeit(
 
 
 @ledger.command()
-def export(
-    source: Source,
-    output: Annotated[
-        Path | None, typer.Option(help="The output file, replaced atomically. Default: standard output.")
-    ] = None,
-    private_values: Annotated[
-        bool, typer.Option("--private-values", help="Write the values that depend on the private text, too.")
-    ] = False,
-) -> None:
-    """Write all rows as JSON Lines, each with its hash, and without the values that depend on the private text.
-
-    These are measured losses and, with individual budgets, what is charged and set aside in each part's account: every
-    `settle`, `lease` and checkpoint has some. From the first of them on, rows have no hash, because a hash confirms a
-    guess. `privmix ledger verify` accepts a file with all values, which no client may see (`--private-values`).
-    """
-    from privmix.budget import export as exporting
-
-    with _written(output) as lines:
-        exporting.export(source, lines, private=private_values)
-
-
-@ledger.command()
 def verify(
-    place: Annotated[str, typer.Argument(metavar="LEDGER|FILE", help="A ledger, or a file from `export`.")],
+    place: Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")],
     head: Annotated[
         str | None, typer.Option(help="A last hash noted earlier (16 digits or more): it must still be in the chain.")
     ] = None,
@@ -189,20 +161,3 @@ def _signing_key(file: Path | None) -> "SigningKey | None":
 
 def _is_hash(text: str) -> bool:
     return 16 <= len(text) <= 64 and all(digit in "0123456789abcdefABCDEF" for digit in text)
-
-
-@contextmanager
-def _written(output: Path | None) -> Iterator[TextIO]:
-    """Writes a file atomically, readable only by this user, because it may contain private values."""
-    if output is None:
-        yield sys.stdout
-        return
-    from privmix.foundation.files import replacing
-
-    try:
-        with replacing(output, private=True) as file:
-            lines = TextIOWrapper(file, encoding="utf-8")
-            yield lines
-            lines.detach()
-    except OSError as error:
-        raise typer.BadParameter(f"{output}: {error.strerror}", param_hint="--output") from error

@@ -15,14 +15,10 @@ StoredGrains = tuple[Annotated[int, Field(ge=0, le=WHOLE, strict=True)], ...]
 
 
 class Record(BaseModel):
-    """Holds the body of a row. Fields never change their names or meanings, because old ledgers must stay readable.
-
-    `private` names the fields that depend on the private text: no client may see them.
-    """
+    """Holds the body of a row. Fields never change their names or meanings, because old ledgers must stay readable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     kind: ClassVar[str]
-    private: ClassVar[frozenset[str]] = frozenset()
 
 
 class Opened(Record):
@@ -54,7 +50,6 @@ class Leased(Record):
     """
 
     kind = "lease"
-    private = frozenset({"allowances"})
     lease: str = Field(min_length=1, max_length=64)
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
@@ -68,7 +63,6 @@ class Settled(Record):
     """
 
     kind = "settle"
-    private = frozenset({"charges"})
     lease: str
     used: Count
     charges: StoredGrains = ()
@@ -81,7 +75,6 @@ class Charged(Record):
     """
 
     kind = "charge"
-    private = frozenset({"losses"})
     charge: str = Field(min_length=1, max_length=64)
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
@@ -102,7 +95,6 @@ class Forfeited(Record):
     """
 
     kind = "forfeit"
-    private = frozenset({"charges"})
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
     charges: StoredGrains = ()
@@ -125,7 +117,6 @@ class Checkpoint(Record):
     """
 
     kind = "checkpoint"
-    private = frozenset({"allowances", "accounts", "alike", "parts"})
     id: str
     terms: PrivacyBudget
     stop_after: int | None
