@@ -10,6 +10,7 @@ import pytest
 from privmix.foundation import ray_session
 from privmix.laboratory.evaluation import evaluate, workbench
 from privmix.training import public_model, tasks
+from privmix.training.base import Base
 
 
 def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,11 +23,9 @@ def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "ray", here)
 
 
-def _train_adapters(
-    jobs: Sequence[tasks.TrainingTask], *_: object
-) -> Iterator[tuple[tasks.TrainingTask, dict[str, bytes]]]:
-    for job in jobs:
-        yield job, job.work(public_model.resolve(job.base.name), job.base.name, report=lambda done: None)
+def _train_adapters(base: Base, work: Mapping[str, tasks.Work], *_: object) -> Iterator[tuple[str, dict[str, bytes]]]:
+    for name, train in work.items():
+        yield name, train(public_model.resolve(base.name), base.name, report=lambda done: None)
 
 
 def _run_jobs(

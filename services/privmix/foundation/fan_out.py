@@ -1,6 +1,7 @@
-"""Runs independent jobs as Ray tasks, on one processor core each."""
+"""Runs independent jobs as Ray tasks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -9,34 +10,65 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from privmix.foundation.errors import InputError, WorkError
 from privmix.foundation.progress import Display
 
+_LOOK_S = 0.5
+"""How often the progress of running jobs is shown."""
+
 
 def run_as_ray_tasks(
-    function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], display: Display, *, gpus: bool = False
+    function: Callable[..., Any],
+    jobs: Mapping[str, Sequence[Any]],
+    display: Display,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    reports: bool = False,
 ) -> Iterator[tuple[str, Any]]:
     """Runs `function` on the arguments of each job, on the connected cluster. Yields the results as the jobs finish.
 
+    A process runs many jobs, one after another, and keeps what the function has loaded.
+
     Args:
         jobs: the arguments of each job, by the job's name.
-        gpus: reserve a GPU for each job if the cluster has any.
+        cpus, gpus: what each job reserves, in Ray's units.
+        reports: give the function `report`, which it calls with the fraction done.
 
     Raises:
         InputError: a job refused its input. The others are cancelled.
         WorkError: a job failed. The others are cancelled.
     """
-    device = 1 if gpus and ray.cluster_resources().get("GPU", 0) >= 1 else 0
-    task = ray.remote(_run_on_one_core).options(num_cpus=1, num_gpus=device, max_retries=2)
-    running = {task.remote(function, *arguments): name for name, arguments in jobs.items()}
+    board = ray.remote(_Board).options(num_cpus=0).remote() if reports else None
+    # Ray would end the process of a job with a GPU after it (`max_calls`).
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2, max_calls=0)(_run)
+    running = {task.remote(function, max(1, int(cpus)), board, name, *given): name for name, given in jobs.items()}
     fractions = dict.fromkeys(jobs, 0.0)
     try:
         while running:
-            (reference,), _ = ray.wait(list(running), num_returns=1)
-            name = running.pop(reference)
-            yield name, result_of(reference, name)
-            fractions[name] = 1.0
+            ready, _ = ray.wait(list(running), timeout=_LOOK_S if reports else None)
+            for reference in ready:
+                name = running.pop(reference)
+                yield name, result_of(reference, name)
+                fractions[name] = 1.0
+            if board is not None:
+                fractions |= ray.get(board.fractions.remote())
             display.show(fractions)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
+        if board is not None:
+            ray.kill(board)
+
+
+class _Board:
+    """Collects the progress of each job: only fractions, because a loss would reveal private data."""
+
+    def __init__(self) -> None:
+        self._fractions: dict[str, float] = {}
+
+    def report(self, name: str, fraction: float) -> None:
+        self._fractions[name] = fraction
+
+    def fractions(self) -> dict[str, float]:
+        return self._fractions
 
 
 def result_of(reference: Any, name: str) -> Any:
@@ -67,11 +99,15 @@ def named(error: BaseException, name: str) -> InputError | WorkError:
     return WorkError(f"{name}: {problem}")
 
 
-def _run_on_one_core(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a job with one thread, because Ray reserves one core for it."""
+def _run(function: Callable[..., Any], threads: int, board: Any, name: str, *arguments: Any) -> Any:
+    """Runs a job with as many threads as Ray reserves cores for it."""
     import torch
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    return function(*arguments)
+    torch.set_num_threads(threads)
+    return function(*arguments) if board is None else function(*arguments, report=partial(_report, board, name))
+
+
+def _report(board: Any, name: str, fraction: float) -> None:
+    board.report.remote(name, fraction)

@@ -18,6 +18,10 @@ class Display(Progress):
         super().__init__(console=console, disable=not console.is_terminal)
         self._finished: set[str] = set()
 
+    def start(self) -> None:
+        self._finished.clear()
+        super().start()
+
     def say(self, message: str) -> None:
         """Shows a line about the step that begins."""
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -1,12 +1,12 @@
-"""Plans trainings, one for each directory, and trains all their adapters in one queue.
+"""Plans the training of a directory, and trains the adapters that it lacks.
 
-    run_trainings([train.plan(corpus, Path(str(parts)), parts=parts) for parts in (4, 8)], Resources(), Display())
+    run_training(train.plan(corpus, Path("ensemble"), parts=8), Resources(), Display())
 
 Entering a plan locks its directory.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,64 +117,50 @@ class TrainingPlan:
 OpenPlan = AbstractContextManager[TrainingPlan]
 
 
-def run_trainings(plans: Iterable[OpenPlan], resources: Resources, display: Display) -> list[Trained]:
-    """Trains the missing adapters of all plans, in order, and keeps existing ones.
+def run_training(plan: OpenPlan, resources: Resources | None = None, display: Display | None = None) -> Trained:
+    """Trains the missing adapters of a plan and keeps existing ones.
 
     Raises:
-        InputError: a plan is invalid, the cluster is too small for one adapter, or the options do not fit the model.
-        WorkError: another training is writing to one of the directories, or an adapter failed. Finished adapters are
-            kept.
+        InputError: the plan is invalid, the cluster is too small for one adapter, or the options do not fit the model.
+        WorkError: another training is writing to the directory, or an adapter failed. Finished adapters are kept.
     """
-    with display, ExitStack() as stack:
-        display.say("preparing the public model and reading the corpus")
-        trainings = [stack.enter_context(plan) for plan in plans]
-        missing = [training.missing() for training in trainings]
-        if any(missing):
-            _train(list(zip(trainings, missing, strict=True)), resources, display)
-        return [training.finish(len(adapters)) for training, adapters in zip(trainings, missing, strict=True)]
+    with display or Display() as shown:
+        shown.say("preparing the public model and reading the corpus")
+        with plan as training:
+            missing = training.missing()
+            if missing:
+                _train(training, missing, resources or Resources(), shown)
+            return training.finish(len(missing))
 
 
-def run_training(plan: OpenPlan, resources: Resources | None = None, display: Display | None = None) -> Trained:
-    """Trains the missing adapters of one plan. See `run_trainings`."""
-    (trained,) = run_trainings([plan], resources or Resources(), display or Display())
-    return trained
-
-
-def _train(
-    work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], resources: Resources, display: Display
-) -> None:
-    """Writes texts in this process, and trains the rest in the connected cluster, or in one of its own."""
+def _train(training: TrainingPlan, adapters: Sequence[PlannedAdapter], resources: Resources, display: Display) -> None:
+    """Writes texts in this process, and trains adapters in the connected cluster, or in one of its own."""
     from privmix.foundation.fan_out import named
     from privmix.training import tasks
 
-    jobs = {}
-    for training, adapters in work:
-        prefix = f"{training.output.name}/" if len(work) > 1 else ""
-        for adapter in adapters:
-            recipe = adapter.recipe()
-            jobs[tasks.TrainingTask(prefix + adapter.name, training.base, recipe.work)] = training, adapter, recipe
-    texts = [job for job, (training, *_) in jobs.items() if training.part_kind == "text"]
-    others = [job for job, (training, *_) in jobs.items() if training.part_kind != "text"]
+    base, recipes = training.base, {adapter.name: adapter.recipe() for adapter in adapters}
+    planned = {adapter.name: adapter for adapter in adapters}
 
-    def keep(job: tasks.TrainingTask, files: "Files") -> None:
-        training, adapter, recipe = jobs[job]
-        store(training.output / adapter.path, adapter.fingerprint, {**files, **recipe.beside})
+    def keep(name: str, files: "Files") -> None:
+        adapter, beside = planned[name], recipes[name].beside
+        store(training.output / adapter.path, adapter.fingerprint, {**files, **beside})
 
-    if texts:
-        display.say(f"writing {len(texts)} texts")
-    for job in texts:
-        try:
-            files = job.work(job.base.path, job.base.name, report=lambda _: None)
-        except Exception as error:
-            raise named(error, job.name) from error
-        keep(job, files)
-    if others:
-        from privmix.foundation.ray_session import connected
+    if training.part_kind == "text":
+        display.say(f"writing {len(recipes)} texts")
+        for name, recipe in recipes.items():
+            try:
+                files = recipe.work(base.path, base.name, report=lambda _: None)
+            except Exception as error:
+                raise named(error, name) from error
+            keep(name, files)
+        return
+    from privmix.foundation.ray_session import connected
 
-        display.say(f"training {len(others)} adapters")
-        for job in others:
-            if note := jobs[job][2].note:
-                display.say(f"{job.name}: {note}")
-        with connected():
-            for job, files in tasks.train_adapters(others, resources, display):
-                keep(job, files)
+    display.say(f"training {len(recipes)} adapters")
+    for name, recipe in recipes.items():
+        if recipe.note:
+            display.say(f"{name}: {recipe.note}")
+    work = {name: recipe.work for name, recipe in recipes.items()}
+    with connected():
+        for name, files in tasks.train_adapters(base, work, resources, display):
+            keep(name, files)

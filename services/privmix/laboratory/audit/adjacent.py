@@ -21,9 +21,9 @@ from privmix.foundation.progress import Display
 from privmix.laboratory.audit.sizes import AdjacentSize
 from privmix.laboratory.audit.testbed import SALT, claim_directory
 from privmix.training.corpus import Corpus
-from privmix.training.options import Resources, TrainingOptions
+from privmix.training.options import TrainingOptions
 from privmix.training.partition import part_of, read_salt
-from privmix.training.plan import run_trainings
+from privmix.training.plan import run_training
 from privmix.training.public_model import resolve
 from privmix.training.train import plan
 
@@ -80,7 +80,8 @@ def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -
         )
         for world in (WITH, WITHOUT)
     ]
-    run_trainings(plans, Resources(), display or Display())
+    for each in plans:
+        run_training(each, display=display)
     return question
 
 

@@ -17,9 +17,9 @@ from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from privmix.privacy.protocol import Protocol
 from privmix.training.corpus import Corpus
 from privmix.training.manifest import FILE
-from privmix.training.options import Resources, TrainingOptions
+from privmix.training.options import TrainingOptions
 from privmix.training.partition import part_of, read_salt
-from privmix.training.plan import run_trainings
+from privmix.training.plan import run_training
 from privmix.training.public_model import resolve
 from privmix.training.train import plan
 
@@ -114,7 +114,8 @@ def train_testbed(
         )
         for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
     ]
-    run_trainings(plans, Resources(), display or Display())
+    for each in plans:
+        run_training(each, display=display)
     return canaries
 
 

@@ -107,7 +107,8 @@ class Workbench:
         self._run(tasks.score_adapters, jobs)
 
     def _run(self, function: Any, jobs: Mapping[str, Sequence[Any]]) -> None:
-        for _ in run_as_ray_tasks(function, jobs, self._display, gpus=True):
+        device = int(ray.cluster_resources().get("GPU", 0) >= 1)
+        for _ in run_as_ray_tasks(function, jobs, self._display, gpus=device):
             pass
 
     def compute_outcomes(self, cases: Sequence[Case]) -> None:
