@@ -12,6 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
+from privmix.foundation.errors import InputError, WorkError
+
 
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal. Reads it once per process while its size and time do not change."""
@@ -127,6 +131,28 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def only_writer(output: Path, work: str) -> Iterator[None]:
+    """Creates a directory, which this process alone writes until the block ends.
+
+    Args:
+        work: what is done there, such as "training".
+
+    Raises:
+        InputError: the directory cannot be created.
+        WorkError: another process does the same work there.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
+    try:
+        with FileLock(output / f".{work}.lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise WorkError(f"output {output}: another {work} is writing to it; wait for it or stop it") from error
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:

@@ -14,14 +14,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
-from privmix.foundation.files import locked
+from privmix.foundation.files import only_writer
 from privmix.foundation.json_lines import write_lines
 from privmix.generation.client import Sampling, ServiceClient
 from privmix.generation.template import Item
@@ -228,21 +228,14 @@ def opened(directory: Path, request: JobRequest) -> Iterator[GenerationJob]:
 
     Raises:
         InputError: the directory belongs to another job.
-        GenerationError: another process works on it, or its journal is damaged.
+        WorkError: another process works on it, or its journal is damaged.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     journal = directory / JOURNAL
-    if not journal.exists() and any(directory.iterdir()):
+    if not journal.exists() and any(directory.glob("[!.]*")):
         raise InputError(
             f"output {directory}: is not empty and not a job of `privmix generate`; choose another directory"
         )
-    journal.touch()
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(journal, 0))
-        except TimeoutError as error:
-            raise GenerationError(f"output {directory}: another process generates there; wait or stop it") from error
-        file = stack.enter_context(journal.open("a", encoding="utf-8"))
+    with only_writer(directory, "generation"), journal.open("a", encoding="utf-8") as file:
         job = GenerationJob(directory, request, file)
         records = _read_journal(journal)
         if records and records[0].get("request") != request.digest:

@@ -8,13 +8,10 @@ continue, and the old manifest stays valid until the new one replaces it.
 import json
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from privmix.foundation.errors import InputError, WorkError
+from privmix.foundation.errors import InputError
 from privmix.foundation.files import building, write_files
 from privmix.training import manifest as manifests
 from privmix.training.manifest import Manifest, hash_adapter
@@ -23,25 +20,6 @@ from privmix.training.partition import salt_id
 PARTS = "parts"
 SALT = "partition.salt"
 RECEIPT = "receipt.json"
-
-
-@contextmanager
-def only_writer(output: Path) -> Iterator[None]:
-    """Creates the directory and locks it against other trainings.
-
-    Raises:
-        InputError: the directory cannot be created.
-        WorkError: another training is writing to it.
-    """
-    try:
-        (output / PARTS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
-    try:
-        with FileLock(output / ".training.lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise WorkError(f"output {output}: another training is writing to it; wait for it or stop it") from error
 
 
 def adapter_path(name: str, fingerprint: str) -> str:
@@ -93,6 +71,6 @@ def check_salt(output: Path, salt: bytes) -> None:
 def remove_others(output: Path, manifest: Manifest) -> None:
     """Removes the adapters that the manifest does not name, because they contain private text without need."""
     named = {Path(adapter.path).name for adapter in manifest.adapters}
-    for directory in (output / PARTS).iterdir():
+    for directory in (output / PARTS).glob("*"):
         if directory.name not in named:
             shutil.rmtree(directory, ignore_errors=True)

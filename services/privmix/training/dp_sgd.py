@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from privmix.foundation.errors import InputError
+from privmix.foundation.files import only_writer
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise_multiplier
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus
-from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
+from privmix.training.directory import SALT, check_salt, ensemble_id
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from privmix.training.packing import Tokens, contributions
@@ -63,7 +64,7 @@ def plan(
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
     if options.part_kind != "lora":
         raise InputError("part_kind: DP-SGD trains plain LoRA, with keys and values of its own; choose lora")
-    with only_writer(output):
+    with only_writer(output, "training"):
         ensemble = ensemble_id(output)  # an unreadable manifest is refused before the training
         base = find_base(model, options)
         if base.private is not None:

@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from privmix.foundation.errors import InputError
+from privmix.foundation.files import only_writer
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus
-from privmix.training.directory import SALT, check_salt, ensemble_id, only_writer
+from privmix.training.directory import SALT, check_salt, ensemble_id
 from privmix.training.manifest import Adapter, Manifest, Part
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens, tokenize
@@ -57,7 +58,7 @@ def plan(
     options = options or TrainingOptions()
     if parts < 1:
         raise InputError(f"parts: must be at least 1, not {parts}")
-    with only_writer(output):
+    with only_writer(output, "training"):
         base = find_base(model, options)
         options = options.for_depth(base.layers)
         salt = read_salt(salt_file or output / SALT)

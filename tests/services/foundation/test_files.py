@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from privmix.foundation.files import building, create_atomically, replacing, write_atomically
+from privmix.foundation.errors import InputError, WorkError
+from privmix.foundation.files import building, create_atomically, only_writer, replacing, write_atomically
 from privmix.foundation.json_lines import load_lines, write_lines
 
 
@@ -50,3 +51,16 @@ def test_a_full_disk_is_named_and_leaves_the_old_content(tmp_path: Path) -> None
     with pytest.raises(OSError, match="No space") as error, building(tmp_path / "part"):
         raise OSError(ENOSPC, "No space left on device")
     assert error.value.filename == str(tmp_path / "part")
+
+
+def test_a_directory_has_one_writer_of_a_kind(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with only_writer(output, "training"):
+        with only_writer(output, "evaluation"):
+            pass
+        with pytest.raises(WorkError, match="another training is writing to it"), only_writer(output, "training"):
+            pass
+    with only_writer(output, "training"):
+        (output / "file").touch()
+    with pytest.raises(InputError, match="cannot be created"), only_writer(output / "file", "training"):
+        pass

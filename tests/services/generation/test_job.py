@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError
+from privmix.foundation.errors import BudgetEndedError, GenerationError, InputError, WorkError
 from privmix.foundation.json_lines import load_lines
 from privmix.generation.card import COVERED, UNCOVERED
 from privmix.generation.job import JOURNAL, OUTPUT, opened
@@ -123,7 +123,7 @@ def test_a_directory_keeps_to_one_request(tmp_path: Path) -> None:
         pass
     with (
         opened(tmp_path / "job", request(2)),
-        pytest.raises(GenerationError, match="another process"),
+        pytest.raises(WorkError, match="another generation"),
         opened(tmp_path / "job", request(2)),
     ):
         pass

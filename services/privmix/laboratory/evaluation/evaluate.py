@@ -8,12 +8,10 @@ results.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from privmix.foundation.errors import InputError, WorkError
+from privmix.foundation.errors import InputError
+from privmix.foundation.files import only_writer
 from privmix.foundation.progress import Display
 from privmix.foundation.ray_session import connected
 from privmix.laboratory.evaluation import methods
@@ -58,7 +56,7 @@ def evaluate(
     _check_names(ensembles)
     for value in options.points:
         methods.chosen(options, value, ensembles.main.parts, bool(ensembles.main.halves))
-    with _only_writer(output), display or Display() as shown:
+    with only_writer(output, "evaluation"), display or Display() as shown:
         shown.say("reading the held-out text")
         documents = list(held_out)
         text = _text(documents, ensembles, options)
@@ -205,16 +203,3 @@ def _text(documents: Iterable[Document], ensembles: ComparedEnsembles, options: 
         tokens=options.run_tokens or min(options.budget(value).tokens for value in options.points),
         runs=options.runs,
     )
-
-
-@contextmanager
-def _only_writer(output: Path) -> Iterator[None]:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
-    try:
-        with FileLock(output / ".evaluation.lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise WorkError(f"output {output}: another evaluation is writing to it; wait for it or stop it") from error
