@@ -24,15 +24,7 @@ ProgressJsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object at the end, and progress in plain lines.")
 ]
 
-CorpusArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        help="JSON Lines, CSV or Parquet: files, quoted globs, or a directory that `save_to_disk` of Hugging Face "
-        "datasets wrote."
-    ),
-]
-
-
+CorpusArgument = Annotated[list[Path], typer.Argument(help="JSON Lines, CSV or Parquet: files or quoted globs.")]
 TextFieldOption = Annotated[str, typer.Option(help="The field with the text, or with a list of messages.")]
 
 

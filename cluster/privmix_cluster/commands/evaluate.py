@@ -22,7 +22,7 @@ _MEASURED = {"Measurement": ("run_tokens", "runs", "context", "precision")}
 
 @grouped
 def evaluate(
-    held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
+    held_out: Annotated[Path, typer.Argument(help="The file with held-out text: JSON Lines, CSV or Parquet.")],
     ensemble: Annotated[
         list[Path], typer.Option(help="An ensemble's directory; repeat for more. The first rows are the largest's.")
     ],

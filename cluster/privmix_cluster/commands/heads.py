@@ -27,9 +27,7 @@ _ATTACKS = ["neighbours", "one-run", "membership"]
 
 Dataset = Annotated[
     str,
-    typer.Option(
-        help=f"The table: {', '.join(DATASET_NAMES)}, a .csv, .parquet, .jsonl or .npz file, or a Hugging Face dataset."
-    ),
+    typer.Option(help=f"The table: {', '.join(DATASET_NAMES)}, or a .csv, .parquet, .jsonl or .npz file."),
 ]
 
 

@@ -19,8 +19,8 @@ from privmix.foundation.identifiers import LONGEST, encodable, identifier
 from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
 from privmix.tokenization.people_text import PeopleText, TypedMarks
 from privmix.training.conversations import FIELDS_BESIDE, Conversation, check_beside, conversation, messages_of
-from privmix.training.rows import RowFields
-from privmix.training.sources import check, sources
+from privmix.training.rows import RowFields, rows
+from privmix.training.sources import check, files
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Corpus:
     (`privmix.training.conversations`).
 
     Args:
-        paths: files, globs, and directories that `save_to_disk` of `datasets` wrote; one of them or several.
+        paths: files and globs; one of them or several.
         user_field: the field with the user's id.
         text_field: the field with the text or the conversation.
         skip_bad: skip bad rows and count them in `skipped`, instead of raising.
@@ -82,15 +82,15 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped = Counter()
-        for source in sources(self._given):
-            for place, row in source.rows(RowFields((self.user_field, self.text_field), FIELDS_BESIDE)):
+        for file in files(self._given):
+            for place, row in rows(file, RowFields((self.user_field, self.text_field), FIELDS_BESIDE)):
                 try:
                     if isinstance(row, BadRow):
                         raise row
                     document = self._document(row)
                 except BadRow as bad:
                     if not self.skip_bad:
-                        raise _error(bad, f"{source.name}, {place}") from None
+                        raise _error(bad, f"{file}, {place}") from None
                     self.skipped[bad.kind] += 1
                 else:
                     yield document

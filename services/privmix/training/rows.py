@@ -1,6 +1,6 @@
 """Reads rows from JSON Lines, CSV and Parquet in bounded memory.
 
-    for number, row in rows(file, "notes.csv", RowFields(("ID", "dialogue"))):
+    for number, row in rows("notes.csv", RowFields(("ID", "dialogue"))):
         row["dialogue"]
 
 The content of a file says what it is. Its name decides only between JSON Lines and CSV, where the first line does not.
@@ -11,8 +11,8 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from privmix.foundation.errors import CorpusError
 from privmix.foundation.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered, lines, parse
@@ -41,24 +41,24 @@ _ROWS_AT_ONCE = 64
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 
-def rows(file: BinaryIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
-    """Yields each row with its place, such as `line 3`. Blank lines are no rows.
+def rows(name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
+    """Yields each row of a file with its place, such as `line 3`. Blank lines are no rows.
 
     Args:
-        file: a binary file that can seek.
-        name: the file's name, for errors and for its suffix.
         fields: the wanted fields. Rows of JSON Lines and CSV have all others, too.
 
     Raises:
         CorpusError: the file is of another kind, or damaged: what follows the damage cannot be read.
     """
-    head = file.read(len(_PARQUET))
-    file.seek(0)
     try:
-        yield from _parquet(file, name, fields) if head == _PARQUET else _text(buffered(file.read), name, fields)
+        with Path(name).open("rb") as file:
+            head = file.read(len(_PARQUET))
+            file.seek(0)
+            yield from _parquet(name, fields) if head == _PARQUET else _text(buffered(file.read), name, fields)
     except OSError as error:
         # Arrow's errors can quote values.
-        raise CorpusError(f"{name}: is damaged or cannot be read ({type(error).__name__}); copy it again") from None
+        problem = error.strerror or type(error).__name__
+        raise CorpusError(f"{name}: is damaged or cannot be read ({problem}); copy it again") from None
 
 
 def _text(stream: io.BufferedReader, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
@@ -81,7 +81,7 @@ def _text_rows(text: io.BufferedReader, name: str, fields: RowFields) -> Iterato
     if b"\r" in first.removesuffix(b"\r"):
         raise CorpusError(f"{name}: ends its lines with carriage returns alone; convert it, as `tr '\\r' '\\n'` does")
     delimiter = None if start.startswith(b"{") else _delimiter(head, fields)
-    if not start or start.startswith(b"{") or (delimiter is None and PurePath(name).suffix in _SUFFIXES):
+    if not start or start.startswith(b"{") or (delimiter is None and Path(name).suffix in _SUFFIXES):
         yield from _json_rows(text)
     elif delimiter is not None:
         yield from _csv_rows(text, delimiter, fields, name)
@@ -128,7 +128,7 @@ def _csv_rows(text: io.BufferedReader, delimiter: str, fields: RowFields, name: 
     reader = csv.reader(_decoded(text, name), delimiter=delimiter, strict=True)
     try:
         header = next(reader)
-        if twice := [field for field in wanted(header, fields, name) if header.count(field) > 1]:
+        if twice := [field for field in _wanted(header, fields, name) if header.count(field) > 1]:
             raise CorpusError(f"{name}: two columns have the name {twice[0]!r}; rename one")
         for row in _numbered(reader):
             _check_quotes(row, header, delimiter, fields.needed[0], name)
@@ -200,23 +200,23 @@ def _decoded(text: io.BufferedReader, name: str) -> Iterator[str]:
         yield line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
 
 
-def _parquet(file: BinaryIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
+def _parquet(name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     import pyarrow as pa  # slow to import
     from pyarrow import parquet
 
     try:
         table = parquet.ParquetFile(pa.OSFile(name), buffer_size=2**20)
-        columns = wanted(table.schema_arrow.names, fields, name)
+        columns = _wanted(table.schema_arrow.names, fields, name)
         done = 0
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            yield from table_rows(batch, done)
+            yield from _table_rows(batch, done)
             done += len(batch)
     except (pa.ArrowException, OSError):
         # Arrow's errors can quote values.
         raise CorpusError(f"{name}: is damaged or incomplete Parquet; copy it again") from None
 
 
-def table_rows(batch: Any, before: int) -> Iterator[tuple[str, CorpusRow]]:
+def _table_rows(batch: Any, before: int) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of a batch of Arrow's, of which `before` rows precede."""
     columns = [_values(column) for column in batch.columns]
     names = batch.schema.names
@@ -232,7 +232,7 @@ def _values(column: Any) -> list[Any]:
     return list(column.to_numpy(zero_copy_only=False)) if narrow else column.to_pylist()
 
 
-def wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
+def _wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
     """Returns the columns to read.
 
     Raises:

@@ -14,8 +14,8 @@ from privmix.foundation.identifiers import identifier
 from privmix.foundation.json_lines import BadRow
 from privmix.laboratory.heads.table import Table, owners
 from privmix.privacy.arrays import Reals
-from privmix.training.rows import RowFields
-from privmix.training.sources import sources
+from privmix.training.rows import RowFields, rows
+from privmix.training.sources import files
 
 
 def rand() -> Table:
@@ -67,12 +67,12 @@ def breast_cancer() -> Table:
 
 
 def read_table(source: str, *, target: str, user: str | None = None, bounds: Path | None = None) -> Table:
-    """Reads a CSV, Parquet or JSON Lines file, or a directory that `save_to_disk` of `datasets` wrote.
+    """Reads a CSV, Parquet or JSON Lines file.
 
     Each value is read alone. A type that is guessed from a whole column would let one row change the others.
 
     Args:
-        source: the file or the directory.
+        source: the file.
         target: the column of the target, with two values: 0 and 1, or two strings or booleans, the greater being 1.
         user: the column of the row's owner (`privmix.foundation.identifiers`); by default each row has its own owner.
         bounds: a JSON file with [low, high] for every feature. By default, features are standardised with the means and
@@ -95,8 +95,8 @@ def read_table(source: str, *, target: str, user: str | None = None, bounds: Pat
 
 
 def _rows(source: str, needed: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for each in sources([source]):
-        for place, row in each.rows(RowFields(needed, None)):
+    for file in files([source]):
+        for place, row in rows(file, RowFields(needed, None)):
             if isinstance(row, BadRow):
                 raise DataError(f"{source}, {place}: {row.kind}; {row.fix}")
             yield place, row
