@@ -9,18 +9,17 @@ Messages name the file and the line, and never quote the content, because it can
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import replacing
 
 LINE_LIMIT = 2**20
-"""The most bytes of a line."""
+"""The most characters of a line."""
 
-_BUFFER = 2**18
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -38,66 +37,35 @@ class BadRow(Exception):  # noqa: N818
         return f"field {self.field!r}: {self.problem}" if self.field else self.problem
 
 
-class _Stream(io.RawIOBase):
-    """Makes a binary file of a function that returns at most so many bytes, and none at the end."""
+def as_text(file: BinaryIO) -> TextIO:
+    """Returns the text of a file that can seek, in UTF-8 or, with a byte order mark, in UTF-16.
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self._read = read
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        filled = 0
-        while filled < len(buffer):
-            content = self._rest or self._read(len(buffer) - filled)
-            if not content:
-                break
-            size = min(len(content), len(buffer) - filled)
-            buffer[filled : filled + size] = content[:size]
-            self._rest = content[size:]
-            filled += size
-        return filled
+    Bytes that are not UTF-8 become surrogates. Lines end at line feeds alone.
+    """
+    mark = file.read(2)
+    file.seek(0)
+    if mark in _UTF_16:
+        return io.TextIOWrapper(file, "utf-16", newline="\n")
+    return io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="\n")
 
 
-def buffered(read: Callable[[int], bytes]) -> io.BufferedReader:
-    """Returns a binary file of a function that returns at most so many bytes. Its first `peek` is `_BUFFER` bytes."""
-    return io.BufferedReader(_Stream(read), _BUFFER)
-
-
-def as_utf8(file: io.BufferedReader) -> io.BufferedReader:
-    """Returns the file, or its UTF-8 form if it begins with UTF-16's byte order mark."""
-    if file.peek(2)[:2] not in _UTF_16:
-        return file
-    decoder = codecs.getincrementaldecoder("utf-16")()
-
-    def read(size: int) -> bytes:
-        while content := file.read(max(2, size // 2)):
-            if text := decoder.decode(content):
-                return text.encode()
-        return decoder.decode(b"", final=True).encode()
-
-    return buffered(read)
-
-
-def lines(file: BinaryIO, limit: int = LINE_LIMIT) -> Iterator[tuple[int, bytes | None]]:
-    """Yields the number and the content, without line end, of each line of a UTF-8 file that is not blank.
+def lines(text: TextIO, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str | None]]:
+    """Yields the number and the content, without line end, of each line that is not blank.
 
     The content is None for a line over the limit, which is never in memory as a whole.
     """
     number = 0
-    while line := file.readline(limit + 1):
+    while line := text.readline(limit + 1):
         number += 1
-        if len(line) > limit and not line.endswith(b"\n"):
-            while (rest := file.readline(limit)) and not rest.endswith(b"\n"):
+        if len(line) > limit and not line.endswith("\n"):
+            while (rest := text.readline(limit)) and not rest.endswith("\n"):
                 pass
             yield number, None
-        elif line.strip(b" \t\r\n\xef\xbb\xbf"):
-            yield number, line.rstrip(b"\r\n")
+        elif line.strip(" \t\r\n\ufeff"):
+            yield number, line.rstrip("\r\n")
 
 
-def parse(line: bytes | None) -> dict[str, Any]:
+def parse(line: str | None) -> dict[str, Any]:
     """Returns the object of a line.
 
     Raises:
@@ -106,9 +74,10 @@ def parse(line: bytes | None) -> dict[str, Any]:
     if line is None:
         raise too_long()
     try:
+        line.encode()
         # Files that were put together have byte order marks inside.
-        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_each_once)
-    except UnicodeDecodeError:
+        row = json.loads(line.removeprefix("\ufeff"), object_pairs_hook=_each_once)
+    except UnicodeEncodeError:
         raise BadRow("is not UTF-8", "convert the file to UTF-8") from None
     except (ValueError, RecursionError):
         raise BadRow("is not JSON", "write one JSON object on each line") from None
@@ -141,7 +110,7 @@ def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int
     name = f"{label} {path}".strip()
     try:
         with path.open("rb") as file:
-            for number, line in lines(as_utf8(file)):
+            for number, line in lines(as_text(file)):
                 try:
                     yield number, parse(line)
                 except BadRow as bad:

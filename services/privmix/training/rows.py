@@ -7,15 +7,14 @@ The content of a file says what it is. Its name decides only between JSON Lines 
 """
 
 import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from privmix.foundation.errors import CorpusError
-from privmix.foundation.json_lines import LINE_LIMIT, BadRow, as_utf8, buffered, lines, parse
+from privmix.foundation.json_lines import LINE_LIMIT, BadRow, as_text, lines, parse
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ CorpusRow = Mapping[str, Any] | BadRow
 _PARQUET = b"PAR1"
 _FIELD_LIMIT = 16 * LINE_LIMIT
 """The most characters of a field of CSV. It is read before it is refused, so that the next row is found."""
+_HEAD = 2**18
+"""The characters by which the kind of a text is told."""
 _ROWS_AT_ONCE = 64
 """The rows of Parquet in memory: a small file can hold large texts, each once for many rows that share it."""
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
@@ -54,38 +55,39 @@ def rows(name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
         with Path(name).open("rb") as file:
             head = file.read(len(_PARQUET))
             file.seek(0)
-            yield from _parquet(name, fields) if head == _PARQUET else _text(buffered(file.read), name, fields)
+            yield from _parquet(name, fields) if head == _PARQUET else _text(as_text(file), name, fields)
     except OSError as error:
         # Arrow's errors can quote values.
         problem = error.strerror or type(error).__name__
         raise CorpusError(f"{name}: is damaged or cannot be read ({problem}); copy it again") from None
 
 
-def _text(stream: io.BufferedReader, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
+def _text(text: TextIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
     try:
-        yield from _text_rows(as_utf8(stream), name, fields)
+        yield from _text_rows(text, name, fields)
     except UnicodeDecodeError:
         raise CorpusError(f"{name}: begins as UTF-16 and is damaged; convert it to UTF-8") from None
 
 
-def _text_rows(text: io.BufferedReader, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
-    head = text.peek(512).removeprefix(b"\xef\xbb\xbf")
-    start, first = head.lstrip(), head.partition(b"\n")[0]
-    if re.match(rb"\[\s*[{\]]", start):
+def _text_rows(text: TextIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
+    head = text.read(_HEAD).removeprefix("\ufeff")
+    text.seek(0)
+    start, first = head.lstrip(), head.partition("\n")[0]
+    if re.match(r"\[\s*[{\]]", start):
         raise CorpusError(f"{name}: is one JSON array; write one object on each line, as `jq -c '.[]'` does")
-    if b"\0" in first:
+    if "\0" in first:
         raise CorpusError(
             f"{name}: is neither JSON Lines, CSV nor Parquet; it is compressed, of another format, or UTF-16 without a "
             "byte order mark. Decompress or convert it, as `datasets` does"
         )
-    if b"\r" in first.removesuffix(b"\r"):
+    if "\r" in first.removesuffix("\r"):
         raise CorpusError(f"{name}: ends its lines with carriage returns alone; convert it, as `tr '\\r' '\\n'` does")
-    delimiter = None if start.startswith(b"{") else _delimiter(head, fields)
-    if not start or start.startswith(b"{") or (delimiter is None and Path(name).suffix in _SUFFIXES):
+    delimiter = None if start.startswith("{") else _delimiter(first, fields)
+    if not start or start.startswith("{") or (delimiter is None and Path(name).suffix in _SUFFIXES):
         yield from _json_rows(text)
     elif delimiter is not None:
         yield from _csv_rows(text, delimiter, fields, name)
-    elif any(mark in first for mark in (b",", b";", b"\t")):
+    elif any(mark in first for mark in (",", ";", "\t")):
         raise CorpusError(
             f"{name}: its first line names no columns {_listed(fields.needed)}{_alike(first, fields.needed)}; name "
             "those that hold the user and the text (--user-field, --text-field), or write the names into the first line"
@@ -94,7 +96,7 @@ def _text_rows(text: io.BufferedReader, name: str, fields: RowFields) -> Iterato
         raise CorpusError(f"{name}: is text, but neither JSON Lines nor CSV; write one JSON object on each line")
 
 
-def _json_rows(text: io.BufferedReader) -> Iterator[tuple[str, CorpusRow]]:
+def _json_rows(text: TextIO) -> Iterator[tuple[str, CorpusRow]]:
     for number, line in lines(text):
         try:
             yield f"line {number}", parse(line)
@@ -102,30 +104,29 @@ def _json_rows(text: io.BufferedReader) -> Iterator[tuple[str, CorpusRow]]:
             yield f"line {number}", bad
 
 
-def _delimiter(head: bytes, fields: RowFields) -> str | None:
+def _delimiter(first: str, fields: RowFields) -> str | None:
     """Returns the delimiter with which the first line names the wanted columns; None if there is none."""
-    first = head.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
     csv.field_size_limit(_FIELD_LIMIT)
     for delimiter in (",", ";", "\t", "|"):
-        if set(fields.needed) <= {*next(csv.reader([first], delimiter=delimiter), [])}:
+        if set(fields.needed) <= {*next(csv.reader([first.rstrip("\r")], delimiter=delimiter), [])}:
             return delimiter
     return None
 
 
-def _alike(first: bytes, needed: Sequence[str]) -> str:
+def _alike(first: str, needed: Sequence[str]) -> str:
     """Names the columns that differ in case or spaces. Other cells are not quoted: they can be a row's."""
-    cells = re.split(r"[,;\t|]", first.decode(errors="replace").rstrip("\r"))
+    cells = re.split(r"[,;\t|]", first.rstrip("\r"))
     alike = [cell for cell in cells if cell.strip().lower() in {field.strip().lower() for field in needed}]
     return f", but {', '.join(map(repr, alike))}" if alike else ""
 
 
-def _csv_rows(text: io.BufferedReader, delimiter: str, fields: RowFields, name: str) -> Iterator[tuple[str, CorpusRow]]:
+def _csv_rows(text: TextIO, delimiter: str, fields: RowFields, name: str) -> Iterator[tuple[str, CorpusRow]]:
     """Yields the rows of CSV.
 
     A quote that is not closed takes the rows of other users. So it is never skipped: whether one user's row is there
     would change the text of others.
     """
-    reader = csv.reader(_decoded(text, name), delimiter=delimiter, strict=True)
+    reader = csv.reader(_checked(text, name), delimiter=delimiter, strict=True)
     try:
         header = next(reader)
         if twice := [field for field in _wanted(header, fields, name) if header.count(field) > 1]:
@@ -190,14 +191,14 @@ def _is_row(cells: list[str], user: str, column: int, width: int) -> bool:
     return len(cells[column].split()) <= len(user.split())
 
 
-def _decoded(text: io.BufferedReader, name: str) -> Iterator[str]:
-    """Yields the lines of a text. What is not UTF-8 becomes surrogates, which `Corpus` refuses."""
+def _checked(text: TextIO, name: str) -> Iterator[str]:
+    """Yields the lines of a text. What is not UTF-8 is surrogates there, which `Corpus` refuses."""
     number = 0
     while line := text.readline(_FIELD_LIMIT + 1):
         number += 1
         if len(line) > _FIELD_LIMIT:
             raise CorpusError(f"{name}, line {number}: is longer than {_FIELD_LIMIT // 2**20} MiB; split the text")
-        yield line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+        yield line.removeprefix("\ufeff") if number == 1 else line
 
 
 def _parquet(name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
