@@ -166,10 +166,10 @@ def _ledger_of(configuration: Configuration, promised: Promise, report: Report, 
             "ensemble's directory writable"
         )
     try:
-        if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
+        if may_begin and is_fresh(settings.ledger, ensemble):
             receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor, key=settings.key())
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
-        return verified_ledger_id(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
+        return verified_ledger_id(settings.ledger, terms, ensemble, settings.anchor)
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error

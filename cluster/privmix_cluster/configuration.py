@@ -69,7 +69,6 @@ class BudgetSection(Section):
     """Configures the ledger of an ensemble."""
 
     ledger: str = Field("ledger.db", min_length=1)
-    ledger_id: str | None = Field(None, min_length=1)
     anchor: str | None = Field(None, min_length=1)
     signing_key: SecretStr | None = None
     create: bool = True

@@ -38,9 +38,7 @@ def init(
     configuration = Configuration.load(config)
     manifest = Manifest.load(configuration.ensemble)
     promised, settings = promise(configuration, manifest), configuration.budget
-    begun = begin(
-        settings.ledger, promised.terms, configuration.ensemble, settings.ledger_id, settings.anchor, settings.key()
-    )
+    begun = begin(settings.ledger, promised.terms, configuration.ensemble, settings.anchor, settings.key())
     if as_json:
         print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
         return

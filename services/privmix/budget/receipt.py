@@ -1,7 +1,7 @@
 """Records in an ensemble's directory which ledger keeps its budget, so that it never gets a second ledger.
 
 A second ledger would forget what was spent. So a ledger is created only once and explicitly (`begin`), and an ensemble
-is served only with the ledger that its receipt or the configuration names (`verified_ledger_id`). An anchor elsewhere
+is served only with the ledger that its receipt names (`verified_ledger_id`). An anchor elsewhere
 remembers it, too, in case the receipt is lost (`Claim`).
 """
 
@@ -20,7 +20,6 @@ from privmix.budget.signing import SigningKey
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.errors import (
     LedgerForeign,
-    LedgerMismatch,
     LedgerMissing,
     LedgerUnavailable,
     LedgerUnknown,
@@ -80,7 +79,7 @@ class Receipt(BaseModel):
         except OSError as error:
             raise LedgerUnavailable(
                 f"the directory {ensemble} cannot be written ({error.strerror}), so it cannot record its ledger: let "
-                "`privmix ledger init` write to it once, or set budget.ledger_id"
+                "`privmix ledger init` write to it once"
             ) from error
 
 
@@ -149,7 +148,6 @@ def begin(
     ledger: str,
     terms: PrivacyBudget,
     ensemble: Path,
-    identity: str | None = None,
     anchor: str | None = None,
     key: SigningKey | None = None,
 ) -> LedgerCreation:
@@ -160,7 +158,6 @@ def begin(
     chain that the key did not sign yet is verified and signed.
 
     Args:
-        identity: the ledger's id from the configuration, for an ensemble in a read-only directory.
         anchor: the second anchor's place (`anchors_of`).
         key: signs the chain.
 
@@ -170,8 +167,8 @@ def begin(
         LedgerError: the ledger or the receipt cannot be written, or the place has another ledger.
     """
     receipt, claim = Receipt.load(ensemble), claim_at(anchor, terms, ledger)
-    if identity is not None or (receipt is not None and receipt.begun):
-        id_ = verified_ledger_id(ledger, terms, ensemble, identity, anchored=False)
+    if receipt is not None and receipt.begun:
+        id_ = verified_ledger_id(ledger, terms, ensemble, anchored=False)
         _anchor_existing(ledger, terms, ensemble, id_, claim, key)
         return LedgerCreation(id_, claim.ledger_place, new=False)
     if receipt is None and not is_missing(ledger):
@@ -206,7 +203,6 @@ def verified_ledger_id(
     ledger: str,
     terms: PrivacyBudget,
     ensemble: Path,
-    identity: str | None = None,
     anchor: str | None = None,
     *,
     anchored: bool = True,
@@ -214,39 +210,34 @@ def verified_ledger_id(
     """Checks that the ledger at this place belongs to the ensemble and keeps this budget; returns its id.
 
     Args:
-        identity: the ledger's id from the configuration, for an ensemble in a read-only directory.
         anchor: the second anchor's place (`anchors_of`).
         anchored: check that the ledger has all rows that its anchors know.
 
     Raises:
-        LedgerUnknown: neither the ensemble nor the configuration names a ledger, or the anchor knows another one.
+        LedgerUnknown: the ensemble names no ledger, or the anchor knows another one.
         LedgerMissing: there is no ledger at this place.
         LedgerMismatch: the ledger has another id or keeps another budget.
         LedgerRolledBack: the ledger lacks rows that an anchor knows.
         LedgerError: the ledger cannot be read.
     """
     receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
-    if receipt is None and identity is None:
+    if receipt is None:
         raise LedgerUnknown(
             f"{ensemble} has no receipt ({FILE}) of its ledger: run `privmix ledger init` once, to create the ledger "
             "or to record the existing one"
         ).of(place)
-    recorded = None if receipt is None else receipt.ledger
-    if identity is not None and recorded not in (None, identity):
-        raise LedgerMismatch(f"budget.ledger_id is {identity}, but {ensemble / FILE} names {recorded}").of(place)
-    if receipt is not None and not receipt.begun:
+    if not receipt.begun:
         raise LedgerUnknown("its creation was interrupted: run `privmix ledger init` again").of(place)
     try:
-        check(ledger, terms, identity or recorded, anchors_of(ensemble, anchor) if anchored else ())
+        check(ledger, terms, receipt.ledger, anchors_of(ensemble, anchor) if anchored else ())
     except LedgerMissing as error:
         raise LedgerMissing(
             f"this ensemble's ledger is not there; put it back, or correct budget.ledger. Only if nothing private was "
             f"ever released from this ensemble, remove {ensemble / FILE} to create a new ledger"
         ).of(place) from error
-    id_ = identity or recorded or ""
     if anchored:
-        claim_at(anchor, terms, ledger).check(id_)
-    return id_
+        claim_at(anchor, terms, ledger).check(receipt.ledger)
+    return receipt.ledger
 
 
 def is_fresh(ledger: str, ensemble: Path) -> bool:

@@ -125,18 +125,6 @@ def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
         verified_ledger_id(str(kept), terms, ensemble, anchor=str(second))
 
 
-def test_an_unwritable_directory_uses_the_configured_id(
-    place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path
-) -> None:
-    identity = Ledger.create(place, terms).balance().id
-    assert verified_ledger_id(place, terms, ensemble, identity) == identity
-    with pytest.raises(LedgerMismatch):
-        verified_ledger_id(place, terms, ensemble, "another")
-    begin(place, terms, ensemble)
-    with pytest.raises(LedgerMismatch, match=r"budget\.ledger_id is another, but .* names"):
-        verified_ledger_id(place, terms, ensemble, "another")
-
-
 @pytest.mark.parametrize("made", [False, True])
 def test_an_interrupted_beginning_continues(
     place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
