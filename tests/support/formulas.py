@@ -12,9 +12,12 @@ from privmix.privacy.mollifiers.projection import Projection
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import exponential, individual
 from privmix.privacy.protocols.adapmixed import AdaPMixed
+from privmix.privacy.protocols.ensemble import Ensemble
 from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.finetuned import Finetuned
 from privmix.privacy.protocols.individual import Individual
 from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.protocols.public import Public
 
 ROUNDING = 3e-5
 """Several times the rounding of a probability to float32 and to integers."""
@@ -31,6 +34,17 @@ def formula(protocol: Protocol, public: Reals, rows: Reals) -> Reals | None:
         rows: float64 [n, V], probabilities of the n models drawn.
     """
     return None
+
+
+@formula.register(Ensemble)
+@formula.register(Finetuned)
+def _(protocol: Protocol, public: Reals, rows: Reals) -> Reals:
+    return np.asarray(rows.mean(axis=0))
+
+
+@formula.register
+def _(protocol: Public, public: Reals, rows: Reals) -> Reals:
+    return public
 
 
 @singledispatch

@@ -153,13 +153,13 @@ def _(protocol: AdaPMixed, asked: Answers) -> Tensor:
 def _(protocol: GNMax, asked: Answers) -> Tensor:
     """The first of candidates with equal noisy counts wins."""
     candidates = Candidates.of(asked.public, protocol.candidates)
-    wins = torch.from_numpy(np.stack([_wins(counts, protocol.sigma) for counts in votes(asked, candidates)]))
-    wins = torch.where(candidates.kept, wins, 0.0)
-    return torch.zeros(asked.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, wins)
+    chances = torch.from_numpy(np.stack([wins(counts, protocol.sigma) for counts in votes(asked, candidates)]))
+    chances = torch.where(candidates.kept, chances, 0.0)
+    return torch.zeros(asked.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, chances)
 
 
-def _wins(counts: Integers, sigma: float) -> Reals:
-    """Returns each candidate's probability to win, float64 [k], by summing over its noisy count."""
+def wins(counts: Integers, sigma: float) -> Reals:
+    """Returns each candidate's probability to have the largest noisy count (ties: the first), float64 [k], exactly."""
     reach = math.ceil(_REACH * sigma)
     values = np.arange(-reach, reach + int(counts.max()) + 1)
     masses = np.exp(-((values - counts[:, None]) ** 2) / (2 * sigma**2))

@@ -1,5 +1,6 @@
 """Computes exact distributions of released tokens: the serving code's release for every subset of the parts."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
@@ -8,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
-from privmix.privacy.protocol import Protocol
+from privmix.privacy.protocol import Protocol, Release
 
 Rows = NDArray[np.float64]
 
@@ -39,7 +40,7 @@ def all_drawn(protocol: Protocol, publics: Rows, parts: Rows) -> Rows:
     models = [tuple(range(parts.shape[1]))] * len(publics)
     rows = torch.tensor(parts, dtype=torch.float32).flatten(0, 1)
     answers = shape(torch.tensor(publics, dtype=torch.float32), rows, models, SamplingOptions())
-    return normalised(protocol.distribution(answers).weights.numpy().astype(object))
+    return laws(protocol.distribution(answers))
 
 
 def token_distribution(protocol: Protocol, public: Rows, parts: Rows) -> Rows:
@@ -49,9 +50,33 @@ def token_distribution(protocol: Protocol, public: Rows, parts: Rows) -> Rows:
     return np.asarray(np.array(list(chances.values())) @ normalised(released(protocol, public, parts, models)))
 
 
+def laws(release: Release) -> Rows:
+    """Returns the distributions of released tokens, float64 [S, V]."""
+    return normalised(release.weights.numpy().astype(object))
+
+
 def normalised(weights: Rows) -> Rows:
     """Normalizes integer weights [n, V] to distributions, float64."""
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float64)
+
+
+def literally(h: Rows, p0: Rows, shares: Rows, order: float) -> tuple[Rows, list[float]]:
+    """Computes SubMix's release and each part's charge from its models' distributions h [N, 2, V] and all lambdas."""
+
+    def mixture(parts: list[int]) -> Rows:
+        if not parts:
+            return p0
+        share = math.fsum(shares[i] for i in parts) / len(parts)
+        mean = [math.fsum(h[i, half, x] for i in parts for half in (0, 1)) / (2 * len(parts)) for x in range(len(p0))]
+        return share * np.array(mean) + (1 - share) * p0
+
+    every = list(range(len(h)))
+    released, charged = mixture(every), []
+    for i in every:
+        without = mixture([j for j in every if j != i])
+        pairs = (released, without), (without, released)
+        charged.append(max(math.log(math.fsum(p[p > 0] ** order * q[p > 0] ** (1 - order))) for p, q in pairs))
+    return released, [loss / (order - 1) for loss in charged]
 
 
 def renyi_divergence(p: Rows, q: Rows, order: float) -> float:
@@ -76,6 +101,12 @@ def climb(
         if value > best:
             best, best_at = value, best_at + step
     return best, best_at
+
+
+def random_rows(parts: int, vocabulary: int, seed: int = 0, scale: float = 2) -> tuple[Rows, Rows]:
+    """Returns log-probabilities of the public model [V] and of the parts [parts, V]."""
+    public, *others = log_softmax(np.random.default_rng(seed).normal(scale=scale, size=(parts + 1, vocabulary)))
+    return public, np.array(others)
 
 
 def log_softmax(logits: Rows) -> Rows:

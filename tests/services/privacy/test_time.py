@@ -15,26 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from privmix.foundation import compiled
 from privmix.privacy.mollifiers.shaping import SamplingOptions, shape, shape_public
 from privmix.privacy.protocol import Protocol
-from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
-from privmix.privacy.protocols.exponential import ExponentialSettings
-from privmix.privacy.protocols.gnmax import GNMaxSettings
-from privmix.privacy.protocols.individual import IndividualSettings
-from privmix.privacy.protocols.pmixed import PMixedSettings
-from privmix.privacy.protocols.submix import SubMixSettings
-from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.reduction import reduce
+from tests.support.mechanisms import audited
 
 PARTS = 8
-SETTINGS = (
-    ExponentialSettings(epsilon=8, tokens=1024),
-    IndividualSettings(epsilon=8, tokens=1024),
-    PMixedSettings(epsilon=8, tokens=1024),
-    PMixedSettings(epsilon=8, tokens=1024, projection="mix"),
-    AdaPMixedSettings(epsilon=8, tokens=1024),
-    GNMaxSettings(epsilon=8, tokens=1024),
-    SubsampleAggregateSettings(epsilon=8, tokens=1024),
-    SubMixSettings(epsilon=8, tokens=1024),
-)
+SETTINGS = [
+    PROTOCOLS[name].model_validate({"epsilon": 8, "tokens": 1024, **parameters})
+    for name, parameters in [*audited(PARTS), ("submix", {})]
+    if not {"q", "sample"} & set(parameters)
+]
 OPTIONS = (
     SamplingOptions(),
     SamplingOptions(temperature=0.1),

@@ -13,7 +13,6 @@ from privmix.privacy.mollifiers.projection import Projection
 from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import (
     Rows,
-    climb,
     hockey_stick,
     log_softmax,
     renyi_divergence,
@@ -40,11 +39,6 @@ def losses(protocol: PMixed, event: RatioEvent, logits: Rows) -> list[float]:
     ]
 
 
-def search(protocol: PMixed, event: RatioEvent, rounds: int, seed: int) -> float:
-    rng = np.random.default_rng(seed)
-    return climb(lambda x: max(losses(protocol, event, x)), (event.parts + 2, VOCABULARY), rounds, rng)[0]
-
-
 def corner_logits(event: RatioEvent) -> Rows:
     """Returns the worst case: the part predicts the first token before and the second after, the others the rest."""
     mass = WorstCaseRatios.of(event.parts, event.q, event.radius).mass
@@ -56,14 +50,6 @@ def corner_logits(event: RatioEvent) -> Rows:
     public = np.log(masses)
     rows = [np.where(row, public + 10, -11.0) for row in (*[others] * (event.parts - 1), before, after)]
     return np.array([public, *rows])
-
-
-@pytest.mark.parametrize("projection", PROJECTIONS)
-@pytest.mark.parametrize(("parts", "q", "radius"), SETTINGS)
-def test_no_replacement_loses_more_than_the_channel(
-    parts: int, q: float, radius: float, projection: Projection
-) -> None:
-    assert search(PMixed(parts, q, radius, projection=projection), RatioEvent(parts, q, radius), 60, parts) <= 1
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)

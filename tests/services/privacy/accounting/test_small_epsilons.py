@@ -63,16 +63,21 @@ def test_a_plan_is_close_to_the_radius_by_brute_force(
     assert share * largest <= planned <= largest
 
 
+def largest_log_moment(order: float, eta: float) -> mpf:
+    """README, Theorem 2."""
+    a, range_ = mpf(order), mpf(eta)
+    x = a / (a - 1) * (1 - mp.exp((1 - a) * range_)) / (1 - mp.exp(-a * range_))
+    return mp.log(((x - 1) * mp.exp(a * range_) + mp.exp(range_) - x) * x**-a / (mp.exp(range_) - 1))
+
+
 @pytest.mark.parametrize("eta", [1e-7, 2.4e-6, 4.7e-5, 3.1e-4, 1.9e-3, 2.1e-3, 0.02])
 def test_no_range_is_so_small_that_its_cost_is_below_that_of_fifty_digits(eta: float) -> None:
     orders = [1.0625, 1.5, 2.0, 10.5, 36.8, 257.0]
     claims = bounded_range_rdp(orders, eta)
     with mp.workdps(50):
         for order, claim in zip(orders, claims, strict=True):
-            a, range_ = mpf(order), mpf(eta)
-            x = a / (a - 1) * (1 - mp.exp((1 - a) * range_)) / (1 - mp.exp(-a * range_))
-            moment = ((x - 1) * mp.exp(a * range_) + mp.exp(range_) - x) * x**-a / (mp.exp(range_) - 1)
-            assert mp.log(moment) <= mpf(float(claim)) * (a - 1) <= mp.log(moment) + mpf(2) ** -47
+            a, exact = mpf(order), largest_log_moment(order, eta)
+            assert exact <= mpf(float(claim)) * (a - 1) <= exact + mpf(2) ** -47
 
 
 LARGE = [257.0, 1e4, 1e6, float(accounting.ORDERS[-1])]
@@ -83,10 +88,10 @@ LARGE = [257.0, 1e4, 1e6, float(accounting.ORDERS[-1])]
 def test_divergences_at_large_orders_are_those_of_fifty_digits(eta: float, order: float) -> None:
     """README, Theorem 2; and the worst input that is known of Theorem 3 costs no more than its bound."""
     with mp.workdps(50):
-        a, range_, least = mpf(order), mpf(eta), 1 / mp.exp(eta)
-        x = a / (a - 1) * (1 - mp.exp((1 - a) * range_)) / (1 - mp.exp(-a * range_))
-        moment = ((x - 1) * mp.exp(a * range_) + mp.exp(range_) - x) * x**-a / (mp.exp(range_) - 1)
-        assert bounded_range_rdp([order], eta)[0] == pytest.approx(float(mp.log(moment) / (a - 1)), rel=1e-8)
+        a, least = mpf(order), 1 / mp.exp(eta)
+        assert bounded_range_rdp([order], eta)[0] == pytest.approx(
+            float(largest_log_moment(order, eta) / (a - 1)), rel=1e-8
+        )
         for drawn in (0.01, 0.1, 0.5):
             bound = sampled_rdp([order], eta, drawn)[0]
             for share in np.linspace(0.01, 0.99, 25):

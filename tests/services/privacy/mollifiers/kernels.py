@@ -10,7 +10,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -54,6 +54,11 @@ def spoilt(made: Tensor) -> Tensor:
     return made
 
 
+def asked(made: Tensor, options: Sequence[SamplingOptions] = OPTIONS) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns p0, the parts' rows, and the temperatures."""
+    return shape_public(made[:, 0], options), made[:, 1:], temperatures(options, made.device)
+
+
 @contextmanager
 def torch_alone() -> Iterator[None]:
     """Reduces rows on a GPU with torch's operators."""
@@ -90,15 +95,14 @@ def agreement_of_the_exponential(parts: int, vocabulary: int, device: str) -> di
     """
     protocol = Exponential(parts, parts, RADIUS)
     made = spoilt(logits(len(OPTIONS), parts, vocabulary, device))
-    public = shape_public(made[:, 0], OPTIONS)
-    degrees = temperatures(OPTIONS, public.device)
+    public, log_p, degrees = asked(made)
     drawn = torch.ones((len(OPTIONS), parts), dtype=torch.bool, device=device)
     drawn[1, 2:] = False
     drawn[2] = False
-    sums = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    sums = reduce_at(protocol, public, log_p, degrees, drawn).sums
     assert sums.dtype == torch.int32
     assert bool((sums.abs().amax(dim=1) <= protocol._steps * drawn.sum(dim=1)).all())
-    exact = exact_scores(protocol, public, made[:, 1:], bits_per_nat(degrees), drawn)
+    exact = exact_scores(protocol, public, log_p, bits_per_nat(degrees), drawn)
     steps = (exact / protocol._step).round().sum(dim=1) * protocol._step
     scores = sums.double() * protocol._step
     kept = public > 0
@@ -114,14 +118,12 @@ def agreement_of_the_exponential(parts: int, vocabulary: int, device: str) -> di
 def agreement_of_tilts(parts: int, vocabulary: int, device: str) -> dict[str, float]:
     """Compares the kernels with torch's operators. AssertionError: a charge is above its allowance."""
     protocol = IndividualSettings(tokens=TOKENS).plan(parts)
-    made = spoilt(logits(len(OPTIONS), parts, vocabulary, device))
-    public = shape_public(made[:, 0], OPTIONS)
-    degrees = temperatures(OPTIONS, public.device)
+    given = asked(spoilt(logits(len(OPTIONS), parts, vocabulary, device)))
     drawn = torch.ones((len(OPTIONS), parts), dtype=torch.bool, device=device)
     allowances = torch.arange(len(OPTIONS) * parts, device=device).view_as(drawn) * (WHOLE // TOKENS // parts)
-    ours = reduce_at(protocol, public, made[:, 1:], degrees, drawn, allowances)
+    ours = reduce_at(protocol, *given, drawn, allowances)
     with torch_alone():
-        theirs = reduce_at(protocol, public, made[:, 1:], degrees, drawn, allowances)
+        theirs = reduce_at(protocol, *given, drawn, allowances)
     assert ours.charges is not None
     assert theirs.charges is not None
     assert bool((ours.charges <= allowances).all())
@@ -136,19 +138,21 @@ def agreement_of_projections(parts: int, vocabulary: int, device: str) -> dict[s
     protocol = PMixed(parts, 1.0, RADIUS)
     made = logits(len(OPTIONS), parts, vocabulary, device)
     made[0, 1, 17] = torch.nan
-    public = shape_public(made[:, 0], OPTIONS)
-    degrees = temperatures(OPTIONS, public.device)
+    given = asked(made)
     drawn = torch.zeros((len(OPTIONS), parts), dtype=torch.bool, device=device)
     drawn[:, 0] = True
-    ours = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    ours = reduce_at(protocol, *given, drawn).sums
     with torch_alone():
-        theirs = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+        theirs = reduce_at(protocol, *given, drawn).sums
     return {"variation": float((ours - theirs).abs().sum(dim=1).max() / 2)}
 
 
 def agreement_of_samples(parts: int, vocabulary: int, device: str) -> dict[str, float]:
     """Compares weights, and tokens of the same weights and points, with those of a CPU."""
-    protocol, public, sums = _sums(parts, vocabulary, device)
+    protocol = Exponential(parts, parts, RADIUS)
+    given = asked(logits(len(OPTIONS), parts, vocabulary, device), (SamplingOptions(),) * len(OPTIONS))
+    drawn = torch.ones((len(OPTIONS), parts), dtype=torch.bool, device=device)
+    public, sums = given[0], reduce_at(protocol, *given, drawn).sums
     ours, theirs = protocol.combine(public, sums).weights, protocol.combine(public.cpu(), sums.cpu()).weights
     cumulative = accumulated(ours)
     totals = cumulative[:, -1].tolist()
@@ -159,15 +163,3 @@ def agreement_of_samples(parts: int, vocabulary: int, device: str) -> dict[str, 
         "weight": float((ours.cpu() - theirs).abs().max() / min(totals)),
         "tokens": int((tokens != expected).sum()),
     }
-
-
-def _sums(
-    parts: int, vocabulary: int, device: str, sequences: int = len(OPTIONS)
-) -> tuple[Exponential, Tensor, Tensor]:
-    """Returns a protocol, p0 and sums."""
-    protocol = Exponential(parts, parts, RADIUS)
-    made = logits(sequences, parts, vocabulary, device)
-    degrees = torch.ones(sequences, device=device)
-    public = shape_public(made[:, 0], (SamplingOptions(),) * sequences)
-    drawn = torch.ones((sequences, parts), dtype=torch.bool, device=device)
-    return protocol, public, reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums

@@ -4,8 +4,10 @@ The tests compare weights as integers of any size; only e^c is rounded, to a dou
 """
 
 import math
+import re
 from fractions import Fraction
 from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.privacy.mollifiers.mixture import integer_weights, slack
+from privmix.privacy.mollifiers.mixture import integer_weights
 from privmix.privacy.mollifiers.projection import Projection, clip
 from privmix.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
+from privmix.privacy.protocols import exponential, pmixed
 from privmix.privacy.protocols.adapmixed import AdaPMixed
-from privmix.privacy.protocols.pmixed import PMixed, radii
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.pmixed import PMixed
+from tests.services.privacy.mechanism import Rows, released
 from tests.support.rows import PARTS, PUBLIC, VOCABULARY, part_logits, public_logits
 
 Integers = NDArray[np.object_]
 
 
-def released(protocol: PMixed | AdaPMixed, public: Tensor, parts: Tensor, models: list[tuple[int, ...]]) -> Integers:
-    rows = parts[[i for drawn in models for i in drawn]].log_softmax(dim=1)
-    answers = shape(public.log_softmax(dim=0).expand(len(models), -1), rows, models, SamplingOptions())
-    return protocol.distribution(answers).weights.numpy().astype(object)
+def logs(public: Tensor, parts: Tensor) -> tuple[Rows, Rows]:
+    return public.log_softmax(dim=0).numpy(), parts.log_softmax(dim=1).numpy()
 
 
 def outside(numerators: Integers, denominator: int, public: Integers, radius: float) -> int:
@@ -47,7 +50,7 @@ def test_every_released_token_keeps_to_the_ball(kind: str, radius: float, projec
     parts = torch.stack([part_logits(part, public, generator) for part in PARTS])
     protocol = PMixed(len(PARTS), 0.5, radius, projection=projection)
     models = [(), *((part,) for part in range(len(PARTS)))]
-    nothing_drawn, *drawn = released(protocol, public, parts, models)
+    nothing_drawn, *drawn = released(protocol, *logs(public, parts), models)
     for weights in drawn:
         assert outside(weights, weights.sum(), nothing_drawn, radius) == 0
 
@@ -61,7 +64,7 @@ def test_the_contribution_of_a_part_to_a_mean_keeps_to_the_ball(radius: float, p
     parts = torch.stack([part_logits(PARTS[i % len(PARTS)], public, generator) for i in range(60)])
     protocol = AdaPMixed(len(parts), projection=projection, radius=radius, threshold=math.inf)
     models = [(), *(tuple(range(count)) for count in (1, 2, 3, 4, 5, 59, 60))]
-    nothing_drawn, *drawn = released(protocol, public, parts, models)
+    nothing_drawn, *drawn = released(protocol, *logs(public, parts), models)
     for m, without, present in zip((1, 2, 3, 4, 59), (*drawn[:4], drawn[5]), (*drawn[1:5], drawn[6]), strict=True):
         added = (m + 1) * present * without.sum() - m * without * present.sum()
         assert outside(added, present.sum() * without.sum(), nothing_drawn, radius) == 0
@@ -99,10 +102,11 @@ def test_public_weights_are_exact() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 80, 5000])
-def test_little_of_a_radius_is_lost_to_rounding(parts: int) -> None:
-    low, high = radii(parts)
+@pytest.mark.parametrize("of", [pmixed, exponential])
+def test_little_of_a_radius_is_lost_to_rounding(of: Any, parts: int) -> None:
+    low, high = of.radii(parts)
     for radius in np.geomspace(low, high, 20):
-        assert slack(parts, radius) <= 0.1 * radius * (1 + 1e-9)
+        assert of.slack(parts, radius) <= 0.1 * radius * (1 + 1e-6)
     for radius in (low * 0.9, high * 1.1):
-        with pytest.raises(ValueError, match="radius"):
-            AdaPMixed(parts, radius=radius)
+        with pytest.raises(ValueError, match=re.escape(f"from {low} to {high}")):  # all digits, so that it is true
+            AdaPMixed(parts, radius=radius) if of is pmixed else Exponential(parts, parts, radius)

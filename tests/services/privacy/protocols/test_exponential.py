@@ -1,6 +1,5 @@
 """Claim: the event of the exponential mechanism bounds the cost of every input (README, Theorems 2 and 3)."""
 
-import re
 from fractions import Fraction
 from itertools import combinations, permutations, product
 from math import exp
@@ -17,7 +16,6 @@ from privmix.privacy.protocols.exponential import (
     Exponential,
     FixedSizeExponentialEvent,
     radii,
-    slack,
 )
 from tests.services.privacy.mechanism import (
     Rows,
@@ -30,7 +28,6 @@ from tests.services.privacy.mechanism import (
     renyi_divergence,
     token_distribution,
 )
-from tests.support.formulas import formula
 from tests.support.rows import PARTS, PUBLIC, part_logits, public_logits
 
 pytestmark = pytest.mark.usefixtures("operators")
@@ -82,10 +79,6 @@ def test_with_every_part_drawn_some_input_loses_as_much(parts: int, radius: floa
         assert 0.999 * bound <= largest <= bound
 
 
-def test_a_clip_at_twice_the_radius_is_caught() -> None:
-    assert search(Exponential(2, 2, 1.0), FixedSizeExponentialEvent(2, 2, 0.5), 100, 0) > 1.5
-
-
 def test_no_input_exceeds_the_privacy_loss_distribution() -> None:
     event = FixedSizeExponentialEvent(3, 2, 0.7)
     composed = event.pld()
@@ -111,36 +104,6 @@ def test_the_cost_of_bounded_range_is_the_largest_moment(eta: float) -> None:
         assert bound <= order * eta**2 / 8 * (1 + 2e-4), "bounded range (Dong, Durfee, Rogers 2020)"
 
 
-SAMPLED = [0.05, 0.5, 0.95]
-
-
-def two_valued(eta: float, drawn: float, order: float) -> float:
-    """Returns the largest divergence if draws without the part have the distribution of the part after (A = B')."""
-    s = np.linspace(0, eta, 4001)[1:-1]
-    low, high = np.expm1(-s), np.expm1(eta - s)
-    mass = low / (low - high)
-    excess = mass * np.expm1(order * np.log1p(drawn * high)) + (1 - mass) * np.expm1(order * np.log1p(drawn * low))
-    return float(np.log1p(excess.max()) / (order - 1))
-
-
-@pytest.mark.parametrize("drawn", SAMPLED)
-@pytest.mark.parametrize("eta", [0.01, 0.5, 3.0])
-def test_a_sampled_cost_lies_between_an_input_and_the_dominating_pair(eta: float, drawn: float) -> None:
-    """The dominating pair has, at each epsilon, the largest hockey-stick divergence of any input."""
-    interval = eta / 4000
-    event = FixedSizeExponentialEvent(4000, round(4000 * drawn), eta * drawn * 1000)
-    pmf = event.pld(interval)._pmf_remove.to_dense_pmf()
-    masses = np.array(pmf._probs)
-    pair_losses = (pmf._lower_loss + np.arange(len(masses))) * interval
-    orders = (1.1, 1.5, 4.0, 30.0)
-    for order, bound in zip(orders, sampled_rdp(orders, eta, drawn), strict=True):
-        moment = np.log(np.sum(masses * np.exp((order - 1) * pair_losses))) / (order - 1)
-        attained = two_valued(eta, drawn, order)
-        assert attained <= bound <= 1.01 * moment
-        if eta == 0.01:
-            assert bound <= 1.02 * attained, "the gap is of the order of eta"
-
-
 def integrated(eta: float, drawn: float, order: float) -> float:
     """Returns the bound of Theorem 3 from a quadrature over all z, each of the three terms at its own worst s."""
     nodes, weights = np.polynomial.legendre.leggauss(400)
@@ -157,14 +120,16 @@ def integrated(eta: float, drawn: float, order: float) -> float:
     return float(np.log1p(excess) / (order - 1))
 
 
-@pytest.mark.parametrize(("eta", "drawn", "order"), [(0.5, 0.05, 1.5), (1.0, 0.3, 3.0), (1.0, 0.05, 8.0)])
+@pytest.mark.parametrize(
+    ("eta", "drawn", "order"), [(0.01, 0.5, 1.5), (0.5, 0.05, 1.5), (1.0, 0.3, 3.0), (1.0, 0.05, 8.0)]
+)
 def test_a_sampled_cost_has_every_term_of_the_theorem(eta: float, drawn: float, order: float) -> None:
     """Each interval is widened to its cell's, by 1/256: its variance grows by 1/128. Each term is 6 % or more."""
     exact = integrated(eta, drawn, order)
     assert exact <= sampled_rdp([order], eta, drawn)[0] <= 1.012 * exact
 
 
-@pytest.mark.parametrize("drawn", SAMPLED)
+@pytest.mark.parametrize("drawn", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("half_range", [0.05, 0.5, 2.0])
 def test_no_three_distributions_of_bounded_range_cost_more(half_range: float, drawn: float) -> None:
     """By convexity, in the worst case A, B and B' are proportional to a measure times e^0 or e^(eta/2)."""
@@ -206,16 +171,6 @@ def test_the_dominating_pair_is_attained_at_every_epsilon() -> None:
         attained = max(hockey_stick(p, q, epsilon) for p, q in pairs)
         allowed = hockey_stick_bound(np.array([epsilon]), event.range, event.drawn)[0]
         assert 0.998 * allowed <= attained <= allowed
-
-
-def test_the_token_is_drawn_from_the_formula() -> None:
-    public, *rows = log_softmax(np.random.default_rng(0).normal(scale=2, size=(4, 50)))
-    protocol = Exponential(3, 2, 1.2)
-    models = [(0, 1), (0, 2), (1, 2)]
-    for drawn, weights in zip(models, released(protocol, public, np.array(rows), models), strict=True):
-        expected = formula(protocol, np.exp(public), np.exp(np.array(rows)[list(drawn)]))
-        assert expected is not None
-        np.testing.assert_allclose((weights / weights.sum()).astype(float), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.5, 1.5])
@@ -289,38 +244,3 @@ def test_without_slack_rounding_leaves_the_range(monkeypatch: pytest.MonkeyPatch
     assert widest() <= allowed
     monkeypatch.setattr("privmix.privacy.protocols.exponential.slack", lambda *_: 0.0)
     assert widest() > allowed
-
-
-@pytest.mark.parametrize("sample", [1, 80, 5000])
-def test_little_of_a_radius_is_lost_to_rounding(sample: int) -> None:
-    low, high = radii(sample)
-    for radius in np.geomspace(low, high, 20):
-        assert slack(sample, radius) <= 0.1 * radius * (1 + 1e-6)
-    for radius in (low * 0.9, high * 1.1):
-        with pytest.raises(ValueError, match=re.escape(f"from {low} to {high}")):  # all digits, so that it is true
-            Exponential(5000, sample, radius)
-
-
-def test_another_number_of_rows_is_refused() -> None:
-    public, *rows = log_softmax(np.random.default_rng(0).normal(size=(4, 5)))
-    with pytest.raises(ValueError, match="2 parts"):
-        released(Exponential(3, 2, 0.5), public, np.array(rows), [(0,)])
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"parts": 0}, "parts"),
-        ({"parts": 2.5}, "parts"),
-        ({"parts": 10**7, "sample": 10**7}, "sample"),
-        ({"sample": 0}, "sample"),
-        ({"sample": 9}, "sample"),
-        ({"sample": 1.5}, "sample"),
-        ({"radius": 0.0}, "radius"),
-        ({"radius": np.inf}, "radius"),
-        ({"radius": 40.0}, "radius"),
-    ],
-)
-def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Exponential(**{"parts": 8, "sample": 2, "radius": 0.4, **fields})

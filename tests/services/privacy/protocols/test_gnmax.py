@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from itertools import permutations, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,23 +24,10 @@ from privmix.privacy.protocols.gnmax import (
     votes,
 )
 from privmix.privacy.sampling.categorical import TOTAL, sample
-from tests.services.privacy.mechanism import Rows, hockey_stick, renyi_divergence
+from tests.services.privacy.mechanism import hockey_stick, renyi_divergence
+from tests.support.worst_cases import wins
 
 ORDERS = (1.5, 3.0, 18.0)
-
-
-def law(counts: Integers, sigma: float) -> Rows:
-    """Returns the exact distribution of the noisy plurality (ties: the first), by sums over the discrete Gaussian."""
-    reach = math.ceil(14 * sigma) + int(counts.max()) + 1
-    z = np.arange(-reach, 2 * reach + 1)
-    masses = np.exp(-((z - np.asarray(counts)[:, None]) ** 2) / (2 * sigma**2))
-    masses /= masses.sum(axis=1, keepdims=True)
-    below = masses.cumsum(axis=1) - masses
-    chances = []
-    for j, own in enumerate(masses):
-        lose = [below[i] if i < j else below[i] + masses[i] for i in range(len(counts)) if i != j]
-        chances.append(float(np.sum(own * np.prod(lose, axis=0))))
-    return np.array(chances)
 
 
 def neighbours(counts: Integers) -> list[Integers]:
@@ -57,44 +43,27 @@ ALL_VOTES = [np.array(counts) for counts in product((0, 1, 2, 4, 9, 14), repeat=
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 2.5])
 def test_no_votes_lose_more_than_the_event_or_their_own_loss(sigma: float) -> None:
     allowed = dict(zip(ORDERS, GNMaxEvent(3, sigma).rdp(ORDERS), strict=True))
-    below = 0
+    below, largest = 0, 0.0
     for counts in ALL_VOTES:
-        present = law(counts, sigma)
+        present = wins(counts, sigma)
         own = {a: loss(counts[None], sigma, a)[0] for a in ORDERS}
         below += own[3.0] < allowed[3.0] / 2
         for neighbour in neighbours(counts):
-            absent = law(neighbour, sigma)
+            absent = wins(neighbour, sigma)
             for order in ORDERS:
                 for pair in ((present, absent), (absent, present)):
                     lost = renyi_divergence(*pair, order)
-                    assert lost <= allowed[order]
+                    largest = max(largest, lost / allowed[order])
                     assert lost <= own[order] + 1e-12
+    assert 0.4 < largest <= 1, "if two tokens lead by far, their difference reveals half as much as the counts"
     assert below > len(ALL_VOTES) / 10, "for clear majorities, the theorem gives a smaller loss than the event"
-
-
-def test_half_the_noise_is_caught() -> None:
-    allowed = GNMaxEvent(3, 2.0).rdp([3.0])[0]
-    lost = [renyi_divergence(law(c, 1.0), law(n, 1.0), 3.0) for c in ALL_VOTES for n in neighbours(c)]
-    assert max(lost) > 1.5 * allowed
-
-
-def test_some_votes_cost_nearly_as_much_as_the_event() -> None:
-    """If two tokens lead by far, only their difference matters, which reveals half as much as the counts."""
-    allowed = dict(zip(ORDERS, GNMaxEvent(3, 1.0).rdp(ORDERS), strict=True))
-    shares = [
-        renyi_divergence(law(c, 1.0), law(n, 1.0), a) / allowed[a]
-        for c in ALL_VOTES
-        for n in neighbours(c)
-        for a in ORDERS
-    ]
-    assert 0.5 < max(shares) <= 1
 
 
 def test_no_votes_exceed_the_privacy_loss_distribution() -> None:
     composed = GNMaxEvent(3, 1.0).pld()
     for epsilon in (0.0, 0.3, 1.0):
         allowed = composed.get_delta_for_epsilon(epsilon)
-        lost = [hockey_stick(law(c, 1.0), law(n, 1.0), epsilon) for c in ALL_VOTES for n in neighbours(c)]
+        lost = [hockey_stick(wins(c, 1.0), wins(n, 1.0), epsilon) for c in ALL_VOTES for n in neighbours(c)]
         assert max(lost) <= allowed * (1 + 1e-12)
 
 
@@ -131,12 +100,12 @@ def answers_of(counts: Integers, copies: int = 1) -> Answers:
     return shape(public.log_softmax(0).expand(copies, -1), rows.log_softmax(1).repeat(copies, 1), models)
 
 
-def test_the_released_token_follows_the_exact_law() -> None:
+def test_the_released_token_follows_the_exact_wins() -> None:
     counts = np.array([4, 3, 1])
     release = GNMax(8, 1.5, 3, 4.0).distribution(answers_of(counts, 5000))
     assert set(release.weights.unique().tolist()) == {0, TOTAL // 2}
     tokens = Counter(sample(release.weights))
-    for token, chance in enumerate(law(counts, 1.5)):
+    for token, chance in enumerate(wins(counts, 1.5)):
         assert abs(tokens[token] - 5000 * chance) <= 6 * math.sqrt(5000 * chance * (1 - chance))
     assert release.losses is not None
     assert release.losses.shape == (5000, 1)
@@ -170,7 +139,7 @@ def test_only_kept_tokens_are_released() -> None:
 @pytest.mark.parametrize("sigma", [0.7, 2.5])
 def test_probabilities_of_winning_are_bounded(sigma: float) -> None:
     for counts in ALL_VOTES:
-        chances, bounds = law(counts, sigma), largest_chances(counts[None], np.ones((1, len(counts)), bool), sigma)[0]
+        chances, bounds = wins(counts, sigma), largest_chances(counts[None], np.ones((1, len(counts)), bool), sigma)[0]
         assert (chances <= bounds + 1e-12).all()
     counts = np.array([[40, 10, 0]])
     expected = [0.5 * erfc(-30.5 / 2 / 10), 0.5 * erfc(29.5 / 2 / 10), 0.5 * erfc(39.5 / 2 / 10)]
@@ -196,7 +165,7 @@ def test_probabilities_of_tokens_are_bounded_above() -> None:
     counts = np.array([30, 25, 2])
     answers, protocol = answers_of(counts, 2), GNMax(57, 8.0, 3)
     tokens = torch.tensor([0, 1])
-    exact = math.exp(-float(np.log(law(counts, 8.0)[tokens]).mean()))
+    exact = math.exp(-float(np.log(wins(counts, 8.0)[tokens]).mean()))
     bounds, losses = protocol.chance_bounds(answers, tokens)
     np.testing.assert_array_equal(losses, protocol.distribution(answers).losses)
     assert 0.9 * exact <= math.exp(-np.log(bounds).mean()) <= exact
@@ -209,22 +178,6 @@ def test_the_order_of_losses() -> None:
     assert GNMaxSettings(sigma=20.0, order=5).plan(8, Accountant(5.0)) == GNMax(8, 20.0, 100, 5)
     with pytest.raises(ValueError, match="order must be the ledger's"):
         GNMaxSettings(sigma=20.0, order=5).plan(8, Accountant(6.0))
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"parts": 0}, "parts"),
-        ({"sigma": 0.0}, "sigma"),
-        ({"sigma": math.inf}, "sigma"),
-        ({"sigma": 1e7}, "sigma"),
-        ({"candidates": 0}, "candidates"),
-        ({"order": 1.0}, "order"),
-    ],
-)
-def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        GNMax(**{"parts": 8, "sigma": 4.0, **fields})
 
 
 def test_what_is_kept_between_tokens_does_not_depend_on_votes() -> None:

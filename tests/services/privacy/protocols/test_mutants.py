@@ -21,13 +21,12 @@ from privmix.budget.state import LedgerState
 from privmix.laboratory.audit import distributions, one_run
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
-from privmix.privacy.events import Event
 from privmix.privacy.mollifiers import projection
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
 from privmix.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
 from privmix.privacy.protocols.individual import WHOLE, Individual
-from privmix.privacy.protocols.pmixed import PMixed, PMixedSettings
+from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.sampling.categorical import quantise
 from privmix.privacy.sampling.noise import discrete_gaussian, discrete_laplace
 from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
@@ -35,10 +34,9 @@ from privmix.privacy.settings import Settings
 from tests.support import mechanisms
 from tests.support.accounts import account_faults
 from tests.support.formulas import has_formula
-from tests.support.mechanisms import Attacked, audited, sampled, variants
+from tests.support.mechanisms import DELTA, audited, of_draws, of_tokens, sampled, variants
 from tests.support.worst_cases import pair_laws, worst_pair, worst_pairs
 
-DELTA = 1e-5
 PARTS = 4
 FEW = 64
 """Releases for an audit of which only the exact epsilon decides."""
@@ -99,14 +97,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
     assert not [what for what, count in calls.items() if not count], "nothing called the fault"
 
 
-def of_tokens(protocol: Protocol, tokens: int = 1, releases: int = 20_000, **claimed: Event) -> Attacked:
-    return mechanisms.of_tokens(protocol, tokens, DELTA, releases, **claimed)
-
-
-def of_draws(protocol: Protocol) -> tuple[str, ...]:
-    return mechanisms.of_draws(protocol, 4_000)
-
-
 def of_releases(protocol: Protocol) -> bool:
     differ = mechanisms.of_releases(protocol)
     assert differ is not None, "the protocol has a formula"
@@ -124,11 +114,6 @@ def with_radius_off(plant: Plant, factor: float = 1.05) -> None:
         )
     clip: Any = Exponential.__dict__["_clip"]
     plant(Exponential, "_clip", lambda self: factor * clip.fget(self), property, what="radius")
-
-
-@pytest.mark.parametrize(("name", "parameters"), EVERY)
-def test_sound_draws_hold(name: str, parameters: dict[str, Any]) -> None:
-    assert of_draws(planned(name, **parameters)) == ()
 
 
 @pytest.mark.parametrize(("tokens", "epsilon"), [(1, 2.0), (1024, 8.0), (1, 16.0)])
@@ -234,31 +219,14 @@ def test_a_certified_claim_holds_and_is_close(name: str, parameters: dict[str, A
     assert 0.2 * found.claim < found.exact <= found.claim
 
 
-def test_tokens_alone_come_close_to_the_claim() -> None:
-    found = mechanisms.of_tokens(PMixedSettings(epsilon=2.0, tokens=1).plan(2), 1, DELTA, 40_000)
-    assert 0.8 * found.claim < found.lower
-    assert found.certain <= found.lower
-    assert not found.broken
-
-
-def test_a_radius_twice_as_large_is_proved_by_the_tokens_alone(plant: Plant) -> None:
-    protocol = PMixedSettings(epsilon=1.0, tokens=1).plan(3)
-    with_radius_off(plant, 2.0)
-    found = mechanisms.of_tokens(protocol, 1, DELTA, 20_000)
-    assert found.certain > found.claim
-
-
 def test_an_exponential_mechanism_with_a_larger_radius_is_caught() -> None:
     claimed = FixedSizeExponentialEvent(2, 2, 0.5)
     assert of_tokens(Exponential(2, 2, 1.0), releases=100, claimed=claimed).broken
-    found = of_tokens(Exponential(2, 2, 3.0), releases=40_000, claimed=claimed)
-    assert found.certain > found.claim
 
 
 def test_too_little_noise_on_sums_is_caught(plant: Plant) -> None:
     plant(subsample_aggregate, "discrete_laplace", lambda sums, scale: discrete_laplace(sums, scale / 16))
-    found = of_tokens(planned("subsample-aggregate"), releases=40_000)
-    assert found.certain > found.claim
+    assert of_tokens(planned("subsample-aggregate"), releases=20_000).refuted
 
 
 def test_half_the_noise_on_votes_is_caught() -> None:

@@ -1,5 +1,6 @@
 """Claim: every registered protocol and variant follows its description, survives storage and keeps its budget."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +11,25 @@ import torch
 from pydantic import ValidationError
 
 from privmix.privacy.accounting import planning
-from privmix.privacy.events import from_json
+from privmix.privacy.events import Event, from_json
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
 from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.protocols.adapmixed import AdaPMixed
+from privmix.privacy.protocols.dp_sgd import DpSgdEvent
+from privmix.privacy.protocols.ensemble import EnsembleEvent
+from privmix.privacy.protocols.exponential import Exponential
+from privmix.privacy.protocols.finetuned import FinetunedEvent
+from privmix.privacy.protocols.gnmax import GNMax
+from privmix.privacy.protocols.individual import Individual
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.privacy.protocols.public import PublicEvent
+from privmix.privacy.protocols.submix import SubMix
+from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from privmix.privacy.sampling.selection import SelectionEvent
 from privmix.privacy.settings import Settings
 from tests.support.formulas import formula
-from tests.support.mechanisms import variants
+from tests.support.mechanisms import of_draws, variants
 from tests.support.worst_cases import release_law
 
 PARTS = 4
@@ -42,12 +55,10 @@ def answers(models: tuple[int, ...], sequences: int = 3, vocabulary: int = 2) ->
 @every
 def test_draws_follow_the_description(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
     protocol = planned(chosen, parameters)
-    drawn = np.array([len(protocol.draw()) for _ in range(2000)])
     described = protocol.draws((protocol.models,))
     assert sum(described.values()) == pytest.approx(1)
-    for (size,), chance in described.items():
-        assert abs((drawn == size).sum() - 2000 * chance) <= 6 * math.sqrt(2000 * chance * (1 - chance))
-    assert protocol.rows is None or drawn.max(initial=0) <= protocol.rows
+    assert protocol.rows is None or max(size for (size,) in described) <= protocol.rows
+    assert of_draws(protocol) == ()
 
 
 @every
@@ -111,6 +122,16 @@ def test_a_certified_plan_spends_its_budget_and_no_more(
         assert 0.99 * epsilon < cost.epsilon <= epsilon * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("event", "epsilons"),
+    [(PublicEvent(), (0, 0)), (EnsembleEvent(), (math.inf, None)), (FinetunedEvent(), (math.inf, None))],
+)
+def test_references_cost_nothing_or_infinitely_much(event: Event, epsilons: tuple[float, float | None]) -> None:
+    cost = planning.cost(event, 1000, 1e-5)
+    assert (cost.epsilon_rdp, cost.epsilon_pld) == epsilons
+    assert planning.cost(event, 0, 1e-5).epsilon_rdp == 0
+
+
 @every
 def test_sequences_in_one_call_do_not_affect_each_other(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
     """Protocols with noise have tests of their own, of what the noise is added to."""
@@ -127,6 +148,34 @@ def test_sequences_in_one_call_do_not_affect_each_other(chosen: type[Settings], 
         torch.testing.assert_close(alone.weights[0].double(), together.weights[number].double(), rtol=1e-5, atol=0)
         if alone.losses is not None and together.losses is not None:
             np.testing.assert_allclose(alone.losses[0], together.losses[number], rtol=1e-12)
+
+
+TRAINED, CHOSEN = DpSgdEvent("user", 1.0, 0.1, 1), SelectionEvent(1.0)
+IMPOSSIBLE: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
+    (PMixed(8, 0.25, 0.4), {"parts": (0, 2.5), "q": (0.0, 1.01), "radius": (None, -1.0, 40.0, 1e-5), "order": (3,)}),
+    (PMixed(8, 0.25, 0.4), {"mollifier": ("magic", "renyi"), "projection": ("magic",)}),
+    (PMixed(8, 0.25, mollifier="renyi", order=3, loss=0.02), {"order": (1,), "loss": (None, 0.0)}),
+    (AdaPMixed(8, radius=0.4), {"parts": (0,), "radius": (None, math.nan), "beta": (0.2,), "order": (1.0,)}),
+    (AdaPMixed(8, radius=0.4), {"mollifier": ("magic",), "projection": ("magic",), "enforce": ("magic",)}),
+    (AdaPMixed(8, "renyi", beta=0.2, enforce="measured"), {"beta": (None, math.inf), "enforce": ("bound",)}),
+    (Exponential(8, 2, 0.4), {"parts": (0, 2.5), "sample": (0, 9, 1.5), "radius": (0.0, math.inf, 40.0)}),
+    (Exponential(10**7, 2, 0.4), {"sample": (10**7,)}),
+    (GNMax(8, 4.0), {"parts": (0,), "sigma": (0.0, math.inf, 1e7), "candidates": (0,), "order": (1.0,)}),
+    (SubsampleAggregate(8, 4.0), {"parts": (0,), "scale": (0.0, math.inf, 1e7), "candidates": (0,)}),
+    (SubMix(8, 4.0, 0.01), {"parts": (0,), "order": (math.inf,), "beta": (math.nan,)}),
+    (Individual(3, 0.3, 0.1, 10.0, 0.2, 0.3, 8), {"parts": (1,), "lower": (1.0,), "cap": (0.5,), "tokens": (0,)}),
+    (Individual(3, 0.3, 0.1, 10.0, 0.2, 0.3, 8), {"upper": (2.0,), "ratio": (5.0,)}),
+    (TRAINED, {"unit": ("part",), "noise_multiplier": (0.0, math.inf), "sampling_rate": (0.0, 1.5), "steps": (0,)}),
+    (CHOSEN, {"epsilon": (0.0, math.inf), "unit": ("row",), "neighbours": ("both",), "rounds": (0,)}),
+]
+
+
+@pytest.mark.parametrize(("sound", "impossible"), IMPOSSIBLE)
+def test_impossible_parameters_are_refused_by_name(sound: Any, impossible: dict[str, tuple[Any, ...]]) -> None:
+    for field, values in impossible.items():
+        for value in values:
+            with pytest.raises(ValueError, match=field):
+                getattr(dataclasses.replace(sound, **{field: value}), "event", None)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -140,21 +140,6 @@ def test_the_event_survives_storage_and_is_paid_once() -> None:
     assert accounting.rdp({event: 1, SelectionEvent(1.5, run="other"): 1}, orders) > event.rdp(orders)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": np.inf}, "epsilon"),
-        ({"epsilon": 1.0, "unit": "row"}, "unit"),
-        ({"epsilon": 1.0, "neighbours": "both"}, "neighbours"),
-        ({"epsilon": 1.0, "rounds": 0}, "rounds"),
-    ],
-)
-def test_impossible_events_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        SelectionEvent(**fields)
-
-
 def test_too_many_candidates_for_integer_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="candidates"):
         rate(SelectionEvent(1e-6), 2**20)
