@@ -40,8 +40,7 @@ SHARED: dict[tuple[str, str], tuple[str, ...]] = {
         f"tests/services/coordinator/test_{name}.py" for name in ("dp_sgd", "protocols", "steps", "structure")
     ),
     ("tests/services/budget", "cluster"): tuple(
-        f"tests/services/budget/test_{name}.py"
-        for name in ("accounts", "actor", "charges", "client", "health", "postgresql")
+        f"tests/services/budget/test_{name}.py" for name in ("accounts", "actor", "charges", "client", "postgresql")
     ),
 }
 """The files of each fixture that takes long to set up: its folder and name. One process runs all of them, so that it is

@@ -1,8 +1,7 @@
-"""A proxy to a PostgreSQL server that can lose a connection at a commit, or fall silent with its connections open."""
+"""A proxy to a PostgreSQL server that can lose a connection at a commit."""
 
 import socket
 import threading
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 from select import select
@@ -15,13 +14,11 @@ _COMMIT = b"COMMIT\0"
 class Wire:
     """Forwards data between clients, which use `folder` as the host, and a server.
 
-    With `lose` set, loses the request or the answer of the next commit, and then works normally again. While `silent`
-    is set, it keeps open connections and holds back all data, as a network or a server does that hangs.
+    With `lose` set, loses the request or the answer of the next commit, and then works normally again.
     """
 
     def __init__(self, folder: Path, server: Path) -> None:
         self.lose: Literal["request", "answer"] | None = None
-        self.silent = False
         self._server = str(server / _SOCKET)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / _SOCKET))
@@ -51,8 +48,6 @@ class Wire:
             if source not in ready:
                 continue
             message = source.recv(65536)
-            while self.silent:
-                time.sleep(0.01)
             if self.lose and _COMMIT in message:
                 if self.lose == "answer":
                     server.sendall(message)

@@ -48,18 +48,12 @@ def test_a_lease_holds_its_allowances_and_settling_keeps_the_charges(ledger: Led
     assert (grant.count, len(grant.allowances)) == (8, PARTS)
     assert set(grant.allowances) == {HEADROOM * WHOLE // math.ceil(HORIZON * 8 / 7)}, "an eighth is kept for later"
     assert read(place).accounts.held == tuple(8 * own for own in grant.allowances)
-    ledger.settle("first", 5, (7, 0, 5 * grant.allowances[2]))
+    assert ledger.lease(EVENT, 8, "first", PARTS) == grant, "Ray repeats calls"
+    for _ in range(2):
+        ledger.settle("first", 5, (7, 0, 5 * grant.allowances[2]))
     assert read(place).accounts == Accounts((7, 0, 5 * grant.allowances[2]), (0, 0, 0))
     assert read(place).charged == {EVENT: 5}
     assert read(place) == ledger.balance()
-
-
-def test_calls_that_ray_repeats_are_charged_once(ledger: Ledger) -> None:
-    grant = ledger.lease(EVENT, 8, "first", PARTS)
-    assert ledger.lease(EVENT, 8, "first", PARTS) == grant
-    for _ in range(2):
-        ledger.settle("first", 8, (5, 6, 7))
-    assert ledger.balance().accounts.charged == (5, 6, 7)
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,11 @@ from privmix.budget.actor import NAME, start
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.foundation.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
+from privmix.foundation.errors import Fenced, LedgerMismatch, LedgerMissing
 from tests.services.budget.conftest import Allowance
 from tests.services.budget.events import COARSE
 
 COARSE_JSON = COARSE.to_json()
-
-
-def test_bad_requests_are_refused_and_change_nothing(allowance: Allowance) -> None:
-    for request in (allowance.actor.settle.remote("unknown", 0), allowance.actor.lease.remote(COARSE_JSON, 0)):
-        with pytest.raises(LeaseRefused):
-            ray.get(request)
-    with pytest.raises(ValueError, match="unknown kind of event"):
-        ray.get(allowance.actor.lease.remote('{"kind": "none"}', 1))
-    assert ray.get(allowance.actor.lease.remote(COARSE_JSON, 1)).count == 1
 
 
 def test_a_restarted_actor_has_its_whole_state(allowance: Allowance) -> None:

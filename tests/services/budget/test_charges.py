@@ -70,13 +70,6 @@ def test_losses_are_summed_for_each_part() -> None:
     assert Losses().largest == 0
 
 
-def test_the_part_with_the_largest_loss_decides(ledger: Ledger, measured: PrivacyBudget) -> None:
-    ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
-    stated = statement(ledger.balance())
-    assert stated.epsilon_measured == pytest.approx(epsilon(measured, 3.5), abs=1e-3)
-    assert known(stated.epsilon_measured) >= epsilon(measured, 3.5)
-
-
 def test_a_token_that_exceeds_the_budget_stops_the_ledger_for_ever(
     ledger: Ledger, place: str, measured: PrivacyBudget
 ) -> None:

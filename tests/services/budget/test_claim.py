@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 
 from privmix.budget.anchor import anchor_at
-from privmix.budget.claim import Claim, key_of
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.receipt import FILE, Receipt, anchors_of, begin, verified_ledger_id
 from privmix.foundation.errors import LedgerRolledBack, LedgerUnknown
-from tests.services.budget.conftest import die_at_creation
 from tests.services.budget.events import COARSE
 
 
@@ -65,21 +63,6 @@ def test_another_ledger_at_the_place_is_not_recorded(
         verified_ledger_id(str(path), terms, ensemble, anchor=second)
 
 
-@pytest.mark.parametrize("made", [False, True])
-def test_a_beginning_that_dies_after_its_claim_continues(
-    path: Path, terms: PrivacyBudget, ensemble: Path, second: str, monkeypatch: pytest.MonkeyPatch, made: bool
-) -> None:
-    die_at_creation(monkeypatch, made)
-    with pytest.raises(KeyboardInterrupt):
-        begin(str(path), terms, ensemble, anchor=second)
-    assert (promised := Receipt.load(ensemble)) is not None
-    assert anchor_at(second).read(key_of(terms.ensemble)) is not None
-    monkeypatch.undo()
-    assert begin(str(path), terms, ensemble, anchor=second).ledger == promised.ledger
-    assert verified_ledger_id(str(path), terms, ensemble, anchor=second) == promised.ledger
-    assert spend(path, terms, ensemble, second) == 10
-
-
 def test_a_volume_restored_to_the_middle_of_the_beginning_gets_no_fresh_budget(
     path: Path, terms: PrivacyBudget, ensemble: Path, second: str
 ) -> None:
@@ -99,18 +82,3 @@ def test_a_ledger_whose_deployment_names_an_anchor_later_is_claimed(
     lose(ensemble, path)
     with pytest.raises(LedgerUnknown, match=begun.ledger):
         begin(str(path), terms, ensemble, anchor=second)
-
-
-def test_a_claim_is_made_once_and_may_be_repeated(second: str) -> None:
-    clinic, court = (Claim(second, ensemble, "ledger.db") for ensemble in ("clinic", "court"))
-    clinic.check(None)
-    for _ in range(2):
-        clinic.store("mine")
-    court.store("other")
-    clinic.check("mine")
-    for ledger in (None, "other"):
-        with pytest.raises(LedgerUnknown, match=r"ledger\.db: its anchor .* ensemble clinic has the ledger mine"):
-            clinic.check(ledger)
-    with pytest.raises(LedgerUnknown):
-        clinic.store("other")
-    Claim(None, "clinic", "ledger.db").store("other")

@@ -47,37 +47,13 @@ async def drain(client: BudgetClient, size: Callable[[], int]) -> int:
 
 @pytest.mark.parametrize("size", [1, 32, 300])
 async def test_the_client_spends_the_whole_budget(allowance: Allowance, size: int) -> None:
-    taken = await drain(BudgetClient(allowance.actor, size), lambda: random.randint(1, 40))
+    client, taken = BudgetClient(allowance.actor, size), 0
+    while granted := await take(client, COARSE, random.randint(1, 40)):
+        taken += granted
+        assert allowance.charged()[COARSE] >= taken, "on disk before their release"
     await tasks_end()
     assert taken == ALLOWANCE
     assert allowance.charged() == {COARSE: ALLOWANCE}
-
-
-async def test_reserved_tokens_are_charged_on_disk(allowance: Allowance) -> None:
-    client, taken = BudgetClient(allowance.actor, 20), 0
-    for _ in range(30):
-        taken += await take(client, COARSE, 7)
-        assert allowance.charged()[COARSE] >= taken
-
-
-async def test_a_settlement_leaves_only_released_tokens_charged(allowance: Allowance) -> None:
-    client = BudgetClient(allowance.actor, 20)
-    assert await take(client, COARSE, 15) == 15
-    await client.settle()
-    assert client.available == 0
-    assert allowance.charged() == {COARSE: 15}
-    assert await take(client, COARSE, 15) == 15, "the client leases again after a settlement"
-    await client.settle()
-    await tasks_end()
-    assert allowance.charged() == {COARSE: 30}
-
-
-async def test_the_client_leases_ahead(allowance: Allowance) -> None:
-    client = BudgetClient(allowance.actor, 20)
-    await take(client, COARSE, 11)
-    while client.available == 11:
-        await asyncio.sleep(0.01)
-    assert client.available == 11 + STEPS_AHEAD * 11
 
 
 async def test_a_new_event_returns_the_leases_of_the_previous_event(allowance: Allowance) -> None:

@@ -67,38 +67,21 @@ def test_a_grant_equals_the_sum_of_single_grants(terms: PrivacyBudget) -> None:
     assert tokens == budget.affordable({}, COARSE) == 208
 
 
-class FreeEvent(RatioEvent):
-    kind = "test-free"
+class PricedEvent(RatioEvent):
+    """Costs its radius at every order."""
+
+    kind = "test-priced"
+
+    def __post_init__(self) -> None: ...
 
     def rdp(self, orders: Orders) -> np.ndarray:
-        return np.zeros(np.size(orders))
+        return np.full(np.size(orders), self.radius)
 
 
-class UnboundedEvent(RatioEvent):
-    kind = "test-unbounded"
-
-    def rdp(self, orders: Orders) -> np.ndarray:
-        return np.full(np.size(orders), np.inf)
-
-
-class EnormousEvent(RatioEvent):
-    kind = "test-enormous"
-
-    def rdp(self, orders: Orders) -> np.ndarray:
-        return np.full(np.size(orders), 1e300)
-
-
-def test_free_events_have_no_limit(terms: PrivacyBudget) -> None:
-    free = FreeEvent(1, 1.0, 1.0)
-    assert Filter(terms).affordable({}, free) == UNLIMITED
-    spent: dict[Event, int] = {COARSE: Filter(terms).affordable({}, COARSE)}
-    assert Filter(terms).affordable(spent, free) == UNLIMITED
-
-
-def test_an_infinite_cost_is_refused_by_name(terms: PrivacyBudget) -> None:
+def test_free_and_unaffordable_events(terms: PrivacyBudget) -> None:
+    free, budget = PricedEvent(1, 1.0, 0.0), Filter(terms)
+    assert budget.affordable({}, free) == UNLIMITED
+    assert budget.affordable({COARSE: budget.affordable({}, COARSE)}, free) == UNLIMITED
+    assert budget.affordable({}, PricedEvent(1, 1.0, 1e300)) == 0
     with pytest.raises(ValueError, match="costs inf at order 8"):
-        Filter(terms).affordable({}, UnboundedEvent(1, 1.0, 1.0), 1)
-
-
-def test_an_enormous_cost_buys_nothing(terms: PrivacyBudget) -> None:
-    assert Filter(terms).affordable({}, EnormousEvent(1, 1.0, 1.0)) == 0
+        budget.affordable({}, PricedEvent(1, 1.0, np.inf), 1)

@@ -2,9 +2,7 @@
 
 import random
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,24 +32,6 @@ def test_a_process_killed_at_any_moment_keeps_every_reported_grant(
         log.record_all(connection)
         log.check(read(place))
     assert log.epoch == kills
-
-
-def test_two_processes_cannot_both_write(place: str, terms: PrivacyBudget) -> None:
-    first, to_first = spawn(writers.lease_on_demand, place, terms)
-    assert to_first.recv() == "open"
-    assert ask(to_first, 5) == 5
-    second, to_second = spawn(writers.lease_on_demand, place, terms)
-    assert to_second.recv() == "open"
-    assert [ask(to_first, 5), ask(to_second, 7), ask(to_first, 5)] == ["Fenced", 7, "Fenced"]
-    assert read(place).charged == {COARSE: 12}
-    for process, connection in ((first, to_first), (second, to_second)):
-        connection.send(0)
-        process.join()
-
-
-def ask(connection: Connection, wanted: int) -> Any:
-    connection.send(wanted)
-    return connection.recv()
 
 
 def test_processes_that_open_concurrently_have_different_epochs(place: str, terms: PrivacyBudget) -> None:

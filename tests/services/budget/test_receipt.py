@@ -76,19 +76,11 @@ def test_an_emptied_database_is_refused(
     for refuse in (verified_ledger_id, begin):
         with pytest.raises((LedgerMissing, LedgerForeign), match="put it back"):
             refuse(url, terms, ensemble)
+    with pytest.raises((LedgerMissing, LedgerForeign)):
+        Ledger.open(url, terms)
     with postgresql.connect(url) as connection:
         count = connection.execute("SELECT count(*) FROM pg_tables WHERE tablename = 'privmix_ledger'").fetchone()
     assert count == (0,)
-
-
-def test_a_read_only_ensemble_gets_no_ledger(terms: PrivacyBudget, public_directory: Path) -> None:
-    ensemble, place = public_directory / "ensemble", public_directory / "ledger.db"
-    ensemble.mkdir()
-    refused = answer(writers.begin_in_a_read_only_directory, str(place), terms, ensemble)
-    assert isinstance(refused, LedgerUnavailable)
-    assert "cannot be written" in str(refused)
-    assert not place.exists()
-    assert not list(ensemble.iterdir())
 
 
 def test_nothing_is_granted_while_the_ensembles_directory_is_read_only(
@@ -100,9 +92,9 @@ def test_nothing_is_granted_while_the_ensembles_directory_is_read_only(
     if os.geteuid() == 0:
         shutil.chown(ensemble, writers.NOBODY)
     told = answer(writers.meet_a_read_only_ensemble, str(place), terms, ensemble, None)
-    before, meanwhile, after = told[:6], told[6:12], told[12:]
+    begun, before, meanwhile, after = told[0], told[1:7], told[7:13], told[13:]
     assert before == after == [2, None] * 3
-    assert {type(each) for each in meanwhile} == {LedgerUnavailable}
+    assert {type(each) for each in (begun, *meanwhile)} == {LedgerUnavailable}
     assert "ledger.receipt cannot be written" in str(meanwhile[0])
     assert sum(read(place).charged.values()) <= 2 * (6 + 2), "refused tokens are charged once by each writer"
     verified_ledger_id(str(place), terms, ensemble)
@@ -125,20 +117,28 @@ def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
         verified_ledger_id(str(kept), terms, ensemble, anchor=str(second))
 
 
+@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("made", [False, True])
 def test_an_interrupted_beginning_continues(
-    place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+    place: str,
+    terms: PrivacyBudget,
+    ensemble: Path,
+    second: str,
+    monkeypatch: pytest.MonkeyPatch,
+    made: bool,
+    anchored: bool,
 ) -> None:
-    die_at_creation(monkeypatch, made)
-    with pytest.raises(KeyboardInterrupt):
-        begin(place, terms, ensemble)
-    promised = Receipt.load(ensemble)
-    assert promised is not None
+    anchor = second if anchored else None
+    with monkeypatch.context() as dying:
+        die_at_creation(dying, made)
+        with pytest.raises(KeyboardInterrupt):
+            begin(place, terms, ensemble, anchor=anchor)
+    assert (promised := Receipt.load(ensemble)) is not None
     assert not promised.begun
     with pytest.raises(LedgerUnknown, match="interrupted"):
-        verified_ledger_id(place, terms, ensemble)
-    monkeypatch.undo()
-    assert begin(place, terms, ensemble).ledger == promised.ledger == verified_ledger_id(place, terms, ensemble)
+        verified_ledger_id(place, terms, ensemble, anchor=anchor)
+    assert begin(place, terms, ensemble, anchor=anchor).ledger == promised.ledger
+    assert verified_ledger_id(place, terms, ensemble, anchor=anchor) == promised.ledger
 
 
 def test_the_error_names_an_unreadable_receipt(place: str, terms: PrivacyBudget, ensemble: Path) -> None:

@@ -1,8 +1,11 @@
 """Claim: a new deployment takes the ledger over with its first charge; if it ends, the old one takes it back."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
+from sqlalchemy import Connection
 
 from privmix.budget import ledger as module
 from privmix.budget.ledger import Ledger
@@ -72,6 +75,10 @@ def test_the_old_deployment_takes_the_ledger_back_from_a_silent_one(
         old.lease(COARSE, 1)
     silence(monkeypatch)
     assert old.lease(COARSE, 3).count == 3
+    monkeypatch.undo()
+    with pytest.raises(Fenced):  # whatever a wrong clock said of it
+        new.lease(COARSE, 1)
+    assert verify(place).charged == {COARSE: 18}
 
 
 def test_a_heartbeat_of_a_replaced_writer_is_ignored(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
@@ -133,31 +140,15 @@ def test_concurrent_deployments_do_not_take_turns(place: str, roomy: PrivacyBudg
 def test_an_unconfirmed_takeover_belongs_to_its_writer(place: str, roomy: PrivacyBudget) -> None:
     ledger, database = Ledger.create(place, roomy, holder="only"), LedgerDatabase.transaction
 
+    @contextmanager
+    def unconfirmed(self: LedgerDatabase) -> Iterator[Connection]:
+        with database(self) as connection:
+            yield connection
+        raise ConnectionError
+
     with pytest.MonkeyPatch.context() as patch:
-        commits = []
-
-        def forgetful(self: LedgerDatabase) -> object:
-            commits.append(self)
-            return UnconfirmedTransaction(database(self))
-
-        patch.setattr(LedgerDatabase, "transaction", forgetful)
+        patch.setattr(LedgerDatabase, "transaction", unconfirmed)
         with pytest.raises(ConnectionError):
             ledger.lease(COARSE, 5, "mine")
-    assert len(commits) == 1
     assert ledger.lease(COARSE, 5, "mine").count == 5
     assert (read(place).charged, read(place).epoch) == ({COARSE: 5}, 1)
-
-
-class UnconfirmedTransaction:
-    """A transaction that commits and then fails."""
-
-    def __init__(self, transaction: object) -> None:
-        self._transaction = transaction
-
-    def __enter__(self) -> object:
-        return self._transaction.__enter__()  # type: ignore[attr-defined]
-
-    def __exit__(self, *error: object) -> None:
-        self._transaction.__exit__(*error)  # type: ignore[attr-defined]
-        if error == (None, None, None):
-            raise ConnectionError

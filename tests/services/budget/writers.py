@@ -11,7 +11,7 @@ from pathlib import Path
 from privmix.budget.ledger import Grant, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.budget.receipt import LedgerCreation, anchors_of, begin
+from privmix.budget.receipt import anchors_of, begin
 from privmix.foundation.errors import LedgerError, LedgerUnavailable
 from tests.services.budget.events import COARSE, EVENTS
 
@@ -24,15 +24,7 @@ for needed in ("scipy.special", "dp_accounting.rdp"):
 
 
 def lease_forever(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
-    """Leases and settles in a loop, and reports every grant to the test at once."""
-    ledger, choice = Ledger.create(place, terms), random.Random(seed)
-    connection.send(("open", ledger.balance().epoch))
-    while True:
-        _lease_once(connection, ledger, choice)
-
-
-def lease_with_retries(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
-    """Does the same, and reports an unavailable ledger and tries again."""
+    """Leases and settles in a loop, and reports every grant to the test at once, and each outage of the ledger."""
     ledger, choice = Ledger.create(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
     while True:
@@ -52,17 +44,6 @@ def _lease_once(connection: Connection, ledger: Ledger, choice: random.Random) -
         connection.send(("settling", grant.lease, used))
         ledger.settle(grant.lease, used)
         connection.send(("settled", grant.lease, used))
-
-
-def lease_on_demand(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
-    """Opens the ledger, then answers every requested count with the granted count or the name of the error."""
-    ledger = Ledger.create(place, terms)
-    connection.send("open")
-    while wanted := connection.recv():
-        try:
-            connection.send(ledger.lease(COARSE, wanted).count)
-        except LedgerError as error:
-            connection.send(type(error).__name__)
 
 
 def open_once(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
@@ -95,30 +76,26 @@ def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBud
     connection.send((opened, read(path)))
 
 
-def begin_in_a_read_only_directory(connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path) -> None:
-    """Begins a ledger for an ensemble whose directory is read-only for this process."""
-    ensemble.chmod(0o555)
-    if os.geteuid() == 0:
-        os.setuid(NOBODY)
-    try:
-        begun: LedgerCreation | LedgerError = begin(place, terms, ensemble)
-    except LedgerError as error:
-        begun = error
-    connection.send(begun)
-
-
 def meet_a_read_only_ensemble(
     connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path, second: str | None
 ) -> None:
     """Leases while the ensemble's directory is writable, read-only and writable again, with one writer and a new one.
 
-    Sends the granted numbers and the errors, in this order, and what the writers' health checks said.
+    Sends the error of a beginning in a read-only directory, then the granted numbers and the errors, in this order, and
+    what the writers' health checks said.
     """
     if os.geteuid() == 0:
         os.setuid(NOBODY)
+    told: list[int | LedgerError | None] = []
+    ensemble.chmod(0o555)
+    try:
+        begin(place, terms, ensemble, anchor=second)
+    except LedgerError as error:
+        assert not Path(place).exists() and not list(ensemble.iterdir())
+        told.append(error)
+    ensemble.chmod(0o777)
     begin(place, terms, ensemble, anchor=second)
     ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
-    told: list[int | LedgerError | None] = []
     for mode in (0o777, 0o555, 0o777):
         ensemble.chmod(mode)
         successor = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")

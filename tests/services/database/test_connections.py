@@ -34,6 +34,12 @@ def content(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def reopened(content: str, place: str) -> Opened:
+    """Opens a database that exists, as a service does after its start."""
+    OPEN[content](place)
+    return LedgerDatabase(place, "write") if content == "ledger" else ServiceDatabase(place)
+
+
 @pytest.fixture
 def silent() -> Iterator[int]:
     """The port of a server that accepts connections and never answers, like one behind a broken network."""
@@ -68,10 +74,8 @@ def test_a_lock_of_another_writer_is_not_awaited_for_ever(
 
 
 def test_the_lock_of_a_silent_writer_expires(content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = postgresql.database()
-    OPEN[content](url)
     monkeypatch.setattr("privmix.database.postgresql.IDLE_TIMEOUT", "1s")
-    database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
+    database = reopened(content, postgresql.database())
     with pytest.raises(UNAVAILABLE), database.transaction() as connection:
         time.sleep(2.5)
         connection.exec_driver_sql("SELECT 1")
@@ -89,8 +93,7 @@ def test_a_server_process_that_hangs_is_given_up(
 ) -> None:
     """The connection stays open and the kernel acknowledges what is sent, so that no TCP timeout ends it."""
     monkeypatch.setattr("privmix.database.limited_connection.SILENCE_S", 2.0)
-    OPEN[content](url := postgresql.database())
-    database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
+    database = reopened(content, url := postgresql.database())
     with ExitStack() as hanging, pytest.raises(UNAVAILABLE, match="silent"), database.transaction() as connection:
         hanging.enter_context(postgresql.hanging_sessions(url))
         if operation == "statement":
@@ -102,9 +105,8 @@ def test_a_server_process_that_hangs_is_given_up(
 def test_a_statement_that_is_too_slow_ends_at_the_server(
     content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    OPEN[content](url := postgresql.database())
     monkeypatch.setattr("privmix.database.postgresql.STATEMENT_TIMEOUT", "1s")
-    database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
+    database = reopened(content, postgresql.database())
     with pytest.raises(UNAVAILABLE, match="overloaded; try again"), database.transaction() as connection:
         connection.exec_driver_sql("SELECT pg_sleep(30)")
 

@@ -3,10 +3,8 @@
 import asyncio
 import random
 import sqlite3
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +21,6 @@ from privmix.keys.grouping import Work
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.records import Share
 from tests.key_store import RequestStore
-from tests.postgresql import Server
-from tests.wire import Wire
 
 pytestmark = pytest.mark.anyio
 
@@ -202,26 +198,6 @@ async def test_a_settlement_that_was_not_confirmed_wakes_the_requests_that_wait_
     await keys.settle("held", 2)
     async with asyncio.timeout(30):
         assert await waiting == Admitted(3)
-
-
-async def test_an_established_connection_that_falls_silent_is_given_up(
-    postgresql: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection stays open and its peer acknowledges what it gets, so neither keepalives nor time-outs end it."""
-    with tempfile.TemporaryDirectory() as folder:
-        wire, database = Wire(Path(folder), postgresql.folder), postgresql.database()
-        keys = start(f"{database.partition('?')[0]}?host={folder}")
-        identity = await new_key(keys, "k", Share(tokens=10))
-        monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 0.5)
-        wire.silent = True
-        for call in (keys.health, lambda: keys.request("silent", identity, 2, 1, GATEWAY)):
-            async with asyncio.timeout(60):
-                with pytest.raises(KeysUnavailable, match="does not answer"):
-                    await call()
-        wire.silent = False
-        monkeypatch.undo()
-        assert await admitted(keys, "after", identity, 20) == 10
-        wire.close()
 
 
 async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_required(place: str) -> None:

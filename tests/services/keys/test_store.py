@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
+from privmix.budget.ledger import Ledger
+from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.database.clock import now
-from privmix.database.service import ServiceDatabase, keys_table
+from privmix.database.service import NUMBER_TABLE, ServiceDatabase, keys_table
 from privmix.foundation.errors import KeysError, KeysUnavailable
 from privmix.keys import reservations
 from privmix.keys.records import Secret, Share
@@ -170,3 +172,20 @@ def test_the_spent_part_of_each_limit_is_told_of_keys_that_are_not_revoked(store
 def test_an_unusable_database_is_refused(place: str, message: str) -> None:
     with pytest.raises(KeysUnavailable, match=message):
         ServiceDatabase(place)
+
+
+def test_keys_of_another_layout_are_refused(store: RequestStore, place: str) -> None:
+    with ServiceDatabase(place).transaction() as connection:
+        connection.exec_driver_sql(f"UPDATE {NUMBER_TABLE} SET number = 9")
+    with pytest.raises(KeysUnavailable, match=r"keys .*layout 9.*use the version that wrote it"):
+        ServiceDatabase(place)
+
+
+def test_keys_and_a_ledger_fit_into_one_database(postgresql: Server) -> None:
+    url = postgresql.database()
+    terms = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
+    for _ in range(2):
+        Ledger.create(url, terms)
+        store = RequestStore(ServiceDatabase(url))
+    store.create("k")
+    assert store.required()
