@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
@@ -23,15 +23,10 @@ PATIENCE = 60.0  # seconds for the server to start or stop
 
 
 class Server:
-    """A server that listens only on a Unix socket in `folder`. `start` recovers all committed data.
+    """A server that listens only on a Unix socket in `folder`. `start` recovers all committed data."""
 
-    Args:
-        environment: additional variables of the server's processes.
-    """
-
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._environment = {**os.environ, **(environment or {})}
         self._data, self._log = folder / "data", folder / "log"
         self._owner = _owner()
         self._binaries = _binaries(folder, self._owner)
@@ -188,7 +183,6 @@ class Server:
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,
-                env=self._environment,
                 user=self._owner,
                 group=self._owner,
                 extra_groups=None if self._owner is None else [],
@@ -196,11 +190,11 @@ class Server:
 
 
 @contextmanager
-def running(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def running(folder: Path | None = None) -> Iterator[Server]:
     """Runs a server in a folder, by default its own, whose path is short enough for a socket."""
     folder = folder or Path(tempfile.mkdtemp(prefix="postgresql-"))
     try:
-        server = Server(folder, environment)
+        server = Server(folder)
         try:
             server.start()
             yield server

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ PLANTED_HOST = "planted.example"
 
 @dataclass
 class RunningService:
-    """A running service. `tree` lists its processes; `kill` kills one actor."""
+    """A running service. `tree` lists its processes."""
 
     base_url: str
     namespace: str
@@ -61,9 +60,6 @@ class RunningService:
         return next(
             argument.removeprefix("--gcs-address=") for argument in told if argument.startswith("--gcs-address=")
         )
-
-    def kill(self, name: str) -> None:
-        self.actor(name).send_signal(signal.SIGKILL)
 
     def kill_everything(self) -> None:
         for process in self.tree():

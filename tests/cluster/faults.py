@@ -160,8 +160,9 @@ def _split_the_brain(service: ClusterService, chance: random.Random) -> None:
     clients = Clients(service.base_url, service.secrets)
     clients.answers_again(PATIENCE_S, service.supervise)
     service.elsewhere += clients.transcripts
-    if service.serves_a_copy(service.database.url(copy)):
-        service.violations.append("two services on copies of one ledger were healthy at once")
+    with service.another(service.database.url(copy)) as url:
+        if url is not None:
+            service.violations.append("two services on copies of one ledger were healthy at once")
 
 
 def _fill_the_disk(service: ClusterService, chance: random.Random) -> None:
@@ -175,28 +176,17 @@ def _fill_the_anchors_disk(service: ClusterService, chance: random.Random) -> No
         time.sleep(SHORT_S)
 
 
-def _make_the_anchors_disk_read_only(service: ClusterService, chance: random.Random) -> None:
-    with service.anchors.read_only():
-        time.sleep(SHORT_S)
-
-
-def _move_the_clock(service: ClusterService, chance: random.Random) -> None:
-    """The database's clock jumps, and back later. It tells which writer is alive."""
-    assert service.clock is not None
-    service.clock.move(chance.choice([-1, 1]) * chance.choice([60, 3_600]))
-    time.sleep(SHORT_S)
-    service.clock.move(0)
-
-
 def _abort_an_upgrade(service: ClusterService, chance: random.Random) -> None:
     """The next version becomes ready and is withdrawn before a client reaches it."""
-    with service.next_version():
+    with service.another() as url:
+        assert url is not None
         time.sleep(chance.uniform(0.0, SHORT_S))
 
 
 def _revert_an_upgrade(service: ClusterService, chance: random.Random) -> None:
     """The next version takes the ledger over with its first stream, and is withdrawn."""
-    with service.next_version() as url:
+    with service.another() as url:
+        assert url is not None
         clients = Clients(url, service.secrets)
         clients.answers_again(LONG_S)
         service.elsewhere += clients.transcripts
@@ -219,13 +209,7 @@ FAULTS = (
     Fault("head", _kill_the_head, "gateway", leases=ALL, kills=ALL),
     Fault("network, short", _drops_the_network(SHORT_S), "worker", leases=ALL, abandoned=ALL),
     Fault("network, long", _drops_the_network(LONG_S), "worker", leases=ALL, abandoned=ALL),
-    Fault(
-        "network of the budget actor",
-        _part_the_budget_from_the_rest,
-        "worker",
-        leases=ALL,
-        abandoned=ALL,
-    ),
+    Fault("network of the budget actor", _part_the_budget_from_the_rest, "worker", leases=ALL, abandoned=ALL),
     Fault("database", _fail_the_database, leases=ALL, needs="database"),
     Fault("database that hangs", _hangs_the_database(HANG_S), leases=ALL, needs="database"),
     # The leases that were open in the copy, and those that are open when the service is stopped.
@@ -233,8 +217,6 @@ FAULTS = (
     Fault("standby that is lost", _lose_the_standby, leases=ALL, needs="database"),
     Fault("full disk", _fill_the_disk, leases=ALL, needs="database"),
     Fault("full disk of the anchor", _fill_the_anchors_disk, leases=ALL, needs="anchor"),
-    Fault("read-only disk of the anchor", _make_the_anchors_disk_read_only, leases=ALL, needs="anchor"),
-    Fault("clock that jumps", _move_the_clock),
     Fault("split brain", _split_the_brain, leases=ALL, is_alone=True),
     Fault("upgrade, aborted", _abort_an_upgrade, needs="spare"),
     # The former deployment cannot settle its leases while the next one has the ledger.

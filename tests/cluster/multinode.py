@@ -18,7 +18,7 @@ from privmix.foundation.errors import KeysUnavailable, LedgerError
 from privmix.keys.records import Key, Share
 from tests.cluster.charges import Charges
 from tests.cluster.clients import STREAMS, Transcript
-from tests.disks import Clock, Disk, mounted
+from tests.disks import Disk, mounted
 from tests.key_store import RequestStore
 from tests.nodes import Node, Nodes, cluster
 from tests.postgresql import Server
@@ -61,16 +61,12 @@ class ClusterService:
         elsewhere: the transcripts of the streams that other deployments of the same ledger served.
         violations: what a fault saw that must not happen.
         anchors: the disk of the ledger's anchor.
-        clock: the clock of the database, where it can be moved.
     """
 
-    def __init__(
-        self, nodes: Nodes, database: Server, ledger: str, keys: str, config: Path, anchors: Disk, clock: Clock | None
-    ) -> None:
+    def __init__(self, nodes: Nodes, database: Server, ledger: str, keys: str, config: Path, anchors: Disk) -> None:
         self.nodes = nodes
         self.database = database
         self.anchors = anchors
-        self.clock = clock
         self.ledger = ledger
         self.config = config
         self.base_url = f"http://{nodes.head.address}:{PORT}"
@@ -147,47 +143,27 @@ class ClusterService:
                 self._serving = self._serve()
 
     @contextmanager
-    def next_version(self) -> Iterator[str]:
-        """Runs another deployment of the ensemble and its ledger on the spare node, and yields its URL.
+    def another(self, ledger: str | None = None) -> Iterator[str | None]:
+        """Runs another deployment of the ensemble on the spare node, with its ledger or with a copy at `ledger`.
 
-        The deployment is ready and has not charged a token. SIGTERM ends it with the context, like in Kubernetes.
+        Yields its URL once it is ready, before it charges a token; None if it does not become ready. SIGTERM ends it
+        with the context, as in Kubernetes.
         """
         settings = yaml.safe_load(self.config.read_text())
         settings.update({name: settings[name] | changes for name, changes in SMALL.items()})
-        config = self.config.with_name("next-version.yaml")
+        settings["budget"]["ledger"] = ledger or self.ledger
+        config, node = self.config.with_name("another.yaml"), self.nodes.spare
         config.write_text(yaml.safe_dump(settings))
-        node = self.nodes.spare
         url = f"http://{node.address}:{PORT}"
         process = node.run([sys.executable, "-m", "privmix", "serve", "--config", str(config)])
         try:
             deadline = time.monotonic() + START_S
-            while not is_healthy(url):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise TimeoutError("the next version did not start")
+            while not (ready := is_healthy(url)) and process.poll() is None and time.monotonic() < deadline:
                 self.supervise()
                 time.sleep(0.5)
-            yield url
+            yield url if ready else None
             process.terminate()
             process.wait(START_S)
-        finally:
-            node.kill()
-
-    def serves_a_copy(self, ledger: str) -> bool:
-        """Returns whether another deployment of the ensemble becomes healthy with a copy of its ledger."""
-        settings = yaml.safe_load(self.config.read_text())
-        settings["budget"]["ledger"] = ledger
-        settings.update({name: settings[name] | changes for name, changes in SMALL.items()})
-        config, node = self.config.with_name("copy.yaml"), self.nodes.spare
-        config.write_text(yaml.safe_dump(settings))
-        process = node.run([sys.executable, "-m", "privmix", "serve", "--config", str(config)])
-        try:
-            deadline = time.monotonic() + START_S
-            while process.poll() is None and time.monotonic() < deadline:
-                if is_healthy(f"http://{node.address}:{PORT}"):
-                    return True
-                self.supervise()
-                time.sleep(0.5)
-            return False
         finally:
             node.kill()
 
@@ -206,13 +182,11 @@ class ClusterService:
 
 
 @contextmanager
-def serving(
-    folder: Path, ensemble: Path, database: Server, clock: Clock | None = None, **sections: dict[str, Any]
-) -> Iterator[ClusterService]:
+def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, Any]) -> Iterator[ClusterService]:
     """Runs a cluster with a healthy service until the end of the context.
 
     The ledger and the keys have databases of their own, so that the ledger alone can be rolled back. Its anchor has a
-    disk of its own. `clock` is the database's.
+    disk of its own.
     """
     ledger, keys, anchor = database.database(), database.database(), folder / "anchor"
     anchor.mkdir()
@@ -224,6 +198,6 @@ def serving(
     }
     config = configure(folder, own_ensemble(ensemble, folder), **chosen)
     with mounted(anchor, 1) as anchors, cluster(folder, WORKERS, num_cpus=2) as nodes:
-        service = ClusterService(nodes, database, ledger, keys, config, anchors, clock)
+        service = ClusterService(nodes, database, ledger, keys, config, anchors)
         service.wait_until_healthy()
         yield service

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import ray
-from pydantic import ValidationError
 
 from privmix.budget import actor as budget
 from privmix.budget.privacy_budget import PrivacyBudget
@@ -23,11 +22,6 @@ from tests.running import configure, own_ensemble
 def cluster() -> Iterator[None]:
     with connected():
         yield
-
-
-def test_a_misspelt_argument_is_refused() -> None:
-    with pytest.raises(ValidationError, match="confg"):
-        Arguments.model_validate({"confg": "privmix.yaml"})
 
 
 @pytest.mark.slow

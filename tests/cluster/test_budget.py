@@ -43,39 +43,11 @@ def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
     assert ledger.lease(EVENT, 1).count == 1, "reading does not fence the writer"
 
 
-def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
-    ledger.lease(EVENT, 60)
-    result = CliRunner().invoke(app, ["budget", "--ledger", f"sqlite:///{path}"])
-    assert result.exit_code == 0
-    for text in (
-        "Privacy budget of ensemble clinic",
-        "including 60 in open leases",
-        "148",
-        "pmixed-ratio",
-        "certified",
-    ):
-        assert text in result.stdout
-
-
-def test_an_unused_budget(ledger: Ledger, path: Path) -> None:
-    result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
-    assert result.exit_code == 0
-    assert "Nothing that depends on the private text was released." in result.stdout
-
-
 def test_a_missing_ledger_is_reported(path: Path) -> None:
     result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
     assert result.exit_code == 1
     assert "there is no such file" in result.stderr
     assert not path.exists()
-
-
-def test_a_file_that_is_not_a_ledger_is_reported(path: Path) -> None:
-    path.write_text("a letter, and not a database " * 100)
-    result = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"])
-    assert result.exit_code == 1
-    assert "not a SQLite file" in result.stderr
-    assert result.stdout == ""
 
 
 def test_only_the_operator_sees_measured_losses(path: Path) -> None:

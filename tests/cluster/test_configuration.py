@@ -74,6 +74,7 @@ def test_a_variable_of_a_key_overrides_that_of_its_section(
         ({"ensemble": "e", "budget": {"ledger": ""}}, "budget.ledger"),
         ({"ensemble": "e", "keys": {"database": ""}}, "keys.database"),
         ({"ensemble": "e", "engine": {"context_length": 512}}, "http.max_tokens"),
+        ({"ensemble": "e", "http": {"api_keys": [""]}}, "http.api_keys: .*empty"),
     ],
 )
 def test_invalid_values_are_refused_by_name(values: dict[str, Any], named: str) -> None:
@@ -136,16 +137,6 @@ def test_a_database_that_is_neither_a_path_nor_a_url_is_refused(setting: str, pl
     with pytest.raises(ConfigurationError, match=f"{setting}: .*{fix}") as refused:
         Configuration.of({"ensemble": "e", section: {name: place}})
     assert "hunter2" not in str(refused.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"none\.yaml"):
-        Configuration.load(tmp_path / "none.yaml")
-
-
-def test_an_empty_api_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"http\.api_keys: .*empty"):
-        Configuration.of({"ensemble": "e", "http": {"api_keys": [""]}})
 
 
 def test_api_keys_are_not_shown() -> None:

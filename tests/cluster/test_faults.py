@@ -9,7 +9,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.cluster.faults import FAULTS, PATIENCE_S, Fault, Schedule
 from tests.cluster.invariants import charge_violations, text_violations
 from tests.cluster.multinode import PARTS, ClusterService, serving
 from tests.counting import write_counting_model
-from tests.disks import Clock, mounted
+from tests.disks import mounted
 from tests.ensembles import write_ensemble
 
 HELD_S = HEARTBEAT_TIMEOUT_S + 60.0
@@ -132,11 +132,10 @@ def test_nothing_is_lost_on_random_schedules(checker: Checker) -> None:
 def checking(folder: Path) -> Iterator[Checker]:
     """Runs a cluster that serves the counting model, with a database server of its own, because faults kill it."""
     ensemble = write_ensemble(folder / "counting", PARTS, model=write_counting_model(folder / "model"))
-    with ExitStack() as undo:
-        places = [Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="pmx-"))) for _ in range(2)]
-        for place in places:
-            place.chmod(0o755)
-        disk, clock = undo.enter_context(mounted(places[0], SERVER_MEGABYTES)), Clock(places[1])
-        server = undo.enter_context(postgresql.running(disk.path, clock.environment))
-        service = undo.enter_context(serving(folder, ensemble, server, clock))
+    with (
+        tempfile.TemporaryDirectory(prefix="pmx-") as place,
+        mounted(Path(place), SERVER_MEGABYTES) as disk,
+        postgresql.running(disk.path) as server,
+        serving(folder, ensemble, server) as service,
+    ):
         yield Checker(service)

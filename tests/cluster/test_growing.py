@@ -1,4 +1,4 @@
-"""Claim: the ensemble doubles and halves behind the HTTP route without an effect on running streams."""
+"""Claim: the ensemble doubles and halves under running streams without an effect on them, and keeps its size."""
 
 import time
 from pathlib import Path
@@ -49,3 +49,7 @@ def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
         settled(service)
         assert not text_violations(clients.transcripts)
         assert not charge_violations(before, Charges.of(service.ledger), clients.transcripts, parts=seen)
+        assert scale(service, STEPS[0]) == PARTS_PER_SHARD * STEPS[0]
+        service.kill_everything()
+        service.start()
+        assert service.privacy()["event"]["parts"] == PARTS_PER_SHARD * STEPS[0], "it survives the loss of the cluster"

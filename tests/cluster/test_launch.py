@@ -16,8 +16,6 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.receipt import FILE, Receipt, begin
 from privmix.foundation.errors import (
     ConfigurationError,
     CoordinatorUnavailable,
@@ -63,11 +61,6 @@ def test_a_base_model_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_
         launch(load(tmp_path, spoilable))
 
 
-def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"manifest\.json"):
-        launch(load(tmp_path, tmp_path))
-
-
 def test_a_model_that_the_engine_does_not_run_is_refused(spoilable: Path, public_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(public_model, tmp_path / "model", copy_function=os.link)
     config = json.loads((model / "config.json").read_bytes())
@@ -75,15 +68,6 @@ def test_a_model_that_the_engine_does_not_run_is_refused(spoilable: Path, public
     (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     with pytest.raises(ConfigurationError, match=r"type gpt2 .* set engine\.kind to transformers"):
         check_ensemble(load(tmp_path, spoilable).model_copy(update={"model": str(model)}))
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
-    Receipt(ledger="lost").save(spoilable)
-    with pytest.raises(ConfigurationError, match="put it back"):
-        launch(load(tmp_path, spoilable))
-    assert not (tmp_path / "ledger.db").exists()
-    assert not ray.util.list_named_actors(all_namespaces=True)
 
 
 def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_path: Path) -> None:
@@ -130,16 +114,6 @@ def test_another_partition_gives_nobody_a_second_account(
     assert check_ensemble(configuration).promise.terms == begun.promise.terms
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
-    configuration = load(tmp_path, spoilable)
-    terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
-    begin(configuration.budget.ledger, terms, spoilable)
-    with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
-        launch(configuration)
-    assert not ray.util.list_named_actors(all_namespaces=True)
-
-
 def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,27 +124,6 @@ def test_an_ensemble_that_cannot_be_written_needs_another_anchor(
     configuration = load(tmp_path, spoilable, budget={"anchor": str(tmp_path / "anchors")})
     check_ensemble(configuration, may_begin=True)
     assert list((tmp_path / "anchors").iterdir())
-
-
-def test_an_ensemble_whose_directory_and_ledger_are_lost_gets_no_second_ledger(spoilable: Path, tmp_path: Path) -> None:
-    """Its anchor survives."""
-    anchors = tmp_path / "anchors"
-    anchors.mkdir()
-    configuration = load(tmp_path, spoilable, budget={"anchor": str(anchors)})
-    begun = check_ensemble(configuration, may_begin=True).ledger
-    (spoilable / FILE).unlink()
-    ledger = Path(configuration.budget.ledger)
-    for file in ledger.parent.glob(f"{ledger.name}*"):
-        file.unlink()
-    with pytest.raises(ConfigurationError, match=rf"budget\.ledger: .* has the ledger {begun}"):
-        check_ensemble(configuration, may_begin=True)
-    assert not ledger.exists()
-
-
-def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) -> None:
-    settings = configure(tmp_path, spoilable, privacy={"epsilon": 1e-6, "tokens": 10**9})
-    with pytest.raises(ConfigurationError, match="does not last"):
-        launch(Configuration.load(settings))
 
 
 @pytest.mark.usefixtures("cluster")

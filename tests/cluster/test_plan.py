@@ -74,38 +74,18 @@ def test_a_planned_radius_evaluates_to_its_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--epsilon", "8"], ["--radius", "0.5"], ["--mollifier", "renyi", "--epsilon", "8"]]
-)
-def test_people_read_a_table(options: list[str]) -> None:
-    result = run(*options)
-    assert result.exit_code == 0, result.output
-    for piece in (
-        "1024 tokens at delta 1e-05 from 80 parts",
-        "epsilon",
-        "any one",
-    ):
-        assert piece in result.stdout
-    assert ("certified" in result.stdout) != ("as published" in result.stdout)
-
-
-@pytest.mark.parametrize(
     ("options", "option"),
     [
         (["--protocol", "magic", "--epsilon", "8"], "--protocol"),
         (["--mollifier", "magic", "--epsilon", "8"], "--mollifier"),
-        (["--projection", "magic", "--epsilon", "8"], "--projection"),
         (["--parts", "0", "--epsilon", "8"], "--parts"),
         (["--q", "0", "--epsilon", "8"], "--q"),
-        (["--q", "1.5", "--epsilon", "8"], "--q"),
-        (["--q", "nan", "--epsilon", "8"], "--q"),
         (["--tokens", "0", "--epsilon", "8"], "--tokens"),
         (["--delta", "1", "--epsilon", "8"], "--delta"),
-        (["--epsilon", "-1"], "--epsilon"),
         (["--epsilon", "inf"], "--epsilon"),
         (["--epsilon", "1e-9"], "--epsilon"),
         ([], "--epsilon"),
         (["--epsilon", "8", "--radius", "1"], "--epsilon"),
-        (["--radius", "0"], "--radius"),
         (["--radius", "100"], "--radius"),
         (["--mollifier", "renyi"], "--epsilon"),
         (["--mollifier", "renyi", "--epsilon", "1"], "--epsilon"),
@@ -163,7 +143,6 @@ def test_the_best_way_to_spend_a_budget_comes_first_as_commands_that_give_what_i
     [
         ([], "--parts: is missing; give the number of parts"),
         (["--users", "0"], "--users"),
-        (["--users", "1.5"], "--users"),
         (["--users", "100", "--q", "0.5"], "--q: is not used with --users"),
         (["--parts", "4", "--corpus-tokens", "100"], "--corpus-tokens: needs --users"),
         (["--parts", "4", "--part-kind", "text"], "--part-kind: needs --users"),

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import openai
 import pytest
-from typer.testing import CliRunner
 
 from privmix.training.manifest import Manifest
-from privmix_cluster.cli import app
 from tests.running import configure, running, settled
+from tests.support.cli import privmix
 
 PARTS = 3
 
@@ -20,21 +19,8 @@ def test_texts_are_served_from_corpus_to_answer(tmp_path: Path) -> None:
     corpus.write_text(
         "".join(f'{{"user": "user-{number}", "text": "The code of the gate is heliotrope."}}\n' for number in range(24))
     )
-    made = CliRunner().invoke(
-        app,
-        [
-            "train",
-            str(corpus),
-            "--output",
-            str(ensemble),
-            "--parts",
-            str(PARTS),
-            "--part-kind",
-            "text",
-            "--text",
-            "128",
-        ],
-    )
+    words = ("--output", ensemble, "--parts", PARTS, "--part-kind", "text", "--text", 128)
+    made = privmix("train", corpus, *words)
     assert made.exit_code == 0, made.output
     assert Manifest.load(ensemble).part_kind == "text"
     privacy = {"protocol": "exponential", "epsilon": 1000.0, "tokens": 100}

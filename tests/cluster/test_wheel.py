@@ -12,6 +12,7 @@ import sysconfig
 import venv
 import zipfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import httpx
@@ -20,7 +21,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from privmix.foundation.errors import EXTRAS
-from tests.distributions import closure
 from tests.running import configure, running
 from tests.tiny import write_tiny_model
 
@@ -33,6 +33,35 @@ for module in pkgutil.walk_packages(privmix.__path__, "privmix."):
         importlib.import_module(module.name)
 print("imported from", privmix.__file__)
 """
+
+
+def required(requirements: list[Requirement], extras: frozenset[str]) -> Iterator[Requirement]:
+    """Yields the requirements for this platform and these extras."""
+    for requirement in requirements:
+        environments = [{"extra": extra} for extra in extras or {""}]
+        if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
+            yield requirement
+
+
+def closure(requirements: list[Requirement], extras: frozenset[str]) -> dict[str, metadata.Distribution]:
+    """Returns the distributions that pip would install, in their installed versions.
+
+    The locks exclude some requirements on purpose. They are not installed, and imports must work without them.
+    """
+    found: dict[tuple[str, frozenset[str]], metadata.Distribution] = {}
+    waiting = list(required(requirements, extras))
+    while waiting:
+        requirement = waiting.pop()
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key in found:
+            continue
+        try:
+            distribution = metadata.distribution(requirement.name)
+        except metadata.PackageNotFoundError:
+            continue
+        found[key] = distribution
+        waiting += required([Requirement(text) for text in distribution.requires or ()], key[1])
+    return {name: distribution for (name, _), distribution in found.items()}
 
 
 def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
