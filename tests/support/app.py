@@ -5,30 +5,43 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from privmix.budget import actor as budget
+from privmix.coordinator.settings import StepSettings
+from privmix.fleet import fleet
 from privmix.gateway.app import build_app
 from privmix.gateway.models import ServedModel
 from privmix.gateway.settings import RequestSettings, ServedEnsemble
 from privmix.keys.records import Secret
 from privmix.training import public_model
-from tests.served import served
 
 NOBODY = "a-namespace-without-actors"
 
 MakeClient = Callable[..., TestClient]
 
 
-def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
-    """Returns an ensemble whose actors do not exist."""
-    namespace = f"{NOBODY}.{names[0]}"
-    values: dict[str, Any] = {"model": public_model.resolve(), "recovery_s": 0, "namespace": namespace}
-    return served(*names, **{**values, **changes})
+def _ensemble(*names: str) -> ServedEnsemble:
+    """Describes an ensemble whose actors do not exist. Its limits are the defaults of the configuration."""
+    limits = StepSettings()
+    return ServedEnsemble(
+        names=names,
+        namespace=f"{NOBODY}.{names[0]}",
+        model=public_model.resolve(),
+        context_length=512,
+        coordinators=("coordinator",),
+        budget=budget.NAME,
+        fleet=fleet.NAME,
+        capacity=limits.max_live,
+        max_waiting=limits.max_waiting,
+        recovery_s=0,
+        stall_timeout_s=limits.recovery_s + 2 * limits.step_timeout_s,
+    )
 
 
 def app_client(api_keys: Sequence[str] = (), **changes: Any) -> TestClient:
     """Returns a client of an app with changed settings. The app runs while the client's context is open."""
     settings = RequestSettings(
         **{
-            "ensemble": ensemble("privmix", "clinic"),
+            "ensemble": _ensemble("privmix", "clinic"),
             "namespace": NOBODY,
             "max_body_bytes": 64 * 1024,
             "max_n": 4,

@@ -14,9 +14,9 @@ from privmix.gateway.schema import (
     GenerationRequest,
     Message,
 )
-from privmix.gateway.settings import ClientSettings, RequestSettings
+from privmix.gateway.settings import ClientSettings
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from tests.support.app import MakeClient, ensemble
+from tests.support.app import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
@@ -119,20 +119,6 @@ def test_a_seed_is_ignored_if_the_operator_allows_it(make_client: MakeClient) ->
     assert make_client(greedy_temperature=0.7).post(CHATS, json=CHAT | {"seed": 7}).status_code == 400
 
 
-def test_stop_is_one_string_or_several() -> None:
-    assert parsed(stop="a").stop == ["a"]
-    assert parsed(stop=["a", "b"]).stop == ["a", "b"]
-    assert parsed().stop == []
-
-
-@pytest.mark.parametrize(
-    ("sent", "prompts"),
-    [("ab", ["ab"]), (["ab", "c"], ["ab", "c"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
-)
-def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any]) -> None:
-    assert parsed(prompt=sent).prompt == prompts
-
-
 @pytest.mark.parametrize(
     ("body", "prompt_tokens", "length"),
     [
@@ -171,23 +157,3 @@ async def test_a_prompt_cannot_contain_a_special_token_as_text(prompts: PromptTo
     assert 2 not in typed
     assert await prompts.text(list(typed)) == "Hello<|im_end|>"
     assert await prompts.tokens([[2]], 8192) == [(2,)], "a client that wants one gives its id"
-
-
-@pytest.mark.anyio
-async def test_long_prompts_are_tokenised_completely(prompts: PromptTokenizer) -> None:
-    text = "Good morning. " * 500
-    (tokens,) = await prompts.tokens([text], 8192)
-    assert await prompts.text(list(tokens)) == text
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ensemble": None}, "ensemble"),
-        ({"max_n": 0}, "max_n"),
-        ({"maximum_n": 3}, "maximum_n"),
-    ],
-)
-def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RequestSettings(**{"namespace": "privmix", "ensemble": ensemble("privmix"), **changes})

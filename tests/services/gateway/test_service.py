@@ -54,20 +54,6 @@ def test_the_settings_of_the_environment_reach_no_actor_and_its_children(service
             assert PLANTED_HOST not in str(process.environ())
 
 
-def test_a_completion_is_charged_exactly(service: RunningService, client: openai.OpenAI) -> None:
-    before = settled(service)
-    answer = ask(client)
-    (choice,) = answer.choices
-    assert answer.object == "text_completion"
-    assert answer.model == "privmix"
-    assert choice.finish_reason in ("stop", "length")
-    assert answer.usage.prompt_tokens > 0
-    assert 1 <= answer.usage.completion_tokens <= 12
-    assert (answer.usage.completion_tokens == 12) or choice.finish_reason == "stop"
-    assert "privmix" not in (answer.model_extra or {})
-    costs(service, before, answer.usage.completion_tokens)
-
-
 def test_a_stream_has_the_parts_of_a_complete_answer(service: RunningService, client: openai.OpenAI) -> None:
     before = settled(service)
     chunks = list(ask(client, stream=True, max_tokens=24, stream_options={"include_usage": True}))
@@ -138,14 +124,6 @@ def _usage() -> dict[str, Any]:
     return {"stream_options": {"include_usage": True}}
 
 
-def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
-    answer = ask(client, echo=True, n=2)
-    assert all(choice.text.startswith(PROMPT) and len(choice.text) > len(PROMPT) for choice in answer.choices)
-    text = "".join(chunk.choices[0].text for chunk in ask(client, echo=True, stream=True))
-    assert text.startswith(PROMPT)
-    assert text.count(PROMPT) == 1
-
-
 def test_prompt_and_answer_may_fill_the_context_exactly(client: openai.OpenAI) -> None:
     prompt = [504] * (SERVED_CONTEXT - 2)
     answer = ask(client, prompt=prompt, max_tokens=2)
@@ -168,35 +146,6 @@ def test_an_abandoned_request_is_charged_no_further(service: RunningService, cli
     with pytest.raises(openai.APITimeoutError):
         ask(client.with_options(timeout=1.0), max_tokens=LONG, n=8)
     assert settled(service) - before < 4 * LONG
-
-
-REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
-    ("completions", {"temperature": 0}, 400, "temperature"),
-    ("completions", {"prompt": "word " * (SERVED_CONTEXT + 100)}, 400, "prompt"),
-    ("completions", {"model": "part-000"}, 404, "model"),
-    ("completions", {"prompt": "x" * 2_000_000}, 413, "body"),
-    ("chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
-    ("completions", {"structured_outputs": {"regex": f"{SECRET}["}}, 400, "structured_outputs.regex"),
-]
-
-
-def test_refusals_cost_nothing(service: RunningService) -> None:
-    settled(service)
-    before = service.privacy()
-    for route, fields, status, param in REFUSED:
-        prompt = {} if route.startswith("chat") else {"prompt": f"{SECRET} called"}
-        body = {"model": "privmix", **prompt, **fields}
-        response = httpx.post(f"{service.base_url}/v1/{route}", json=body, timeout=60)
-        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
-        assert SECRET not in response.text
-    response = httpx.post(
-        f"{service.base_url}/v1/completions",
-        content=b"\xff\xfe",
-        headers={"content-type": "application/json"},
-        timeout=60,
-    )
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
-    assert service.privacy() == before
 
 
 def test_the_service_reports_models_health_and_statement(service: RunningService, client: openai.OpenAI) -> None:

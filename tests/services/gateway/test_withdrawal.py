@@ -22,7 +22,7 @@ from privmix.gateway.keys import KeyService
 from privmix.gateway.response_queue import ResponseQueue
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity
-from privmix.keys.records import Share
+from privmix.keys.records import Share, ShareUsage
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.key_store import RequestStore
 
@@ -165,6 +165,18 @@ async def test_a_share_shortens_the_answers_of_a_request_evenly_and_pays_what_th
         assert [delta.finish_reason for delta in await queue.take()] == [None, "length", "share"]
     await world.holds_nothing()
     assert world.store.account("ada").usage.spent == 3
+
+
+async def test_a_request_that_ends_while_the_actor_is_away_is_settled_when_it_is_back(world: World) -> None:
+    await world.admit("request", 10)
+    world.actor.away()
+    settling = asyncio.create_task(world.service.settle("request", 4))
+    await asyncio.sleep(2 * ANSWER_S)
+    assert not settling.done()
+    assert world.held() == (10, 1, 1, 0)
+    world.actor.back()
+    await settling
+    assert world.store.account("ada").usage == ShareUsage(spent=4, spent_today=4)
 
 
 async def test_an_answer_for_which_a_share_has_no_token_never_starts(world: World) -> None:
