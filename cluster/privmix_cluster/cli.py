@@ -30,6 +30,7 @@ VERBS: Mapping[str, str] = {
     "keys": "Manage the service's API keys and their shares of the budget.",
     "ledger": "Create, verify or charge the budget's ledger.",
     "audit": "Attack the output of protocols, and compare the result with their claims.",
+    "reproduce": "Repeat the tables and figures of the papers, each printed number beside ours.",
     "heads": "Train a small model on a table with a binary target, privately, and compare the ways to do it.",
     "generate": "Generate private synthetic texts from a template of prompts, with a data card.",
 }

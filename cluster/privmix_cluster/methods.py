@@ -7,7 +7,7 @@ import typer
 
 from privmix_cluster.parameters import bad
 
-BUDGET = {"Budget": ("epsilon", "delta", "tokens")}
+BUDGET = {"Budget": ("epsilon", "delta", "tokens", "renyi_epsilon")}
 
 
 @dataclass(frozen=True)

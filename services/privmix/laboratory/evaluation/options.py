@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from privmix.foundation.errors import InputError
 from privmix.foundation.options import Options
 from privmix.training.options import TokenBudget
 
@@ -27,6 +29,12 @@ class ComparisonOptions(Options):
     epsilon: float = Field(8.0, gt=0, description="The epsilon of the budget.")
     delta: float = Field(1e-5, gt=0, lt=1, description="The delta of all budgets.")
     tokens: int = Field(1024, ge=1, description="The number of tokens that the budget must last for.")
+    renyi_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="The budget as a Rényi epsilon at the order of --set order=, in the place of --epsilon.",
+        json_schema_extra={"if_none": "none"},
+    )
     protocols: tuple[str, ...] | None = Field(None, min_length=1)
     fields: Mapping[str, str] = Field(default_factory=dict)
     sweep: str | None = None
@@ -55,16 +63,21 @@ class ComparisonOptions(Options):
 
     def given(self, value: str | None) -> Mapping[str, str]:
         """Returns what is set of the protocols' fields at one value of the sweep."""
-        swept = {} if self.sweep is None or value is None else {self.sweep: value}
-        return {name: own for name, own in ({**self.fields} | swept).items() if name not in TokenBudget.model_fields}
+        budget = {*TokenBudget.model_fields, "renyi_epsilon"}
+        return {name: own for name, own in self._all(value).items() if name not in budget}
 
     def budget(self, value: str | None) -> TokenBudget:
         """Returns the budget at one value of the sweep. Raises `InputError` if it is invalid."""
-        limits: dict[str, object] = {"epsilon": self.epsilon, "delta": self.delta, "tokens": self.tokens}
-        limits |= {name: own for name, own in self.fields.items() if name in limits}
-        if self.sweep in limits:
-            limits[self.sweep] = value
+        given = self._all(value)
+        limits = {name: given.get(name, getattr(self, name)) for name in TokenBudget.model_fields}
+        if (loss := given.get("renyi_epsilon", self.renyi_epsilon)) is not None:
+            if "order" not in given:
+                raise InputError("renyi-epsilon: has an order; name it too, such as --set order=2")
+            limits["epsilon"] = _converted(given["order"], loss, float(limits["delta"]))
         return TokenBudget.checked(**limits)
+
+    def _all(self, value: str | None) -> Mapping[str, str]:
+        return {**self.fields} | ({} if self.sweep is None or value is None else {self.sweep: value})
 
     def include(self, settings: "Settings") -> bool:
         """Returns whether to compare these settings. References always are."""
@@ -83,3 +96,12 @@ class EvaluationOptions(ComparisonOptions):
     runs: int = Field(5, ge=1, description="The number of runs. They use different text if there is enough of it.")
     context: int = Field(256, ge=2, description="The maximum number of tokens in a block of text.")
     precision: Precision = Field("auto", description="The precision of the models: auto, bfloat16 or float32.")
+
+
+def _converted(order: str, loss: str | float, delta: float) -> float:
+    from privmix.privacy import accounting  # slow to import
+
+    try:
+        return accounting.epsilon(np.array([float(loss)]), delta, [float(order)]).epsilon
+    except ValueError as error:
+        raise InputError(f"renyi-epsilon: {loss} at order {order} is no loss: {error}") from error

@@ -7,7 +7,7 @@ import pytest
 
 from privmix.foundation.errors import InputError
 from privmix.laboratory.evaluation.ensembles import private_training
-from privmix.laboratory.evaluation.methods import dp_sgd, label, private
+from privmix.laboratory.evaluation.methods import chosen, dp_sgd, label, private
 from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix.laboratory.evaluation.rows import RowReader
 from privmix.laboratory.evaluation.trial import run_trials
@@ -45,6 +45,17 @@ def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
     assert {each.protocol for each in compared if options.include(each)} == {"pmixed", "exponential", "ensemble"}
     with pytest.raises(InputError, match=r"protocols: .*mixed; choose from .*pmixed"):
         EvaluationOptions.checked(protocols=("mixed",))
+
+
+def test_a_budget_may_be_a_renyi_epsilon_at_an_order() -> None:
+    options = EvaluationOptions.checked(
+        protocols=("submix",), fields={"order": "2"}, sweep="renyi_epsilon", values=("0.5", "2")
+    )
+    for value in options.points:
+        *_, (_, settings) = chosen(options, value, PARTS, halves=True)
+        assert settings.details(settings.plan(PARTS))["part_budget"] == pytest.approx(float(value or 0), rel=1e-9)
+    with pytest.raises(InputError, match=r"renyi-epsilon: .*--set order=2"):
+        EvaluationOptions.checked(renyi_epsilon=2.0).budget(None)
 
 
 @pytest.mark.parametrize(("epsilon", "published", "halves"), [(8.0, 3, 4.0), (2.0, None, None)])
