@@ -5,10 +5,8 @@ padded weights for every token of the batch, even for tokens without an adapter.
 
 - reads only rows with an adapter, and allocates no slices for modules that no adapter changes;
 - concatenates the A matrices of a layer, so that one product shrinks a row for all slices;
-- computes all products of a layer's rows in one compiled operator (`lora_rows`);
-- where no compiler is found, or in float16, processes rows in blocks of `BLOCK`: it gathers the weights of a block,
-  multiplies each row with all of them in one dense batched product, and masks the products with other rows' weights.
-  One dense product of a few rows is several times faster than separate products of single rows;
+- computes all products of a layer's rows in one compiled operator (`lora_rows`), and in batched products where no
+  compiler is found or in float16;
 - computes the indices once in a step.
 
 The number and the shapes of the operations depend only on the number of rows, not on which adapters the rows use. The
@@ -17,7 +15,6 @@ product. GPU builds use vLLM's own kernels.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +28,6 @@ from privmix.engine.adapter_slots import slots_by_id
 from privmix.engine.step_graph import StepShape
 from privmix.foundation import compiled
 
-BLOCK = 4
-"""The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""
 MIN_RUN = 16
 """The minimum length of a run of tokens with one adapter that becomes one product."""
 SOURCE = Path(__file__).with_name("lora_rows.cpp")
@@ -111,27 +106,17 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             for start, length in zip(starts[long], lengths[long], strict=True)
         ]
         rows = np.flatnonzero((slots >= 0) & ~np.repeat(long, lengths))
-        self._use_rows(_as_slice(rows), torch.from_numpy(rows))
-        padded = np.zeros(self._blocks * BLOCK, dtype=np.int64)
-        padded[: len(rows)] = slots[rows]
-        self._slots = torch.from_numpy(padded)
-
-    def _use_rows(self, rows: slice | torch.Tensor, indices: torch.Tensor) -> None:
-        self._rows, self._indices = rows, indices
-        self._count = len(indices)
-        self._blocks = -(-len(indices) // BLOCK)
+        self._rows, self._slots = torch.from_numpy(rows), torch.from_numpy(slots[rows])
 
     def integers_for(self, shape: StepShape) -> int:
-        return -(-shape.sequences * shape.readers // BLOCK) * BLOCK
+        return shape.sequences * shape.readers
 
     def write_adapters(self, shape: StepShape, slots: np.ndarray, out: np.ndarray) -> None:
-        out[: slots.size] = slots.ravel()
-        out[slots.size :] = 0
+        out[:] = slots.ravel()
 
     def use_adapters(self, shape: StepShape, integers: torch.Tensor) -> None:
         self._runs = []
-        rows = torch.arange(shape.rows).view(shape.sequences, 1 + shape.readers)[:, 1:].flatten()
-        self._use_rows(rows, rows)
+        self._rows = torch.arange(shape.rows).view(shape.sequences, 1 + shape.readers)[:, 1:].flatten()
         self._slots = integers.long()
 
     def add_lora_linear(
@@ -148,14 +133,14 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             return  # no adapters are loaded yet
         for start, end, slot in self._runs:
             self._add_run(y[start:end], x[start:end], lora_a_stacked, slot)
-        if not self._count:
+        if not len(self._rows):
             return
         if lora_a_stacked.add_rows is None:
             self._add_rows(y, x, lora_a_stacked)
         else:
             weights = [expansion.weights for expansion in lora_a_stacked.expansions]
             offsets = [expansion.offset for expansion in lora_a_stacked.expansions]
-            lora_a_stacked.add_rows(y, x, self._indices, self._slots, lora_a_stacked.shrink, weights, offsets)
+            lora_a_stacked.add_rows(y, x, self._rows, self._slots, lora_a_stacked.shrink, weights, offsets)
 
     def _add_run(self, y: torch.Tensor, x: torch.Tensor, weights: LayerWeights, slot: int) -> None:
         shrunk = (x @ weights.shrink[slot].T).chunk(len(weights.expansions), dim=1)
@@ -163,37 +148,10 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             y[:, offset : offset + expansion.shape[2]].addmm_(part, expansion[slot])
 
     def _add_rows(self, y: torch.Tensor, x: torch.Tensor, weights: LayerWeights) -> None:
-        blocks, slices = self._blocks, len(weights.expansions)
-        rows = x[self._rows]
-        if len(rows) % BLOCK:
-            rows = torch.cat([rows, rows.new_zeros(blocks * BLOCK - len(rows), rows.shape[1])])
-        gathered = weights.shrink.index_select(0, self._slots).view(blocks, -1, rows.shape[1])
-        products = torch.bmm(rows.view(blocks, BLOCK, -1), gathered.transpose(1, 2))
-        # [blocks, row, owner of the weights, slices, rank]: products with another row's weights are masked.
-        products = products.view(blocks, BLOCK, BLOCK, slices, -1) * _diagonal(products.dtype)
-        for part, (expansion, offset) in zip(products.unbind(3), weights.expansions, strict=True):
-            width = expansion.shape[2]
-            gathered = expansion.index_select(0, self._slots).view(blocks, -1, width)
-            added = torch.bmm(part.reshape(blocks, BLOCK, -1), gathered).view(-1, width)[: self._count]
-            self._add(y[:, offset : offset + width], added)
-
-    def _add(self, y: torch.Tensor, added: torch.Tensor) -> None:
-        if isinstance(self._rows, slice):
-            y[self._rows].add_(added)
-        else:
-            y.index_add_(0, self._rows, added)
-
-
-@cache
-def _diagonal(dtype: torch.dtype) -> torch.Tensor:
-    return torch.eye(BLOCK, dtype=dtype).view(BLOCK, BLOCK, 1, 1)
-
-
-def _as_slice(rows: np.ndarray) -> slice | torch.Tensor:
-    """Returns consecutive rows as a slice, because indexing with a slice makes no copy."""
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return torch.from_numpy(rows)
+        shrunk = torch.bmm(x[self._rows, None], weights.shrink.index_select(0, self._slots).transpose(1, 2))
+        for part, (expansion, offset) in zip(shrunk.chunk(len(weights.expansions), 2), weights.expansions, strict=True):
+            added = torch.bmm(part, expansion.index_select(0, self._slots))[:, 0]
+            y[:, offset : offset + expansion.shape[2]].index_add_(0, self._rows, added)
 
 
 def install() -> None:
