@@ -10,18 +10,25 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from privmix.training.manifest import Manifest
 from privmix_cluster.cli import app
-from tests.running import RunningService, configure, own_ensemble, settled
+from tests.running import RunningService, settled
 from tests.services.generation.small_service import SmallService, serving
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "OPENAI_API_KEY": ""})
-LABELS = ["--label", "urgent=3", "--label", "routine=2"]
+TEMPLATE = ["--template", r"Label: {label}\nText:"]
 
 
-def test_a_data_set_with_its_card_from_labels(tmp_path: Path) -> None:
+def prompts(folder: Path, **counts: int) -> list[str]:
+    """Writes the prompts of labels, and returns the options for them."""
+    rows = [{"label": label, "count": count} for label, count in counts.items()]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--prompts", str(folder / "prompts.jsonl"), *TEMPLATE]
+
+
+def test_a_data_set_with_its_card(tmp_path: Path) -> None:
+    asked = prompts(tmp_path, urgent=3, routine=2)
     with serving(SmallService()) as service:
-        words = ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *LABELS, "--max-tokens", "5"]
+        words = ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked, "--max-tokens", "5"]
         done = runner.invoke(app, [*words, "--json"])
         assert done.exit_code == 0, done.output
         summary = json.loads(done.stdout)
@@ -36,10 +43,10 @@ def test_a_data_set_with_its_card_from_labels(tmp_path: Path) -> None:
     assert {asked["prompt"] for asked in service.requests} == {"Label: urgent\nText:", "Label: routine\nText:"}
 
 
-def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"day": "Monday", "count": 2}\n{"day": "Friday"}\n')
-    asked = ["--prompts", str(prompts), "--template", r"On {day}\n", "--temperature", "0.7", "--stop", r"\n\n"]
+def test_options_reach_the_service(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"day": "Monday", "count": 2}\n{"day": "Friday"}\n')
+    asked = ["--prompts", str(file), "--template", r"On {day}\n", "--temperature", "0.7", "--stop", r"\n\n"]
     with serving(SmallService()) as service:
         done = runner.invoke(app, ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked])
         assert done.exit_code == 0, done.output
@@ -50,21 +57,19 @@ def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--output", "job", *LABELS], "--url: give either --url"),
-        (["--url", "http://127.0.0.1:9", *LABELS], "--output: is missing; add the directory"),
-        (["--url", "http://127.0.0.1:9", "--output", "job"], "--prompts: give either"),
-        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS], "url: no service answers"),
-        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--temperature", "0"], "--temperature"),
-        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--max-tokens", "0"], "--max-tokens"),
-        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--template", "{topic}"], "no field 'topic'"),
-        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--schema", "absent"], "schema absent: cannot"),
+        ([], "url: no service answers"),
+        (["--temperature", "0"], "--temperature"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--template", "{topic}"], "no field 'topic'"),
+        (["--schema", "absent"], "schema absent: cannot"),
     ],
 )
 def test_what_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused = runner.invoke(app, ["generate", *words])
+    given = ["--url", "http://127.0.0.1:9", "--output", "job", *prompts(tmp_path, urgent=3), *words]
+    refused = runner.invoke(app, ["generate", *given])
     assert refused.exit_code == 2
     assert problem in refused.output.replace("Invalid value for ", "")
     assert "Traceback" not in refused.output
@@ -76,7 +81,7 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
     """The journal before the kill and the ledger differ at most by the tokens in flight."""
     tokens, count, concurrency = 24, 10, 2
     job = tmp_path / "job"
-    words = ["generate", "--url", service.base_url, "--output", str(job), "--label", f"urgent={count}"]
+    words = ["generate", "--url", service.base_url, "--output", str(job), *prompts(tmp_path, urgent=count)]
     words += ["--max-tokens", str(tokens), "--concurrency", str(concurrency), "--json"]
     before = settled(service)
     process = subprocess.Popen([sys.executable, "-m", "privmix", *words])
@@ -103,19 +108,3 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
     assert kept and not {*kept} & {*later}, "a complete text is not requested again"
     made = [json.loads(line)["id"] for line in (job / "synthetic.jsonl").read_text().splitlines()]
     assert sorted(made) == list(range(count))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_one_command_starts_the_service_makes_the_texts_and_ends_it(ensemble: Path, tmp_path: Path) -> None:
-    config, job = configure(tmp_path, own_ensemble(ensemble, tmp_path)), tmp_path / "job"
-    words = ["generate", "--config", str(config), "--output", str(job), *LABELS, "--max-tokens", "8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "privmix", *words, "--json"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    card = json.loads(done.stdout)["card"]
-    assert card["texts"]["whole"] == 5
-    assert card["budget"]["tokens_delivered"] == card["budget"]["tokens_charged_by_service"] > 0
-    assert "differential privacy" in card["guarantee"]
-    assert card["base_model"] == Path(Manifest.load(tmp_path / "ensemble").base_model).name

@@ -3,48 +3,33 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privmix.foundation.errors import InputError
-from privmix.generation.template import DEFAULT, items, parse_labels, read_rows
+from privmix.generation.template import items, read_rows
 from privmix_cluster.console import display
 from privmix_cluster.options import ProgressJsonOption
-from privmix_cluster.parameters import bad
 
 if TYPE_CHECKING:
     from privmix.foundation.progress import Display
     from privmix.generation.client import ServiceClient
     from privmix.generation.job import GenerationJob
-    from privmix_cluster.configuration import Configuration
 
 
 def generate(
-    output: Annotated[
-        Path | None, typer.Option(help="The job's directory. An interrupted job continues there.")
-    ] = None,
+    output: Annotated[Path, typer.Option(help="The job's directory. An interrupted job continues there.")],
+    url: Annotated[str, typer.Option(help="The URL of a running service, such as http://127.0.0.1:8000.")],
     prompts: Annotated[
-        Path | None,
+        Path,
         typer.Option(help="JSON Lines with fields for the template. `count` is the number of texts for a line."),
-    ] = None,
-    label: Annotated[
-        list[str], typer.Option(help="NAME=COUNT: a label and its number of texts; repeat for more.")
-    ] = [],  # noqa: B006
-    template: Annotated[
-        str | None, typer.Option(help=f"The prompt, with {{fields}} in braces. Default for labels: {DEFAULT!r}.")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The URL of a running service, such as http://127.0.0.1:8000.")
-    ] = None,
+    ],
+    template: Annotated[str, typer.Option(help="The prompt, with {fields} in braces; \\n is a new line.")],
     key: Annotated[
         str | None, typer.Option(envvar=["PRIVMIX_API_KEY", "OPENAI_API_KEY"], help="An API key of the service.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Instead of --url: start a service with this configuration for the job.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model name of the ensemble. Default: the service's first.")
@@ -71,34 +56,14 @@ def generate(
     """
     from privmix.generation.client import Sampling, ServiceClient
     from privmix.generation.job import JobRequest, opened
-    from privmix.training.manifest import Manifest
-    from privmix_cluster.configuration import Configuration
 
-    if output is None:
-        raise bad("output", "is missing; add the directory of the job")
-    if (url is None) == (config is None):
-        raise bad("url", "give either --url of a running service, or --config to start one for the job")
-    if bool(label) == (prompts is not None):
-        raise bad("prompts", "give either --prompts with --template, or --label NAME=COUNT")
-    if prompts is not None and template is None:
-        raise bad("template", "is missing; write the fields of --prompts in braces: 'Topic: {topic}\\nText:'")
-    rows = parse_labels(label) if prompts is None else read_rows(prompts)
-    prompt_template = (template or DEFAULT).replace("\\n", "\n")
+    prompt_template = template.replace("\\n", "\n")
     record_schema = None if schema is None else _schema(schema)
     sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
-    request = JobRequest(prompt_template, tuple(items(prompt_template, rows)), sampling, record_schema)
-    configuration = None if config is None else Configuration.load(config)
-    base_model = None
-    if configuration is not None:
-        base_model = configuration.model or Manifest.load(configuration.ensemble).base_model
+    request = JobRequest(prompt_template, tuple(items(prompt_template, read_rows(prompts))), sampling, record_schema)
     started = time.monotonic()
-    with (
-        opened(output, request) as job,
-        _serving(url, key, configuration) as (address, secret),
-        display() as shown,
-    ):
-        service = ServiceClient(address, secret, model)
-        card = asyncio.run(_run(job, service, concurrency, partial, shown, base_model))
+    with opened(output, request) as job, display() as shown:
+        card = asyncio.run(_run(job, ServiceClient(url, key, model), concurrency, partial, shown))
     _report(output, card, time.monotonic() - started, as_json)
 
 
@@ -112,30 +77,12 @@ def _schema(path: Path) -> dict[str, Any]:
     return schema
 
 
-@contextmanager
-def _serving(
-    url: str | None, key: str | None, configuration: "Configuration | None"
-) -> Iterator[tuple[str, str | None]]:
-    """Yields the address and the key of a running service, or of one started for this job."""
-    if url is not None:
-        yield url, key
-        return
-    from privmix_cluster.console import Steps
-    from privmix_cluster.foreground import serving
-
-    assert configuration is not None
-    with serving(configuration, Steps()) as service:
-        keys = configuration.http.api_keys
-        yield service.url, key or (keys[0].get_secret_value() if keys else None)
-
-
 async def _run(
     job: "GenerationJob",
     client: "ServiceClient",
     concurrency: int,
     partial: bool,
     shown: "Display",
-    base_model: str | None,
 ) -> dict[str, Any]:
     """Runs the job and writes its card, also if it fails after a text; returns the card."""
     from privmix.generation.card import write_card
@@ -149,9 +96,9 @@ async def _run(
         except BaseException:
             if job.done:
                 with suppress(InputError):  # the service can be gone
-                    write_card(job, await service.privacy(), base_model)
+                    write_card(job, await service.privacy())
             raise
-        return write_card(job, await service.privacy(), base_model)
+        return write_card(job, await service.privacy())
 
 
 def _report(output: Path, card: dict[str, Any], seconds: float, as_json: bool) -> None:

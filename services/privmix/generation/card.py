@@ -33,13 +33,11 @@ NOTES = (
 )
 
 
-def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
+def write_card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the card atomically; returns its content.
 
     Args:
         statement: the response of `/v1/privacy` after the last text.
-        base_model: the base model of the ensemble, if it is known; a service does not report it. Of a directory, the
-            card has the last name: it is made to be published.
     """
     request, before = job.request, job.described.get("privacy", {})
     whole = [text for text in job.texts if text.finish_reason is not None]
@@ -48,7 +46,6 @@ def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str
         "begun": job.described["begun"],
         "date": datetime.now(UTC).date().isoformat(),
         "model": job.described.get("model"),
-        "base_model": Path(base_model).name if base_model and Path(base_model).is_absolute() else base_model,
         **{name: statement.get(name) for name in ("guarantee", "epsilon", "delta", "adjacency")},
         "protocol": statement.get("event"),
         "budget": {

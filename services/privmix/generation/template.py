@@ -3,7 +3,7 @@
 items("Urgency: {label}\\nCaller:", [{"label": "urgent", "count": 100}, {"label": "routine", "count": 100}])
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
@@ -13,8 +13,6 @@ from privmix.foundation.json_lines import read_lines
 
 COUNT = "count"
 """The field of a row with its number of texts; by default one."""
-DEFAULT = "Label: {label}\nText:"
-"""The default template of labels."""
 RESERVED = frozenset({"id", "text", "tokens", "finish_reason", "answered_by"})
 """The field names that the output reserves."""
 
@@ -55,7 +53,7 @@ def items(template: str, rows: Iterable[Fields]) -> list[Item]:
             raise InputError(f"template: the prompt of line {line} is empty")
         expanded += [Item(len(expanded) + number, fields, prompt) for number in range(count)]
     if not expanded:
-        raise InputError("prompts: there are none; give a file with --prompts, or --label NAME=COUNT")
+        raise InputError("prompts: there are none; write one JSON object on each line")
     return expanded
 
 
@@ -71,21 +69,6 @@ def read_rows(path: Path) -> list[Fields]:
             if not isinstance(value, str | int | float | bool):
                 raise InputError(f"prompts {path}: line {number}: {name}: must be text, a number, true or false")
         rows.append(row)
-    return rows
-
-
-def parse_labels(texts: Sequence[str]) -> list[Fields]:
-    """Parses `NAME=COUNT` into rows.
-
-    Raises:
-        InputError: a text has another form.
-    """
-    rows: list[Fields] = []
-    for text in texts:
-        name, equals, count = text.rpartition("=")
-        if not (equals and name.strip() and count.isascii() and count.isdecimal() and int(count) > 0):
-            raise InputError(f"label: {text!r} must be NAME=COUNT with a count above 0, such as urgent=100")
-        rows.append({"label": name.strip(), COUNT: int(count)})
     return rows
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from privmix.generation.card import CARD, write_card
+from privmix.generation.card import write_card
 from privmix.generation.client import Sampling
 from privmix.generation.job import GenerationJob, JobRequest
 
@@ -33,12 +33,3 @@ def test_answers_without_the_parts_are_named_by_their_model(kind: str, tmp_path:
     of_parts = SimpleNamespace(**vars(text) | {"answered_by": None})
     card = write_card(job_in(tmp_path, text, text, of_parts), STATEMENT)
     assert card["texts"]["answered_without_the_parts"] == {kind: 2}
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [("/srv/models/clinic/base-1c9dc110fe01", "base-1c9dc110fe01"), ("org/model", "org/model"), (None, None)],
-)
-def test_a_card_names_no_directory_of_the_machine(given: str | None, shown: str | None, tmp_path: Path) -> None:
-    assert write_card(job_in(tmp_path), STATEMENT, given)["base_model"] == shown
-    assert "/srv" not in (tmp_path / CARD).read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from privmix.foundation.errors import InputError
-from privmix.generation.template import Fields, items, parse_labels, read_rows
+from privmix.generation.template import Fields, items, read_rows
 
 
 def test_rows_become_items_with_their_counts() -> None:
@@ -16,16 +16,6 @@ def test_rows_become_items_with_their_counts() -> None:
         (2, "{routine}: 2.5"),
     ]
     assert made[0].fields == {"label": "urgent", "n": 1}
-
-
-def test_labels() -> None:
-    assert parse_labels(["urgent=100", "a=b=2"]) == [{"label": "urgent", "count": 100}, {"label": "a=b", "count": 2}]
-
-
-@pytest.mark.parametrize("text", ["urgent", "urgent=", "urgent=0", "urgent=-1", "=3", "urgent=1.5"])
-def test_a_wrong_label_is_named(text: str) -> None:
-    with pytest.raises(InputError, match=f"^label: '{text}' must be NAME=COUNT"):
-        parse_labels([text])
 
 
 @pytest.mark.parametrize(
