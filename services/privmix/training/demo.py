@@ -4,11 +4,9 @@ Each person mentions a personal detail and an insurance number in all of their d
 so that an audit can measure how much of them a model reveals. The same seed writes the same files.
 """
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from faker import Faker
 
@@ -19,13 +17,11 @@ from privmix.training.options import TrainingOptions
 TRAIN = "train.jsonl"
 HELD_OUT = "heldout.jsonl"
 CANARIES = "canaries.jsonl"
-SCHEMA = "schema.json"
 
 # Eight parts of this corpus train in two to three minutes on two processor cores.
 TRAINING = TrainingOptions(block=128, batch=2, epochs=1)
 
 _DIALOGUES = (2, 3)
-_LONGEST_TEXT = 400  # characters
 
 _DETAILS = (
     "I am allergic to {allergen}",
@@ -37,17 +33,16 @@ _DETAILS = (
 _ALLERGENS = ("penicillin", "latex", "peanuts", "ibuprofen", "pollen", "iodine", "nickel", "shellfish")
 _MEDICINES = ("metformin", "insulin", "warfarin", "lisinopril", "sertraline", "levothyroxine", "prednisone")
 _JOBS = ("nurse", "baker", "taxi driver", "security guard", "train driver", "porter", "printer", "paramedic")
-REASONS = {
-    "I need a check-up": "check-up",
-    "I want to move my appointment": "appointment",
-    "I have had a sore throat for a week": "throat",
-    "My back hurts again": "back",
-    "I need a new prescription": "prescription",
-    "I would like a flu shot": "vaccination",
-    "I am calling about my blood test": "result",
-    "My knee is still swollen": "knee",
-}
-"""The reasons for a call, as callers say them, and their labels."""
+_REASONS = (
+    "I need a check-up",
+    "I want to move my appointment",
+    "I have had a sore throat for a week",
+    "My back hurts again",
+    "I need a new prescription",
+    "I would like a flu shot",
+    "I am calling about my blood test",
+    "My knee is still swollen",
+)
 _DOCTORS = ("Dr. Abbott", "Dr. Brown", "Dr. Chang", "Dr. Diaz")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 _TIMES = ("8:15", "9:30", "10:45", "1:20", "2:40", "4:10")
@@ -73,12 +68,10 @@ class Person:
 
 
 def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, seed: int = 0) -> None:
-    """Writes `train.jsonl`, `heldout.jsonl` (other people), `canaries.jsonl` and `schema.json`.
+    """Writes `train.jsonl`, `heldout.jsonl` (other people) and `canaries.jsonl`.
 
-    The first two have the fields `user`, `text`, `reason` (the label of the reason for the call) and `record`: a JSON
-    object of the reason and the text, which follows `schema.json`. An ensemble that is trained on the records generates
-    labelled text: `privmix generate --schema schema.json`. The canaries are the prompts and codes of all people, with
-    the fields `user`, `split`, `prompt` and `code`. An audit uses the codes of held-out people for comparison.
+    The first two have the fields `user` and `text`. The canaries are the prompts and codes of all people, with the
+    fields `user`, `split`, `prompt` and `code`. An audit uses the codes of held-out people for comparison.
 
     Raises:
         InputError: `held_out` is not in [0, users), or the directory cannot be written.
@@ -91,7 +84,9 @@ def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, members in splits.items():
-            dialogues = [_line(person, *dialogue) for person in members for dialogue in _dialogues(person, chance)]
+            dialogues = [
+                {"user": person.user, "text": text} for person in members for text in _dialogues(person, chance)
+            ]
             chance.shuffle(dialogues)
             write_lines(directory / name, dialogues)
         write_lines(
@@ -102,22 +97,8 @@ def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, 
                 for person in members
             ),
         )
-        (directory / SCHEMA).write_text(json.dumps(schema(), indent=2) + "\n")
     except OSError as error:
         raise InputError(f"demo corpus {directory}: cannot be written: {error.strerror}") from error
-
-
-def schema() -> dict[str, Any]:
-    """Returns the JSON Schema of the records."""
-    return {
-        "type": "object",
-        "properties": {
-            "reason": {"enum": list(REASONS.values())},
-            "text": {"type": "string", "maxLength": _LONGEST_TEXT},
-        },
-        "required": ["reason", "text"],
-        "additionalProperties": False,
-    }
 
 
 def _people(users: int, seed: int, chance: random.Random) -> list[Person]:
@@ -154,17 +135,9 @@ def _detail(fake: Faker, chance: random.Random) -> str:
     )
 
 
-def _dialogues(person: Person, chance: random.Random) -> list[tuple[str, str]]:
-    """Returns the reason and the text of each of a person's dialogues."""
-    reasons = chance.sample(list(REASONS), chance.randint(*_DIALOGUES))
-    return [
-        (reason, f"{person.prompt} {person.code}. {reason}. {person.detail}.\n{_answer(chance)}") for reason in reasons
-    ]
-
-
-def _line(person: Person, reason: str, text: str) -> dict[str, str]:
-    label = REASONS[reason]
-    return {"user": person.user, "text": text, "reason": label, "record": json.dumps({"reason": label, "text": text})}
+def _dialogues(person: Person, chance: random.Random) -> list[str]:
+    reasons = chance.sample(_REASONS, chance.randint(*_DIALOGUES))
+    return [f"{person.prompt} {person.code}. {reason}. {person.detail}.\n{_answer(chance)}" for reason in reasons]
 
 
 def _answer(chance: random.Random) -> str:
