@@ -89,7 +89,6 @@ class EngineSection(Section):
 
     kind: Annotated[str, AfterValidator(known_engine)] = EngineSettings.kind
     dtype: Literal["bfloat16", "float16", "float32"] = EngineSettings.dtype
-    head_dtype: Literal["auto", "model", "float32"] = EngineSettings.head_dtype
     context_length: int = Field(EngineSettings.context_length, gt=1)
     cache_gib: float = Field(EngineSettings.cache_gib, gt=0)
     gpu_memory_utilization: float = Field(EngineSettings.gpu_memory_utilization, gt=0, le=1)

@@ -151,7 +151,6 @@ def _engine_settings(
         model=model,
         kind=engine.kind,
         dtype=engine.dtype,
-        head_dtype=engine.head_dtype,
         context_length=engine.context_length,
         cache_gib=engine.cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization * fraction,

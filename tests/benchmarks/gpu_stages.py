@@ -354,9 +354,9 @@ def agreement(case: Mapping[str, Any], contexts: int) -> Found:
         for start in range(0, 1024 - LONGEST, LONGEST)
         for length in range(16, LONGEST, 8)
     ][:contexts]
-    reference = replace(settings, kind="transformers", dtype="float32", head_dtype="auto", load_format="auto", rows=0)
+    reference = replace(settings, kind="transformers", dtype="float32", load_format="auto", rows=0)
     expected, _ = in_new_process(rows_of, reference, asked)
-    rows, replayed = in_new_process(rows_of, replace(settings, head_dtype="float32"), asked)
+    rows, replayed = in_new_process(rows_of, settings, asked)
     yield {"float32": {**differences(rows, expected), "replayed": replayed}}
 
 

@@ -56,8 +56,6 @@ class EngineSettings:
         kind: a name in `ENGINES`.
         context_length: the maximum number of tokens in a sequence, prompt and output.
         cache_gib: the size of the KV cache on a CPU.
-        head_dtype: the type of the logits. "float32" sums the products of the head in float32, "model" rounds them to
-            `dtype`, and "auto" is "float32" where that costs nothing: in vLLM on a GPU, with its ordinary kernels.
         part_kind: with "reader" and "text" there is any number of parts, with "lora" one, which has a cache of its
             own.
         rows: the number of part rows that a private request names besides `PUBLIC`, always: vLLM captures decode steps
@@ -73,7 +71,6 @@ class EngineSettings:
     context_length: int = 2048
     cache_gib: float = 2.0
     gpu_memory_utilization: float = 0.9
-    head_dtype: Literal["auto", "model", "float32"] = "auto"
     part_kind: PartKind = "reader"
     rows: int = 0
     load_format: Literal["auto", "dummy"] = "auto"

@@ -1,6 +1,5 @@
 """Implements `Engine` with transformers and PEFT, one forward pass for each row: the reference for the vLLM engine."""
 
-import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,8 +45,6 @@ class TransformersEngine(Engine):
                 model = PeftModel.from_pretrained(model, path, adapter_name=name)
         if configs:  # PEFT initializes B to zero, so this adapter changes nothing
             model.add_adapter(ZERO, LoraConfig(r=configs[0].rank, target_modules=list(configs[0].targets)))
-        if settings.head_dtype == "float32":
-            _use_float32_head(model)
         self._zero = ZERO if configs else PUBLIC
         self._model = model.to(device).eval()
         self._device = device
@@ -119,10 +116,3 @@ class TransformersEngine(Engine):
         while len(self._caches) > MAX_CACHES:
             self._caches.popitem(last=False)
         return cached
-
-
-def _use_float32_head(model: Any) -> None:
-    """Replaces the model's head by a copy in float32; its weights may be those of the embedding."""
-    head = copy.deepcopy(model.get_output_embeddings()).float()
-    head.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-    model.set_output_embeddings(head)

@@ -452,22 +452,15 @@ def _key_width(model: Any, devices: int) -> int:
     return int(head_size * max(1, (getattr(model, "num_key_value_heads", None) or heads) // devices))
 
 
-def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
+def _head_dtype(on_cpu: bool) -> str:
     """Returns the type of the head's sums, for plain steps and readers alike, as vLLM names it.
 
-    A GPU writes the float32 sums of its product instead of rounding them (`torch.mm` with `out_dtype`). vLLM's
-    batch-invariant product has no such output, and the other product is not one of its batch-invariant kernels. On a
-    CPU, vLLM converts the head's weights in every step.
-
-    Raises:
-        ValueError: float32 is asked for beside batch-invariant kernels.
+    A GPU writes the float32 sums of its product instead of rounding them (`torch.mm` with `out_dtype`), which costs
+    nothing. vLLM's batch-invariant product has no such output. On a CPU, vLLM would convert the head's weights in every
+    step.
     """
     batch_invariant = bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0")))
-    if settings.head_dtype == "auto":
-        return "model" if on_cpu or batch_invariant else "float32"
-    if settings.head_dtype == "float32" and batch_invariant:
-        raise ValueError("head_dtype: no batch-invariant kernel gives float32 sums; use auto, or no batch_invariant")
-    return settings.head_dtype
+    return "model" if on_cpu or batch_invariant else "float32"
 
 
 def _import_model(architectures: Sequence[str]) -> None:
@@ -503,7 +496,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
     return EngineArgs(
         model=str(settings.model),
         dtype=settings.dtype,
-        hf_overrides={"head_dtype": _head_dtype(settings, on_cpu)},
+        hf_overrides={"head_dtype": _head_dtype(on_cpu)},
         max_model_len=settings.context_length + text_tokens,
         max_num_seqs=sessions + MAX_READERS,
         max_num_active_seqs=sessions,
