@@ -1,7 +1,7 @@
 """Admits a request within its key's share, and submits its generations."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,11 +16,18 @@ from privmix.keys.messages import Identity
 
 @asynccontextmanager
 async def admitted(
-    served: ServedModel, keys: KeyService, identity: Identity, generations: Sequence[Generation]
+    served: ServedModel,
+    keys: KeyService,
+    identity: Identity,
+    generations: Sequence[Generation],
+    identify: Callable[[], Awaitable[Identity]],
 ) -> AsyncIterator[ResponseQueue]:
     """Submits generations as `CoordinatorClient.submit` does, limited to the tokens that the key's share admits.
 
     A generation that the share truncates ends with the reason `share`.
+
+    Args:
+        identify: see `KeyService.admit`.
 
     Raises:
         ApiError: nothing was started or charged.
@@ -34,7 +41,7 @@ async def admitted(
     id_ = uuid4().hex
     wanted = sum(generation.max_tokens for generation in generations)
     limits = served.ensemble.admission_limits
-    tokens = (await keys.admit(id_, identity, limits, wanted, len(generations))).tokens
+    tokens = (await keys.admit(id_, identity, limits, wanted, len(generations), identify)).tokens
     limited = divide_tokens(generations, tokens)
     started = [generation for generation in limited if generation.max_charged != 0]
     truncated = frozenset(generation.id for generation in limited if generation.max_charged is not None)

@@ -72,7 +72,7 @@ class GenerationRoutes:
             prepared = await prepare(kind, sent, salt, self._settings, self._served)
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
-        submitted = admitted(self._served, self._keys, identity, generations)
+        submitted = admitted(self._served, self._keys, identity, generations, identify)
         if body.stream:
             chunks = stream_answer(
                 submitted,

@@ -123,21 +123,32 @@ class KeyService:
         return hmac.digest(self._cache_secret, identity.id.encode(), "sha256").hex()
 
     async def admit(
-        self, id_: str, identity: Identity, limits: AdmissionLimits, wanted: int, generations: int
+        self,
+        id_: str,
+        identity: Identity,
+        limits: AdmissionLimits,
+        wanted: int,
+        generations: int,
+        identify: Callable[[], Awaitable[Identity]],
     ) -> Admitted:
         """Returns when the request may start. It is charged then, so `settle` must follow.
 
         Waits for other requests for as long as the actor is alive. One that hangs is noticed within twice `ANSWER_S`.
 
+        Args:
+            identify: identifies the client again after the wait: its key may have been revoked meanwhile.
+
         Raises:
-            ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer. If it admits the request
-                later, the request is ended in the background.
+            ApiError: 400, 401 or 429, nothing was charged; 503, the keys actor does not answer. If it admits the
+                request later, the request is ended in the background.
         """
         call = asyncio.ensure_future(self._call(Keys.admit, id_, identity, limits, wanted, generations, self._gateway))
         try:
             while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
                 await self.ask(Keys.ready)
             outcome = call.result()
+            if isinstance(outcome, Admitted):
+                await identify()
         except BaseException:  # also if the client leaves
             self._background.start(self._withdraw(id_, call))
             raise

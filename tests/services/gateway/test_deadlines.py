@@ -22,7 +22,7 @@ from privmix.gateway.keys import ANONYMOUS, KeyService
 from privmix.gateway.status import Status
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
-from privmix.keys.messages import AdmissionLimits, Admitted
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity
 from privmix.keys.store import KeyStore
 from tests.support.app import MakeClient, app_client
 
@@ -71,6 +71,10 @@ def answer_s(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     yield ANSWER_S
 
 
+async def anonymous() -> Identity:
+    return ANONYMOUS
+
+
 def service(actor: object) -> KeyService:
     keys = KeyService((), "a-namespace-without-actors", "keys")
     keys._handle = Handle(actor)
@@ -79,14 +83,16 @@ def service(actor: object) -> KeyService:
 
 @pytest.mark.anyio
 async def test_a_request_waits_in_the_queue_of_a_working_actor(answer_s: float) -> None:
-    assert (await service(Busy()).admit("a", ANONYMOUS, LIMITS, 1, 1)).tokens == 1, "for longer than a deadline"
+    assert (await service(Busy()).admit("a", ANONYMOUS, LIMITS, 1, 1, anonymous)).tokens == 1, (
+        "for longer than a deadline"
+    )
 
 
 @pytest.mark.anyio
 async def test_a_request_does_not_wait_for_an_actor_that_hangs(answer_s: float) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(ApiError, match="does not answer within"):
-            await service(Hung()).admit("a", ANONYMOUS, LIMITS, 1, 1)
+            await service(Hung()).admit("a", ANONYMOUS, LIMITS, 1, 1, anonymous)
 
 
 BODIES = {

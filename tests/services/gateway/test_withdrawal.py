@@ -20,6 +20,7 @@ from privmix.gateway.counters import Counters
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
 from privmix.gateway.response_queue import ResponseQueue
+from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity
 from privmix.keys.records import Share, ShareUsage
@@ -86,8 +87,9 @@ class World:
 
     def __init__(self, place: str) -> None:
         self.store = RequestStore(ServiceDatabase(place))
-        key, _ = self.store.create("ada", share=Share(tokens=100, live_streams=4))
+        key, secret = self.store.create("ada", share=Share(tokens=100, live_streams=4))
         self.identity = Identity(key.id, key.name, key.scopes, key.share.live_streams)
+        self.secret = secret.text
         self.actor = Actor(place)
         self.service = KeyService([], "namespace", "keys")
         self.service._find = self._find  # type: ignore[method-assign]
@@ -96,14 +98,17 @@ class World:
     async def _find(self, name: str) -> Any:
         return self.actor
 
+    async def identify(self) -> Identity:
+        return self.identity
+
     def admit(self, id_: str, wanted: int = 30, generations: int = 1) -> Awaitable[Admitted]:
-        return self.service.admit(id_, self.identity, LIMITS, wanted, generations)
+        return self.service.admit(id_, self.identity, LIMITS, wanted, generations, self.identify)
 
     def submitted(self, *limits: int) -> AbstractAsyncContextManager[ResponseQueue]:
         """Admits a request with these limits of its generations, whose ids count from 0."""
         served: Any = SimpleNamespace(client=self.client, ensemble=SimpleNamespace(admission_limits=LIMITS))
         generations = [Generation(f"{number}", (1,), SamplingOptions(), limit) for number, limit in enumerate(limits)]
-        return admitted(served, self.service, self.identity, generations)
+        return admitted(served, self.service, self.identity, generations, self.identify)
 
     async def submit(self) -> None:
         async with self.submitted(30):
@@ -206,6 +211,26 @@ async def test_a_client_that_leaves_pays_what_was_charged_and_no_more(world: Wor
     await asyncio.wait([leaving])
     await world.holds_nothing()
     assert world.store.account("ada").usage.spent == 2
+
+
+async def test_a_key_that_is_revoked_while_its_request_waits_starts_and_pays_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_actor, "IDENTITY_AGE_S", 0)
+    monkeypatch.setattr(request_keys, "ANSWER_S", 60.0)
+    monkeypatch.setattr(world, "identify", lambda: world.service._identity(world.secret))
+    world.client = coordinators = Coordinators()
+    await world.admit("running", 90)
+    waiting = asyncio.ensure_future(world.submit())
+    while not world.held()[-1]:
+        await asyncio.sleep(0)
+    world.store.revoke("ada")
+    await world.service.settle("running", 90)
+    with pytest.raises(ApiError, match="was revoked"):
+        await waiting
+    await world.holds_nothing()
+    assert world.store.account("ada").usage.spent == 90
+    assert not coordinators.started
 
 
 async def unanswered(work: Awaitable[object]) -> None:
