@@ -4,11 +4,8 @@ Its stages run one after another, each cell in a process of its own, which is st
 others. `--stage` selects some of them. Models have the shapes of SmolLM2-135M and of a Llama of 8B parameters, and
 random weights; readers change the last half of the layers. S = 64 sequences.
 
-- `rates`: what the device does: bytes a second (read and written) of a copy, operations a second of a product in
-  bfloat16.
-- `exact`: `replays` has the number of rows of captured steps whose bits differ from those of the same code run
-  eagerly; `agreement` the distance of captured rows from those of transformers in float32 (`gpu_stages.agreement`).
-  On a CPU a stand-in for graphs is replayed.
+- `exact`: the number of rows of captured steps whose bits differ from those of the same code run eagerly. On a CPU a
+  stand-in for graphs is replayed. `tests/services/engine/test_conformance.py` compares rows with a plain forward pass.
 - `small`: SmolLM2's shape. `ms,CONTEXT` has the milliseconds of a step by the number of parts drawn for each sequence:
   `rows` until the public tokens are known, `sampled` with the tokens that the only group of parts samples by the
   exponential mechanism. 0 stands for public rows alone.
@@ -45,7 +42,7 @@ TAIL = 3000
 """The number of last characters of a failed process's output that the report has."""
 SLOWER_CPU = 10
 """By what all limits are multiplied on a CPU."""
-STAGES = ("rates", "exact", "small", "vllm", "large", "batches")
+STAGES = ("exact", "small", "vllm", "large", "batches")
 """What is right comes before how fast it is. Where the time ends, the last ones say that none was left."""
 
 
@@ -69,13 +66,10 @@ class GpuSize:
     few: int = 16
     contexts: tuple[int, ...] = (192, 1024)
     steps: int = 24
-    compared: int = 40
     linked: int = 4
-    copied: int = 2**31
-    side: int = 8192
 
 
-QUICK = GpuSize("tiny", "tiny", 4, 3, (1, 2), 2, (16, 24), steps=3, compared=4, linked=2, copied=2**20, side=64)
+QUICK = GpuSize("tiny", "tiny", 4, 3, (1, 2), 2, (16, 24), steps=3, linked=2)
 
 
 @dataclass(frozen=True)
@@ -124,13 +118,8 @@ class Bench:
     def _contexts(self, which: str) -> Sequence[int]:
         return self._size.contexts[: 1 if which == "small" else None]
 
-    def rates(self) -> Iterator[Measurement]:
-        yield Measurement("device", "rates", {"copied": self._size.copied, "side": self._size.side}, 60)
-
     def exact(self) -> Iterator[Measurement]:
         yield Measurement("replays", "replays", {"case": {**self._case("small", self._size.few), "steps": 3}}, 120)
-        arguments = {"case": self._case("small", 1), "contexts": self._size.compared}
-        yield Measurement("agreement", "agreement", arguments, 150)
 
     def small(self) -> Iterator[Measurement]:
         yield self._speed("small", 120)

@@ -12,15 +12,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from privmix.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
@@ -31,17 +28,12 @@ from privmix.shards.reducer import Reducer, Reduction, pick
 from tests.benchmarks.shapes import SHAPES
 
 Found = Iterator[dict[str, Any]]
-T = TypeVar("T")
 
 SPARE = 512
 """The tokens for which an engine's contexts have room beyond the first ones."""
-LONGEST = 256
-"""The tokens that a context has room for where engines are compared."""
-LIKELIEST = 20
 BATCHES = (1, 3, 8, 17, 40)
 """Even batch-invariant kernels give other bits above some 44 sequences (vLLM #51187)."""
 REPEATS = 3
-COPIES = 10
 ALONE = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,7 +43,6 @@ ALONE = {
 }
 """The environment of vLLM alone."""
 ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 WARM_UPS = 4
@@ -149,11 +140,6 @@ def step_ms(decoding: Decoding, numbers: Sequence[int], steps: int) -> dict[str,
     return dict(measured)
 
 
-def wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 @dataclass(frozen=True)
 class EngineCase:
     """Describes an engine and its load.
@@ -190,33 +176,6 @@ class EngineCase:
 
     def decoding(self, engine: Engine, context: int | None = None) -> Decoding:
         return Decoding(engine, self.sequences, context or self.context, tuple(self.adapters))
-
-
-def rates(copied: int, side: int) -> Found:
-    """Measures the device: bytes a second of a copy, and operations a second of a product.
-
-    Args:
-        copied: the bytes that are read, and as many that are written.
-        side: of the square matrices.
-    """
-    source, target = torch.ones((2, copied), dtype=torch.uint8, device=DEVICE)
-    left, right = torch.randn((2, side, side), device=DEVICE).bfloat16()
-    yield {
-        "device": torch.cuda.get_device_name() if ON_GPU else "CPU",
-        "bytes": 2 * copied / seconds_of(lambda: target.copy_(source)),
-        "operations": 2 * side**3 / seconds_of(lambda: left @ right),
-    }
-
-
-def seconds_of(work: Callable[[], Any]) -> float:
-    """Returns the mean seconds of repetitions, after a first one."""
-    work()
-    wait()
-    began = time.perf_counter()
-    for _ in range(COPIES):
-        work()
-    wait()
-    return (time.perf_counter() - began) / COPIES
 
 
 def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int]) -> Found:
@@ -334,74 +293,6 @@ def against_eager(engine: Any, logits: Tensor, readers: int) -> dict[str, Any]:
     }
 
 
-def agreement(case: Mapping[str, Any], contexts: int) -> Found:
-    """Compares rows, of the public model and of up to three parts, with those of transformers in float32.
-
-    `largest` and `mean` are of |difference of log p| in the 20 likeliest tokens of each row, `variation` is the mean
-    total variation, and `ratio` the mean |difference of log p/p0| of a part in the 20 likeliest tokens of the public
-    row. Rows come from captured steps, of which `replayed` is the number, where the engine captures any.
-
-    Args:
-        contexts: their number; they have 16 to 248 tokens.
-    """
-    given = EngineCase.of(case)
-    few = dict(list(given.adapters.items())[:3])
-    settings = replace(given, adapters=few, readers=len(few), context=LONGEST).settings
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(SHAPES[given.shape].vocabulary, (1024,), generator=generator).tolist()
-    asked = [
-        Request(f"{start}-{length}", tuple(tokens[start:][:length]), (PUBLIC, *few))
-        for start in range(0, 1024 - LONGEST, LONGEST)
-        for length in range(16, LONGEST, 8)
-    ][:contexts]
-    reference = replace(settings, kind="transformers", dtype="float32", load_format="auto", rows=0)
-    expected, _ = in_new_process(rows_of, reference, asked)
-    rows, replayed = in_new_process(rows_of, settings, asked)
-    yield {"float32": {**differences(rows, expected), "replayed": replayed}}
-
-
-def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
-
-
-def rows_of(settings: EngineSettings, requests: Sequence[Request]) -> tuple[NDArray[np.float32], int]:
-    """Returns the rows of a new engine, [requests, models, V], and the number of steps that it replayed for them."""
-    if settings.kind == "vllm":
-        graphs_on_a_cpu()
-    engine: Any = create(settings)
-    replayed: list[Any] = []
-    if settings.kind == "vllm":
-        graphs = engine._core.collective_rpc(lambda worker: getattr(worker.model_runner, "_graphs", None))[0]
-        if graphs is not None:
-            step = graphs.step
-
-            def noted(shape: Any, *arguments: Any) -> Tensor:
-                replayed.append(shape)
-                logits: Tensor = step(shape, *arguments)
-                return logits
-
-            graphs.step = noted
-    rows = engine.next_token(requests).cpu().numpy()
-    engine.close()
-    return rows.reshape(len(requests), -1, rows.shape[1]), len(replayed)
-
-
-def differences(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, float]:
-    """Compares log-probabilities [requests, models, V], of which the first model is the public one."""
-    ours, theirs = torch.from_numpy(rows), torch.from_numpy(expected)
-    likely = theirs.topk(LIKELIEST).indices
-    logs = (ours - theirs).abs().gather(-1, likely)
-    ratios = (ours[:, 1:] - ours[:, :1]) - (theirs[:, 1:] - theirs[:, :1])
-    values = {
-        "largest": logs.max(),
-        "mean": logs.mean(),
-        "variation": (ours.exp() - theirs.exp()).abs().sum(-1).mean() / 2,
-        "ratio": ratios.abs().gather(-1, likely[:, :1].expand(-1, ratios.shape[1], -1)).mean(),
-    }
-    return {name: float(f"{float(value):.3g}") for name, value in values.items()}
-
-
 def batches(case: Mapping[str, Any]) -> Found:
     """Compares rows of a request alone with those beside other sequences, in batches of growing size."""
     if not ON_GPU and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
@@ -430,17 +321,7 @@ def batches(case: Mapping[str, Any]) -> Found:
     engine.close()
 
 
-CELLS: Mapping[str, Callable[..., Found]] = {
-    cell.__name__: cell
-    for cell in (
-        rates,
-        speed,
-        plain_vllm,
-        replays,
-        agreement,
-        batches,
-    )
-}
+CELLS: Mapping[str, Callable[..., Found]] = {cell.__name__: cell for cell in (speed, plain_vllm, replays, batches)}
 
 
 def main(cell: Path, result: Path) -> None:

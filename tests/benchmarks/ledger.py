@@ -2,7 +2,7 @@
 
 For SQLite and PostgreSQL, both on this machine's disk with durability on:
 
-- `tokens_per_s`: charged tokens per second, each lease charged and settled, by lease size and number of concurrent
+- `tokens_per_s`: charged tokens per second in leases of `SIZE`, each charged and settled, by the number of concurrent
   holders. `grouped` is the ratio of many holders to one, the gain of shared commits.
 - `commit_ms`: time of one lease of one holder, including the durable commit.
 """
@@ -25,7 +25,7 @@ from tests.benchmarks.options import show
 
 EVENT = RatioEvent(parts=80, q=0.03, radius=0.2)
 BUDGET = PrivacyBudget(ensemble="benchmark", epsilon=1e9, delta=1e-5, order=8.0, adjacency="user")
-SIZES = 32, 256
+SIZE = 32
 HOLDERS = 32
 
 
@@ -47,29 +47,23 @@ def databases() -> Iterator[dict[str, str]]:
 
 
 def throughput(place: str, seconds: float) -> dict[str, Any]:
-    """Measures charged tokens per second, by lease size and number of holders."""
+    """Measures charged tokens per second, by the number of holders."""
     ledger = Ledger.create(place, BUDGET)
-    rates = {
-        size: {holders: leases_per_s(ledger, size, holders, seconds) for holders in (1, HOLDERS)} for size in SIZES
-    }
+    rates = {holders: leases_per_s(ledger, holders, seconds) for holders in (1, HOLDERS)}
     return {
-        "tokens_per_s": {
-            f"leases of {size}, {count} holders": round(size * rate)
-            for size, by_holders in rates.items()
-            for count, rate in by_holders.items()
-        },
-        "grouped": round(rates[SIZES[0]][HOLDERS] / rates[SIZES[0]][1], 1),
-        "commit_ms": round(500 / rates[SIZES[0]][1], 2),  # a lease and its settlement are two commits
+        "tokens_per_s": {f"{holders} holders": round(SIZE * rate) for holders, rate in rates.items()},
+        "grouped": round(rates[HOLDERS] / rates[1], 1),
+        "commit_ms": round(500 / rates[1], 2),  # a lease and its settlement are two commits
     }
 
 
-def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> float:
+def leases_per_s(ledger: Ledger, holders: int, seconds: float) -> float:
     """Measures charged and settled leases per second."""
     before, deadline = ledger.balance().charged.get(EVENT, 0), time.monotonic() + seconds
 
     def hold() -> None:
         while time.monotonic() < deadline:
-            ledger.settle(ledger.lease(EVENT, size).lease, size)
+            ledger.settle(ledger.lease(EVENT, SIZE).lease, SIZE)
 
     threads = [threading.Thread(target=hold) for _ in range(holders)]
     began = time.monotonic()
@@ -77,7 +71,7 @@ def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> flo
         thread.start()
     for thread in threads:
         thread.join()
-    return (ledger.balance().charged[EVENT] - before) / size / (time.monotonic() - began)
+    return (ledger.balance().charged[EVENT] - before) / SIZE / (time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ privacy: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `p
 tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addition, for each cell and both sides:
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
-- `decoding_over_plain`: the ratio of `token_s` alone, without the time that prompts take.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
@@ -205,10 +204,8 @@ def compared(service: RunningService, other: str, rounds: Iterable[list[LoadRequ
     played = [_both(service.base_url, other, questions, streams) for questions in rounds]
     ours, theirs = described([own for own, _ in played]), described([plain for _, plain in played])
     whole = statistics.median(own.tokens_per_s / plain.tokens_per_s for own, plain in played)
-    decoding = theirs["token_s"]["p50"] / ours["token_s"]["p50"]
     return {
         "private_over_plain": round(whole, 3),
-        "decoding_over_plain": round(decoding, 3),
         "private": ours,
         "plain": theirs,
     }

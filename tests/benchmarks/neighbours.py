@@ -7,7 +7,6 @@ in one way, in turns of both. For each way:
 - `p50`: the same of the median.
 - `alone_s`, `beside_s`: the p99 in seconds; `failed`: ordinary requests that were not answered with 200.
 - `sent`, `statuses`: what the other key sent, and how it was answered.
-- `load`: the mean number of processes that wanted a processor of this machine, after the way was measured.
 
 Each way is written to standard error once it is measured. The other key is a process of its own, which stands for
 another machine: it gets the processor time that the service leaves. (Ray's workers have a low priority, so that a
@@ -154,7 +153,6 @@ def compared(
         "failed": sum(status != 200 for _, status in (*alone, *beside)),
         "sent": answers.total(),
         "statuses": {str(status): number for status, number in sorted(answers.items())},
-        "load": round(os.getloadavg()[0], 1),
     }
 
 

@@ -90,7 +90,7 @@ def test_the_table_of_gains(tmp_path: Path) -> None:
 @slow
 def test_trainings() -> None:
     measured = figures("train", "--json")
-    kinds = measured["kinds"]["demo"]
+    kinds = measured["kinds"]
     keys(kinds["over_all_layers"], "reader, last half", "reader, last quarter", "plain LoRA", "plain LoRA by PEFT")
     keys(measured["dp_sgd"], "64")
 
@@ -103,13 +103,9 @@ def test_the_engine_by_stage() -> None:
     for stage in gpu.STAGES:
         for name, cell in measured[stage].items():
             assert "error" not in cell, (stage, name)
-    keys(measured["rates"]["device"], "bytes", "operations")
     replays = [each for each in measured["exact"]["replays"].values() if isinstance(each, dict)]
     assert len(replays) == 4, "of 3 sequences and of 1, each with parts and without"
     assert all(each["rows"] and not each["rows_that_differ"] for each in replays)
-    agreement = measured["exact"]["agreement"]["float32"]
-    assert agreement["variation"] < 0.1
-    assert agreement["replayed"] > 0
     for cell in ("small,16", "large,24"):
         keys(measured["vllm"][cell], "ms")
         for readers in ("1", "2"):
@@ -120,17 +116,10 @@ def test_the_engine_by_stage() -> None:
 
 
 def test_a_stage_that_fails_says_why_and_stops_no_other() -> None:
-    """Two of three cells fail: one at its limit, and one by itself."""
-    cells = (
-        gpu.Measurement("slow", "rates", {"copied": 1, "side": 1}, 0.1),
-        gpu.Measurement("wrong", "rates", {"copied": "many", "side": 1}, 600),
-        gpu.Measurement("right", "rates", {"copied": 1024, "side": 8}, 600),
-    )
-    found = gpu.measure([("rates", cell) for cell in cells], 1, time.monotonic() + 600)["rates"]
+    cells = (gpu.Measurement("slow", "replays", {}, 0.1), gpu.Measurement("wrong", "replays", {"cases": {}}, 600))
+    found = gpu.measure([("exact", cell) for cell in cells], 1, time.monotonic() + 600)["exact"]
     assert "was stopped after 0 s" in found["slow"]["error"]
     assert "TypeError" in found["wrong"]["error"]
-    assert "error" not in found["right"]
-    keys(found["right"], "bytes", "operations")
 
 
 @slow

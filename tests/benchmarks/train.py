@@ -2,9 +2,9 @@
 
 - `kinds`: adapters an hour of processor time, of one part by the default options: a reader of all layers, of the last
   half (the default) and of the last quarter, plain LoRA by the same code, and plain LoRA in an ordinary loop around
-  PEFT's model; by the name of the corpus. `over_all_layers` has the ratios to the reader of all layers.
+  PEFT's model. `over_all_layers` has the ratios to the reader of all layers.
 - `dp_sgd`: users a second whose clipped gradients are summed by `privmix train-base`, by the number of tokens of a
-  user, and with `MIXED` for users of many lengths.
+  user.
 """
 
 import tempfile
@@ -22,18 +22,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from privmix.training.adapter import gains_from_bfloat16, train_adapter, with_lora
 from privmix.training.corpus import Corpus
+from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, TrainingOptions
 from privmix.training.packing import Tokens, even_size, pack, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.per_unit import UnitGradients
 from privmix.training.public_model import DEFAULT, resolve
 from privmix_cluster.options import JsonOption
-from tests.benchmarks.options import CorporaOption, show
-from tests.benchmarks.standing import corpora_by_name
+from tests.benchmarks.options import show
 
 CPU = torch.device("cpu")
 ALL_LAYERS = "reader, all layers"
-MIXED = "16 to 512"
 
 
 def users_per_s(lengths: Sequence[int], rounds: int) -> float:
@@ -48,12 +47,6 @@ def users_per_s(lengths: Sequence[int], rounds: int) -> float:
         gradients.clipped_sum(units, 1.0)
         taken.append(time.process_time() - begun)
     return len(units) / median(taken[1:])
-
-
-def mixed_lengths(users: int) -> list[int]:
-    """Returns numbers of tokens between 16 and 512, like those of short clinical dialogues: half are below 95."""
-    drawn = np.random.default_rng(1).lognormal(np.log(95), 0.95, users)
-    return [int(tokens) for tokens in drawn.clip(16, 512)]
 
 
 def adapters_per_hour(corpus: Corpus, tokens: int, rounds: int) -> dict[str, Any]:
@@ -119,7 +112,6 @@ def _steps(text: Tokens, options: TrainingOptions) -> Iterator[tuple[torch.Tenso
 def benchmark(
     as_json: JsonOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="A small corpus.")] = False,
-    corpus: CorporaOption = [],  # noqa: B006
     part_tokens: Annotated[int, typer.Option(min=1, help="Of the part by which kinds are compared.")] = 2000,
 ) -> None:
     """Time the training of kinds of parts, and of DP-SGD."""
@@ -127,12 +119,11 @@ def benchmark(
     part_tokens = 256 if quick else part_tokens
     lengths = {64: 4} if quick else {64: 32, 128: 16, 512: 4}
     units = {str(tokens): [tokens] * count for tokens, count in lengths.items()}
-    units[MIXED] = mixed_lengths(4 if quick else 128)
     rounds = 1 if quick else 3
     private = {name: users_per_s(of, rounds) for name, of in units.items()}
     with tempfile.TemporaryDirectory() as folder:
-        texts = corpora_by_name(corpus, Path(folder), None if corpus else 64)
-        kinds = {name: adapters_per_hour(Corpus(path), part_tokens, rounds) for name, path in texts.items()}
+        write_demo_corpus(Path(folder), users=64)
+        kinds = adapters_per_hour(Corpus(Path(folder) / TRAIN), part_tokens, rounds)
     show({"kinds": kinds, "dp_sgd": private}, as_json)
 
 

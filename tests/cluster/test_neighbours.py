@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> str:
 
 @pytest.mark.slow
 def test_a_user_changes_one_text_and_its_halves_and_nothing_else(one_ray: None, tmp_path: Path) -> None:
-    without, present = neighbouring.train_worlds(tmp_path, ["--part-kind", "text", "--halves"], run)
+    without, present = neighbouring.train_worlds(tmp_path, run, "--part-kind", "text", "--halves")
     assert neighbouring.training_differences(without, present) == ()
     part = part_of(NEWCOMER.user, SALT, len(present.manifest.parts))
     assert without.manifest.parts[part].sha256 != present.manifest.parts[part].sha256, "the newcomer is in it"
@@ -46,12 +46,12 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
         return users // 8 if users > neighbouring.USERS else 8
 
     monkeypatch.setattr(train, "_number_of_parts", counted)
-    worlds = neighbouring.train_worlds(tmp_path, ["--part-kind", "text"], run)
+    worlds = neighbouring.train_worlds(tmp_path, run, "--part-kind", "text")
     differences = neighbouring.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_a_user_changes_one_adapter_and_nothing_else(tmp_path: Path) -> None:
-    assert neighbouring.training_differences(*neighbouring.train_worlds(tmp_path)) == ()
+def test_a_user_changes_one_adapter_and_nothing_else(one_ray: None, tmp_path: Path) -> None:
+    assert neighbouring.training_differences(*neighbouring.train_worlds(tmp_path, run)) == ()

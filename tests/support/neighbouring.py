@@ -7,14 +7,11 @@ model: the manifest, the adapters, and what the command says. `tests/cluster/tes
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privmix.foundation.errors import WorkError
 from privmix.foundation.files import digest_files
 from privmix.training.corpus import Document
 from privmix.training.manifest import ADAPTER_FILES, Manifest
@@ -37,26 +34,8 @@ class PipelineWorld:
     manifest: Manifest
 
 
-def run_command(words: Sequence[str]) -> str:
-    """Runs `privmix` in a process of its own.
-
-    Raises:
-        WorkError: the command failed.
-    """
-    done = subprocess.run([sys.executable, "-m", "privmix", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise WorkError(f"privmix {words[0]} failed: {done.stderr[-1000:]}")
-    return f"{done.stdout}\n\n{done.stderr}"
-
-
-def train_worlds(
-    folder: Path, words: Sequence[str] = (), run: Command = run_command
-) -> tuple[PipelineWorld, PipelineWorld]:
-    """Trains an ensemble without the newcomer and one with, with the command's defaults and further `words`.
-
-    Raises:
-        WorkError: a training failed.
-    """
+def train_worlds(folder: Path, run: Command, *words: str) -> tuple[PipelineWorld, PipelineWorld]:
+    """Trains an ensemble without the newcomer and one with, with the command's defaults and further `words`."""
     documents = [Document(f"user-{n}", f"The kitchen of user {n} is painted in heliotrope.") for n in range(USERS)]
     without = _train(folder / "without", documents, words, run)
     return without, _train(folder / "with", [*documents, NEWCOMER], words, run)

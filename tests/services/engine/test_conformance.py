@@ -268,14 +268,6 @@ def test_a_zero_reader_equals_the_public_model(
     assert not torch.allclose(rows[1], rows[2], atol=0.1)
 
 
-def test_the_public_row_does_not_depend_on_readers_in_the_request(engine: Engine, tokens: tuple[int, ...]) -> None:
-    """It holds in the readers' step and after it, because the engine keeps nothing that a reader computes."""
-    for length in (20, 21, 40):
-        alone = engine.next_token([Request("alone", tokens[:length], (PUBLIC,))])
-        beside = engine.next_token([Request("beside", tokens[:length], EVERY)])
-        assert_same(engine, beside[0], alone[0])
-
-
 def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: Engine, tokens: tuple[int, ...]) -> None:
     alone = engine.next_token([Request("alone", tokens[:30], ("second",))])
     rows = engine.next_token(

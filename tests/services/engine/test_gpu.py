@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured() -> Any:
-    stages = [f"--stage={stage}" for stage in ("exact", "small", "batches")]
+    stages = [f"--stage={stage}" for stage in ("exact", "batches")]
     command = [sys.executable, "-m", "tests.benchmarks.gpu", *stages, "--limit-s", "1800", "--json"]
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
@@ -40,12 +40,6 @@ def test_a_captured_step_has_the_bits_of_its_code(measured: Any) -> None:
     cells = [cell for cell in measured["exact"]["replays"].values() if isinstance(cell, dict)]
     assert sum(cell["rows"] for cell in cells) > 1000
     assert [cell["rows_that_differ"] for cell in cells] == [0] * len(cells)
-
-
-def test_captured_rows_agree_with_transformers(measured: Any) -> None:
-    agreement = measured["exact"]["agreement"]["float32"]
-    assert agreement["replayed"] > 0
-    assert agreement["mean"] < 0.2
 
 
 def test_a_row_has_the_same_bits_in_every_batch(measured: Any) -> None:

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +71,6 @@ def gradient_alone(model: Any, tokens: Tokens) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def test_the_gradients_are_those_of_pytorch(adapted: Any) -> None:
-    units = texts(7, seed=0)
-    alone = [gradient_alone(adapted, unit) for unit in units]
-    assert max(float(gradient.abs().amax()) for gradient in alone) > 1e-4
-    seen = set()
-    for index, gradient in UnitGradients(adapted, BLOCK).of(units):
-        seen.add(index)
-        torch.testing.assert_close(gradient, alone[index], rtol=1e-3, atol=3e-5)
-    assert seen == set(range(7))
-
-
 def test_the_sum_has_the_clipped_gradient_of_every_unit(adapted: Any) -> None:
     """The units have several rows, or a single token, which has no loss."""
     units = [*texts(16, seed=1, longest=6 * BLOCK), np.array([7], np.int32)]
@@ -98,6 +84,7 @@ def test_the_sum_has_the_clipped_gradient_of_every_unit(adapted: Any) -> None:
     torch.testing.assert_close((total * (CLIP / GRAINS)).float(), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_user_moves_the_sum_by_what_it_adds_alone_to_the_last_bit(tiny: Path, precision: str) -> None:
     """It changes neither the rounding of the others' gradients nor that of their sum; nor does their order."""
@@ -112,6 +99,7 @@ def test_a_user_moves_the_sum_by_what_it_adds_alone_to_the_last_bit(tiny: Path, 
     assert 0.999 * GRAINS < max(lengths) < GRAINS, "in whole numbers, without rounding"
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_users_share_a_pass_without_a_bit_that_shows_it(
     tiny: Path, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -157,27 +145,6 @@ def spied_passes(monkeypatch: pytest.MonkeyPatch, fault: float = 0.0) -> list[in
 
 def options_in(precision: str) -> TrainingOptions:
     return TrainingOptions.checked(**OPTIONS.model_dump() | {"precision": precision})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
-def test_gradients_are_exact_on_every_processor(tiny: Path, capability: str) -> None:
-    """A process of its own, because PyTorch chooses its operators when it is loaded."""
-    code = (
-        "import sys, pytest, torch; from pathlib import Path\n"
-        "from tests.services.training import test_dp_sgd as tests\n"
-        "for threads in (1, 2):\n"
-        "    torch.set_num_threads(threads)\n"
-        "    for precision in ('float32', 'bfloat16'):\n"
-        "        tests.test_a_user_moves_the_sum_by_what_it_adds_alone_to_the_last_bit(Path(sys.argv[1]), precision)\n"
-        "        tests.test_users_share_a_pass_without_a_bit_that_shows_it(\n"
-        "            Path(sys.argv[1]), precision, pytest.MonkeyPatch())\n"
-        "print(torch.backends.cpu.get_cpu_capability())"
-    )
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
-    done = subprocess.run([sys.executable, "-c", code, str(tiny)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert capability in done.stdout.lower() or "avx512" not in torch.backends.cpu.get_cpu_capability().lower()
 
 
 def test_a_user_whose_gradient_is_not_finite_counts_as_absent(adapted: Any) -> None:

@@ -34,10 +34,6 @@ def set_config(directory: Path, **changes: object) -> None:
     path.write_text(json.dumps(config))
 
 
-def test_a_directory_resolves_to_itself(copy: Path) -> None:
-    assert public_model.resolve(str(copy)) == copy
-
-
 @pytest.mark.parametrize("name", ["/no/such/model", "./no-such-model", "a/b/c"])
 def test_missing_directory(name: str) -> None:
     with pytest.raises(PublicModelError, match="no such directory"):

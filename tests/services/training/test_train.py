@@ -106,27 +106,6 @@ def test_part_without_text_is_the_public_model(model: AdaptedModel, tokenizer: A
     assert torch.equal(parts[EMPTY_PART], public)
 
 
-@pytest.mark.slow
-def test_one_user_changes_only_one_adapter(ensemble: Ensemble, tmp_path: Path) -> None:
-    documents = small_documents()
-    changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
-    corpus = write_corpus(tmp_path / "corpus.jsonl", [changed, *documents[1:]])
-    # In an empty directory, every part is trained and must be equal to the last bit.
-    again = ensemble.train(tmp_path / "again", corpus)
-    assert again.trained == PARTS
-    differ = [
-        index for index in range(PARTS) if hashes(again.manifest)[index] != hashes(ensemble.trained.manifest)[index]
-    ]
-    assert differ == [part_of(changed.user, SALT, PARTS)]
-    # In the directory of the old adapters, only the changed part is trained.
-    directory = ensemble.copy(tmp_path / "copy")
-    partly = ensemble.train(directory, corpus)
-    assert (partly.trained, partly.kept) == (1, PARTS - 1)
-    assert hashes(partly.manifest) == hashes(again.manifest)
-    assert partly.manifest.ensemble == ensemble.trained.manifest.ensemble
-    assert len(list((directory / "parts").iterdir())) == PARTS
-
-
 def test_texts_need_no_training(base: Path, tokenizer: Any, ensemble: Ensemble, tmp_path: Path) -> None:
     """Each part is a text of its own users, and the model that reads it expects their words."""
     options = TrainingOptions(part_kind="text", text=128)
