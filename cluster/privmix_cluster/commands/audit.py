@@ -210,7 +210,9 @@ def one_run(
     for name, settings in _subjects(options, trained.parts):
         if settings.plan(trained.parts).guarantee.status == "certified":
             steps(f"{name}: {len(trained.outputs)} planted users")
-            findings += attack.of_users(name, settings, trained, queries=queries, confidence=confidence, guesses=count)
+            findings.append(
+                attack.of_users(name, settings, trained, queries=queries, confidence=confidence, guesses=count)
+            )
     _finish("One run", findings, as_json)
 
 

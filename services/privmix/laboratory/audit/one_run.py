@@ -2,42 +2,31 @@
 
 One ensemble is enough, because every coin is an independent trial (Steinke, Nasr, Jagielski 2023). Differential privacy
 limits the number of correct guesses, which bounds epsilon from below (`bounds.one_run_epsilon`).
-
-Mahloujifar, Melis, Chaudhuri 2024 use the whole trade-off curve. Here it is the curve of the claim's dominating pair:
-the audit reports the largest number of tokens of the event whose curve the guesses rule out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike, NDArray
 
-from privmix.laboratory.audit.bounds import TradeOff, f_one_run_p_value, one_run_epsilon
+from privmix.laboratory.audit.bounds import one_run_epsilon
 from privmix.laboratory.audit.extraction import planned
 from privmix.laboratory.audit.finding import CERTAIN, Finding
 from privmix.laboratory.audit.local_models import ModelOutput
 from privmix.laboratory.audit.testbed import Testbed
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
-from privmix.privacy.events import Event
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.sampling.categorical import sample
 from privmix.privacy.settings import Settings
 
-# The search tries up to this multiple of the claimed number of tokens, so that a bound can exceed the claim.
-_MAX_TIMES = 4
-# The grid of privacy losses. This coarse grid gives slightly weaker bounds and composes ten times faster.
-_INTERVAL = 1e-3
-
 
 def of_users(
     name: str, settings: Settings, testbed: Testbed, *, queries: int, confidence: float, guesses: int
-) -> list[Finding]:
+) -> Finding:
     """Audits the planted users of a trained testbed. Samples each token of their secrets ``queries`` times.
 
     Raises:
@@ -50,7 +39,7 @@ def of_users(
     ]
     coins = [canary.included for canary in testbed.outputs]
     guessed = GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
-    return findings(name, protocol, guessed, tokens_of(testbed, queries), settings.delta, confidence)
+    return finding(name, protocol, guessed, tokens_of(testbed, queries), settings.delta, confidence)
 
 
 def tokens_of(testbed: Testbed, queries: int) -> int:
@@ -92,63 +81,23 @@ def _sampled(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], bl
     return np.array(sample(protocol.distribution(answers).weights))
 
 
-def findings(
+def finding(
     name: str, protocol: Protocol, guessed: GuessCounts, tokens: int, delta: float, confidence: float
-) -> list[Finding]:
-    """Compares the guesses with the protocol's claim for all released tokens.
-
-    Returns:
-        the finding by (epsilon, delta), and the finding by the trade-off curve if the event has one.
-    """
-    event = protocol.event
-    bounds: dict[str, Callable[[float], float]] = {
-        "(epsilon, delta)": lambda level: one_run_epsilon(
-            guessed.planted, guessed.guesses, guessed.correct, delta, level
-        )
-    }
-    if event.pld() is not None:
-        bounds["trade-off curve"] = lambda level: f_epsilon(event, guessed, tokens, delta, level)
-    return [
-        Finding(
-            attack=f"one-run audit by {notion}",
-            subject=name,
-            status=protocol.guarantee.status,
-            adjacency=event.adjacency,
-            claim=planning.cost(event, tokens, delta).epsilon,
-            delta=delta,
-            lower=bound(confidence),
-            confidence=confidence,
-            certain=bound(CERTAIN),
-            details={"tokens": tokens, **asdict(guessed)},
-        )
-        for notion, bound in bounds.items()
-    ]
-
-
-def f_epsilon(event: Event, guessed: GuessCounts, tokens: int, delta: float, confidence: float) -> float:
-    """Bounds epsilon from below for a mechanism with the trade-off curve of some number of tokens of the event.
-
-    Returns:
-        epsilon at ``delta`` of the largest number of tokens whose curve the guesses rule out at ``confidence``; 0 if
-        they rule out none.
-    """
-
-    def ruled_out(count: int) -> bool:
-        curve = TradeOff.of_pld(_composed(event, count))
-        return f_one_run_p_value(curve, guessed.planted, guessed.guesses, guessed.correct) <= 1 - confidence
-
-    if not ruled_out(1):
-        return 0.0
-    low, high = 1, _MAX_TIMES * tokens
-    while high - low > max(1, low // 50):
-        middle = max(low + 1, round((low * high) ** 0.5))
-        low, high = (middle, high) if ruled_out(middle) else (low, middle)
-    return float(_composed(event, low).get_epsilon_for_delta(delta))
-
-
-@lru_cache(maxsize=64)
-def _composed(event: Event, tokens: int) -> PrivacyLossDistribution:
-    """Composes with dp-accounting alone, because the audit also attacks our accountant."""
-    pld = event.pld(_INTERVAL)
-    assert pld is not None  # `findings` skips other events
-    return pld.self_compose(tokens)
+) -> Finding:
+    """Compares the guesses with the protocol's claim for all released tokens."""
+    lower, certain = (
+        one_run_epsilon(guessed.planted, guessed.guesses, guessed.correct, delta, level)
+        for level in (confidence, CERTAIN)
+    )
+    return Finding(
+        attack="one-run audit",
+        subject=name,
+        status=protocol.guarantee.status,
+        adjacency=protocol.event.adjacency,
+        claim=planning.cost(protocol.event, tokens, delta).epsilon,
+        delta=delta,
+        lower=lower,
+        confidence=confidence,
+        certain=certain,
+        details={"tokens": tokens, **asdict(guessed)},
+    )

@@ -1,17 +1,13 @@
 """Claim: an audit's lower bound is below the true epsilon at its confidence, and close to it after many trials."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
 from privmix.laboratory.audit.bounds import (
-    TradeOff,
     clopper_pearson,
-    f_one_run_p_value,
     one_run_epsilon,
     one_run_p_value,
     two_sample_epsilon,
@@ -93,70 +89,3 @@ def test_one_run_approaches_randomised_response_from_below() -> None:
 def test_impossible_guesses_are_refused() -> None:
     with pytest.raises(ValueError, match="correct"):
         one_run_p_value(1.0, 10, 5, 6, 0.0)
-
-
-EPSILONS = np.linspace(0, 12, 600)
-
-
-def gaussian(mu: float) -> TradeOff:
-    """Returns the curve of two normal distributions of variance 1 and means mu apart (Balle, Wang 2018, Theorem 8)."""
-    deltas = norm.cdf(mu / 2 - EPSILONS / mu) - np.exp(EPSILONS) * norm.cdf(-mu / 2 - EPSILONS / mu)
-    return TradeOff(EPSILONS, np.maximum(deltas, 0.0))
-
-
-def pure(epsilon: float) -> TradeOff:
-    return TradeOff(np.array([epsilon]), np.zeros(1))
-
-
-def largest_ruled_out(curve: Callable[[float], TradeOff], guesses: tuple[int, int, int], confidence: float) -> float:
-    parameters = np.geomspace(0.05, 8, 200)
-    ruled_out = [value for value in parameters if f_one_run_p_value(curve(value), *guesses) <= 1 - confidence]
-    return float(max(ruled_out, default=0.0))
-
-
-@pytest.mark.parametrize(
-    ("curve", "chance"),
-    [(gaussian(1.0), norm.cdf(0.5)), (gaussian(3.0), norm.cdf(1.5)), (pure(1.0), 1 / (1 + 1 / math.e))],
-)
-def test_a_mechanism_of_known_curve_has_at_most_the_stated_false_alarm_rate(curve: TradeOff, chance: float) -> None:
-    """The coins have independent noise and all are guessed, so the count is binomial. Exact, for every count."""
-    planted = 60
-    for correct in range(30, planted + 1):
-        true = binom.sf(correct - 1, planted, chance)
-        bound = f_one_run_p_value(curve, planted, planted, correct)
-        assert bound >= true * (1 - 1e-9)
-
-
-def test_the_curve_of_a_gaussian_proves_more_than_epsilon_and_delta() -> None:
-    """Guesses the tenth of the coins with the clearest observations; takes the expected number of correct guesses."""
-    planted, delta, mu = 1000, 1e-5, 1.5
-    observed = np.concatenate([norm.ppf((np.arange(500) + 0.5) / 500, side * mu / 2) for side in (-1, 1)])
-    coins = np.repeat([False, True], 500)
-    order = np.argsort(observed)
-    correct = int((~coins[order[:50]]).sum() + coins[order[-50:]].sum())
-    ruled_out = largest_ruled_out(gaussian, (planted, 100, correct), 0.95)
-    assert 0.6 * mu < ruled_out < mu
-
-    def epsilon(value: float) -> float:
-        return float(np.interp(-delta, -gaussian(value).deltas, EPSILONS))
-
-    assert one_run_epsilon(planted, 100, correct, delta, 0.95) < 0.8 * epsilon(ruled_out) < epsilon(mu)
-
-
-def test_the_recursion_solves_the_linear_programme_over_all_distributions_of_the_number_of_correct_guesses() -> None:
-    curve, planted, guesses, correct = gaussian(1.0), 14, 10, 9
-    right = np.arange(guesses + 1)
-    rows, limits = [], []
-    for j in range(1, guesses + 1):
-        r, h = right * (right >= j) / planted, (guesses - right) * (right >= j - 1) / planted
-        for epsilon, delta in zip(curve.epsilons[::10], curve.deltas[::10], strict=True):
-            rows += [r - math.exp(epsilon) * h, math.exp(epsilon) * r - h]
-            limits += [delta, delta - 1 + math.exp(epsilon)]
-    thinned = TradeOff(curve.epsilons[::10], curve.deltas[::10])
-    best = linprog(-(right >= correct).astype(float), A_ub=rows, b_ub=limits, A_eq=[np.ones(guesses + 1)], b_eq=[1])
-    assert f_one_run_p_value(thinned, planted, guesses, correct) == pytest.approx(-best.fun, rel=5e-3)
-
-
-def test_impossible_guesses_are_refused_by_the_curve_too() -> None:
-    with pytest.raises(ValueError, match="correct"):
-        f_one_run_p_value(pure(1.0), 10, 5, 6)
