@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -87,10 +88,17 @@ def _row(result: "Result") -> dict[str, object]:
         **named,
         "guarantee": result.status,
         "perplexity": f"{bound}{result.perplexity.mean:.2f}",
+        "mean of runs": f"{bound}{fmean(result.perplexity.runs):.2f}",
         "95 %": None if low is None or high is None else f"{low:.2f} to {high:.2f}",
         "change": None if result.change is None else f"{bound}{100 * (result.change.mean - 1):+.1f} %",
         "epsilon (Rényi)": rdp if measured is None else f"{accounting.shown(measured)} measured",
         "(PLD)": pld,
+        "screened": None
+        if result.losses is None or (part := result.losses.screened) is None
+        else f"{100 * part:.0f} %",
+        "loss by quarters": None
+        if result.losses is None
+        else ", ".join(f"{each:.3g}" for each in result.losses.quarters),
     }
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,7 +108,9 @@ def _measured(item: "Item", evaluation: Path, *, exact: bool) -> Iterator[dict[s
     found = json.loads((evaluation / JSON_FILE).read_text())
     for table in found["tables"]:
         for result in table["results"]:
-            both = {"perplexity": (result["perplexity"] or {}).get("mean"), "measured": result["reached"]["measured"]}
+            runs = [each for each in (result["perplexity"] or {}).get("runs", ()) if isinstance(each, float)]
+            # The papers take the arithmetic mean over runs.
+            both = {"perplexity": fmean(runs) if runs else None, "measured": result["reached"]["measured"]}
             ours, printed = both[item.column], item.printed.get(result["label"])
             swept = {} if table["value"] is None else {found["sweep"]: table["value"]}
             yield {"method": result["label"], "parts": result["parts"], **swept, **both, "printed": printed} | (

@@ -14,7 +14,7 @@ from privmix.laboratory.evaluation.trial import TrialResult
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.settings import Settings
 
-_FORMAT = 4
+_FORMAT = 5
 _STORED = TypeAdapter(TrialResult)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from privmix.laboratory.evaluation.cases import Case
 from privmix.laboratory.evaluation.estimate import Estimate
-from privmix.laboratory.evaluation.trial import CONTEXTS, TrialResult
+from privmix.laboratory.evaluation.trial import CONTEXTS, MeasuredLosses, TrialResult
 from privmix.privacy import accounting
 from privmix.privacy.accounting import planning
 from privmix.privacy.protocol import Protocol
@@ -64,6 +64,7 @@ class Result:
         problem: why the settings are impossible. Then there are no numbers.
         base: the epsilon of the private base that the method is on, or is itself; None on the public model.
         gains: over the public model, for each range of `CONTEXTS` with positions.
+        losses: the measured ones of the run with the largest. Only the operator may see them.
         bounded: whether the probabilities are upper bounds, so that the perplexity is a lower bound.
     """
 
@@ -85,6 +86,7 @@ class Result:
     problem: str | None = None
     base: float | None = None
     gains: tuple[Gain, ...] = ()
+    losses: MeasuredLosses | None = None
     bounded: bool = False
 
     @property
@@ -137,6 +139,7 @@ def result(
         reached=cost,
         base=base,
         gains=tuple(_gains(outcomes, public)),
+        losses=max((each.losses for each in outcomes if each.losses), key=lambda own: own.quarters[-1], default=None),
         bounded=type(protocol).chance_bounds is not Protocol.chance_bounds,
     )
 

@@ -21,6 +21,7 @@ from privmix.laboratory.evaluation.rows import RowReader
 from privmix.privacy.arrays import Reals
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
+from privmix.privacy.protocols.adapmixed import AdaPMixed, screening_rdp
 from privmix.privacy.protocols.public import Public
 from privmix.privacy.settings import Settings
 
@@ -29,6 +30,21 @@ CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
 """The ranges of the number of tokens before a position for which results are shown."""
 # The maximum number of log-probabilities in a batch, which several passes process.
 _VALUES_AT_ONCE = 2**25
+
+
+@dataclass(frozen=True)
+class MeasuredLosses:
+    """Holds the Rényi losses that a run measured on the private text, at the protocol's order.
+
+    Attributes:
+        quarters: the sum, of the part with the largest, after each quarter of the answered tokens.
+        screened: the fraction of them that AdaPMixED's screening gave to the public model; None without a screening.
+        screening: the loss of the screening itself, of all of them; None likewise.
+    """
+
+    quarters: tuple[float, ...]
+    screened: float | None = None
+    screening: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class TrialResult:
         epsilon: the epsilon of the answered tokens at the ledger's order; None if it is unbounded.
         contexts: for each range of `CONTEXTS`, the number of possible tokens with so many tokens before them, and the
             sum of their -log p in nats.
+        losses: those that were measured; None if the protocol measures none.
     """
 
     positions: int
@@ -56,6 +73,7 @@ class TrialResult:
     asked: float
     epsilon: float | None
     contexts: tuple[tuple[int, float], ...] = ()
+    losses: MeasuredLosses | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,7 @@ class Trial:
         self._answered = 0
         self._chances: list[Reals] = []
         self._targets: list[Targets] = []
+        self._losses: list[Reals] = []
         self._asked = 0
 
     def add(self, answers: Answers, targets: Targets) -> None:
@@ -114,6 +133,7 @@ class Trial:
         answered = reserved
         if losses is not None:
             answered = self._budget.charge(losses.repeat(self._repeats, axis=0).tolist()) // self._repeats
+            self._losses.append(losses[:answered])
         self._answered += answered
         self._asked += sum(map(len, draws))
         self._chances += [private[:answered], self._public_chances(answers, tokens, answered)]
@@ -138,7 +158,21 @@ class Trial:
             asked=self._asked / len(logs),
             epsilon=epsilon if math.isfinite(epsilon) else None,
             contexts=tuple(_sum_in(first, last, contexts[possible], -logs[possible]) for first, last in CONTEXTS),
+            losses=self._measured(),
         )
+
+    def _measured(self) -> MeasuredLosses | None:
+        losses = np.concatenate(self._losses) if self._answered and self._losses else np.empty((0, 1))
+        if not len(losses):
+            return None
+        ends = len(losses) * np.arange(1, 5) // 4
+        quarters = tuple(self._repeats * float(losses[:end].sum(axis=0).max()) for end in ends)
+        if not isinstance(self._protocol, AdaPMixed):
+            return MeasuredLosses(quarters)
+        own = self._protocol
+        screening = float(screening_rdp(own.parts, own.sigma, own.mix, [own.order])[0])
+        screened = float((losses <= screening).mean())
+        return MeasuredLosses(quarters, screened, screening * self._repeats * len(losses))
 
     def _private_chances(self, answers: Answers, drawn: Answers, tokens: Tensor) -> tuple[Reals, Reals | None]:
         """Returns the tokens' probabilities, or upper bounds if the protocol gives only those, and their losses."""

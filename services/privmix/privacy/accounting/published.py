@@ -39,28 +39,29 @@ def total_loss(order: float, epsilon: float, delta: float) -> float:
     """Returns the Rényi loss at ``order`` that converts to (epsilon, delta) (inverse of Theorem C.3).
 
     Raises:
-        ValueError: no loss is small enough.
+        ValueError: no loss is small enough. The message names an order that leaves a loss.
     """
-    from dp_accounting.rdp import compute_epsilon  # slow to import
-
-    # The conversion adds a constant to any loss that is not close to 0.
-    probe = 64.0
-    loss = epsilon - float(compute_epsilon([order], [probe], delta)[0] - probe)
-    if loss <= 0:
-        raise ValueError(f"epsilon {epsilon} at delta {delta:g} leaves nothing to spend at order {order:g}")
-    return loss
+    if (loss := _left(order, epsilon, delta)) > 0:
+        return loss
+    best = preferred_order(2, epsilon, delta)
+    fix = f"order {best} leaves most" if _left(best, epsilon, delta) > 0 else "raise epsilon or delta"
+    raise ValueError(f"epsilon {epsilon} at delta {delta:g} leaves nothing to spend at order {order:g}; {fix}")
 
 
 def preferred_order(order: int, epsilon: float, delta: float) -> int:
     """Returns ``order`` if it leaves a budget to spend; otherwise the order that leaves most, relative to the order."""
+    if _left(order, epsilon, delta) > 0:
+        return order
+    return max(_ORDERS, key=lambda each: _left(each, epsilon, delta) / each)
 
-    def left(candidate: int) -> float:
-        try:
-            return total_loss(candidate, epsilon, delta) / candidate
-        except ValueError:
-            return 0.0
 
-    return order if left(order) > 0 else max(_ORDERS, key=left)
+def _left(order: float, epsilon: float, delta: float) -> float:
+    """Returns what (epsilon, delta) leaves to spend at an order; at most 0 if it leaves nothing."""
+    from dp_accounting.rdp import compute_epsilon  # slow to import
+
+    # The conversion adds a constant to any loss that is not close to 0.
+    probe = 64.0
+    return epsilon - float(compute_epsilon([order], [probe], delta)[0] - probe)
 
 
 @lru_cache(maxsize=4096)

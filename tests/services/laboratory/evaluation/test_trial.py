@@ -9,6 +9,7 @@ import torch
 
 from privmix.laboratory.evaluation.rows import RowReader, writing
 from privmix.laboratory.evaluation.trial import TrialResult, run_trials
+from privmix.privacy import accounting
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols.adapmixed import AdaPMixedSettings
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
@@ -98,6 +99,31 @@ def test_individual_budgets_fade_after_their_horizon(written: StoredRows) -> Non
     (within,) = run_trials(planned[1:], RowReader.open(written.files), *everywhere)
     assert within.loss < faded.loss < public.loss
     assert public.loss - within.loss > 2 * (public.loss - faded.loss)
+
+
+def test_measured_losses_are_shown_over_the_tokens_with_the_share_that_is_screened(written: StoredRows) -> None:
+    def settings(threshold: float) -> AdaPMixedSettings:
+        return AdaPMixedSettings(mollifier="renyi", epsilon=1e4, tokens=2 * POSITIONS, threshold=threshold)
+
+    nothing, everything, bounded = outcomes(written, settings(0), settings(1e9), PMixedSettings(tokens=POSITIONS))
+    assert nothing.losses is not None
+    assert everything.losses is not None
+    assert bounded.losses is None
+    assert (nothing.losses.screened, everything.losses.screened) == (1, 0)
+    assert nothing.losses.quarters[-1] == pytest.approx(nothing.losses.screening)
+    assert nothing.losses.screening == pytest.approx(2 * POSITIONS * 18 * (1e-4 / (PARTS * 1e-2)) ** 2)
+    assert list(everything.losses.quarters) == sorted(everything.losses.quarters)
+    total = accounting.epsilon(np.array([everything.losses.quarters[-1]]), 1e-5, [18.0]).epsilon
+    assert everything.epsilon == pytest.approx(total)
+
+
+def test_submix_shows_the_loss_of_the_part_that_pays_most(halves: StoredRows) -> None:
+    settings = SubMixSettings(epsilon=8, tokens=POSITIONS)
+    (outcome,) = outcomes(halves, settings)
+    budget = settings.details(settings.plan(PARTS))["part_budget"]
+    assert outcome.losses is not None
+    assert outcome.losses.screened is None
+    assert 0 < outcome.losses.quarters[0] < outcome.losses.quarters[-1] <= budget
 
 
 def test_measured_losses_are_paid_several_times_too(written: StoredRows) -> None:
