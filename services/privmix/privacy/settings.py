@@ -1,13 +1,14 @@
 """Defines the settings of a protocol, which an operator chooses, and derives the protocol from them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 from typing import Protocol as Structure
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
+from privmix.privacy.accounting import planning
 from privmix.privacy.events import Accountant, Event
 from privmix.privacy.protocol import Protocol
 
@@ -90,6 +91,16 @@ class Settings(BaseModel, ABC):
         Raises:
             ValueError: the budget is too small, or fields contradict each other. The message names the field.
         """
+
+    def largest(self, event: Callable[[float], Event], bounds: tuple[float, float], kept: Accountant | None) -> float:
+        """Returns the largest parameter of an event at which the budget lasts. See `planning.largest`."""
+        spent = self.spent_before
+        return planning.largest(event, self.tokens, self.budget, self.delta, bounds, kept=kept, before=spent)
+
+    def smallest(self, event: Callable[[float], Event], bounds: tuple[float, float], kept: Accountant | None) -> float:
+        """Returns the smallest parameter of an event at which the budget lasts. See `planning.smallest`."""
+        spent = self.spent_before
+        return planning.smallest(event, self.tokens, self.budget, self.delta, bounds, kept=kept, before=spent)
 
     @property
     def planned(self) -> int | None:

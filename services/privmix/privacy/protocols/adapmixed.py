@@ -332,15 +332,7 @@ class AdaPMixedSettings(Settings):
             return self.radius
         if self.enforced == "measured":
             return _MEASURED_RADIUS
-        return planning.largest(
-            lambda radius: self._ratio(parts, radius),
-            self.tokens,
-            self.budget,
-            self.delta,
-            radii(parts),
-            kept=kept,
-            before=self.spent_before,
-        )
+        return self.largest(lambda radius: self._ratio(parts, radius), radii(parts), kept)
 
     def _order_of_losses(self, parts: int, radius: float | None, kept: Accountant | None) -> float:
         """Returns the order of the ledger: the best order of the bound if the bound is enforced, else `order`."""

@@ -26,7 +26,6 @@ from pydantic import Field
 
 from privmix.foundation.lazily import torch
 from privmix.privacy import reduction
-from privmix.privacy.accounting import planning
 from privmix.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
 from privmix.privacy.accounting.dominating_pair import symmetric_pld
 from privmix.privacy.events import (
@@ -236,15 +235,7 @@ class ExponentialSettings(Settings):
         sample = parts if self.sample is None else self.sample
         if self.radius is not None:
             return Exponential(parts, sample, self.radius)
-        radius = planning.largest(
-            lambda radius: FixedSizeExponentialEvent(parts, sample, radius),
-            self.tokens,
-            self.budget,
-            self.delta,
-            radii(sample),
-            kept=kept,
-            before=self.spent_before,
-        )
+        radius = self.largest(lambda radius: FixedSizeExponentialEvent(parts, sample, radius), radii(sample), kept)
         return Exponential(parts, sample, radius)
 
 

@@ -155,15 +155,7 @@ class GNMaxSettings(Settings):
     )
 
     def plan(self, parts: int, kept: Accountant | None = None) -> GNMax:
-        sigma = self.sigma or planning.smallest(
-            lambda sigma: GNMaxEvent(parts, sigma),
-            self.tokens,
-            self.budget,
-            self.delta,
-            SCALES,
-            kept=kept,
-            before=self.spent_before,
-        )
+        sigma = self.sigma or self.smallest(lambda sigma: GNMaxEvent(parts, sigma), SCALES, kept)
         if self.order is not None and kept is not None and kept.order != self.order:
             raise ValueError(f"order must be the ledger's, {kept.order:g}, got {self.order}")
         best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta, before=self.spent_before).best_order

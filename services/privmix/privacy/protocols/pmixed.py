@@ -25,7 +25,7 @@ import scipy
 from pydantic import Field
 
 from privmix.foundation.lazily import torch
-from privmix.privacy.accounting import planning, published
+from privmix.privacy.accounting import published
 from privmix.privacy.accounting.channel import WorstCaseRatios, draw_chances, worst_channel
 from privmix.privacy.accounting.dominating_pair import symmetric_pld
 from privmix.privacy.events import (
@@ -255,15 +255,7 @@ class PMixedSettings(Settings):
                 raise ValueError("radius: the renyi mollifier has a beta for each number of parts drawn instead")
             loss = published.total_loss(self.order, self.budget, self.delta) * ROUNDING_MARGIN / self.tokens
             return PMixed(parts, self.q, mollifier="renyi", order=self.order, loss=loss)
-        radius = self.radius or planning.largest(
-            lambda radius: RatioEvent(parts, self.q, radius),
-            self.tokens,
-            self.budget,
-            self.delta,
-            radii(1),
-            kept=kept,
-            before=self.spent_before,
-        )
+        radius = self.radius or self.largest(lambda radius: RatioEvent(parts, self.q, radius), radii(1), kept)
         return PMixed(parts, self.q, radius, projection=self.projection)
 
     def details(self, protocol: Protocol) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field
 
 from privmix.foundation.lazily import torch
-from privmix.privacy.accounting import planning
 from privmix.privacy.events import (
     PLD_INTERVAL,
     Accountant,
@@ -152,15 +151,7 @@ class SubsampleAggregateSettings(Settings):
     )
 
     def plan(self, parts: int, kept: Accountant | None = None) -> SubsampleAggregate:
-        scale = self.scale or planning.smallest(
-            lambda scale: SubsampleAggregateEvent(parts, scale),
-            self.tokens,
-            self.budget,
-            self.delta,
-            _SCALES,
-            kept=kept,
-            before=self.spent_before,
-        )
+        scale = self.scale or self.smallest(lambda scale: SubsampleAggregateEvent(parts, scale), _SCALES, kept)
         return SubsampleAggregate(parts, scale, self.candidates)
 
 
