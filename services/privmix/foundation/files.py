@@ -1,11 +1,9 @@
 """Writes files and directories atomically, loads JSON Lines, and computes hashes of files."""
 
-import fcntl
 import hashlib
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -101,36 +99,11 @@ def locked(path: Path, patience_s: float = 10.0) -> Iterator[None]:
 
     Raises:
         TimeoutError: another process kept the lock for `patience_s`.
-        OSError: the file is missing, or cannot be written.
+        OSError: the file is missing, or its directory cannot be written.
     """
-    deadline = time.monotonic() + patience_s
-    while True:
-        descriptor = _writable_descriptor(path)
-        try:
-            while not _lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has held the lock of {path.name} for {patience_s:g} s")
-                time.sleep(0.005)
-            if os.path.samestat(os.fstat(descriptor), path.stat()):  # the last holder did not replace the file
-                yield
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _writable_descriptor(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR)  # network file systems lock only what is open for writing
-    except PermissionError:
-        return os.open(path, os.O_RDONLY)  # another user's file, in a directory where this one may replace it
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    path.stat()  # filelock would make a directory that is gone
+    with FileLock(path.with_name(f".{path.name}.lock"), patience_s, mode=0o666, poll_interval=0.005):
+        yield
 
 
 @contextmanager

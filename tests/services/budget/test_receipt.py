@@ -36,7 +36,7 @@ def test_a_ledger_is_begun_once_and_then_recognized(place: str, terms: PrivacyBu
     assert read(place).id == verified_ledger_id(place, terms, ensemble) == begun.ledger
     again = begin(place, terms, ensemble)
     assert (again.ledger, again.new) == (begun.ledger, False)
-    assert [file.name for file in ensemble.iterdir()] == [FILE]
+    assert [file.name for file in ensemble.glob("[!.]*")] == [FILE]
 
 
 def test_without_a_receipt_no_ledger_is_recognized(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
