@@ -15,7 +15,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
@@ -30,7 +29,6 @@ from transformers import AutoConfig
 from vllm import EngineArgs, SamplingParams
 from vllm.config import AttentionConfig
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -463,18 +461,6 @@ def _head_dtype(on_cpu: bool) -> str:
     return "model" if on_cpu or batch_invariant else "float32"
 
 
-def _import_model(architectures: Sequence[str]) -> None:
-    """Imports vLLM's classes of a model on a CPU.
-
-    To learn what a class can do without initialising a GPU, vLLM would start a process that imports vLLM too, which
-    takes seconds of a processor at the first start on a machine.
-    """
-    import_module("privmix.engine.cpu_reader_worker")  # its imports come before those of a model
-    for name in architectures:
-        if (registered := ModelRegistry.models.get(name)) is not None:
-            ModelRegistry.register_model(name, registered.load_model_cls())
-
-
 def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu:
@@ -482,10 +468,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(cache_gib)))
     rank, targets = _rank_and_targets(configs)
     rank = next(allowed for allowed in LORA_RANKS if allowed >= max(rank, 0 if on_cpu else MIN_GPU_RANK))
-    config = AutoConfig.from_pretrained(settings.model)
-    if on_cpu:
-        _import_model(config.architectures or ())
-    model = config.get_text_config()
+    model = AutoConfig.from_pretrained(settings.model).get_text_config()
     fork = first_layer(configs, model.num_hidden_layers)
     if configs and not on_cpu and settings.dtype == "float32":
         raise ValueError("dtype: vLLM's adapters run in bfloat16 or float16 on a GPU, not in float32; set engine.dtype")
