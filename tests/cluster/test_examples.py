@@ -26,13 +26,6 @@ def test_a_private_token_without_a_service() -> None:
 
 
 @pytest.mark.slow
-def test_a_question(service: RunningService) -> None:
-    *_, charged, epsilon = printed("ask.py", service.base_url).splitlines()
-    assert "tokens charged" in charged
-    assert "of 8.0 at delta 1e-05" in epsilon
-
-
-@pytest.mark.slow
 def test_a_streamed_record(service: RunningService) -> None:
     *record, tokens = printed("stream_record.py", service.base_url).splitlines()
     assert set(json.loads("".join(record))) == {"reason", "urgent"}
