@@ -130,7 +130,7 @@ def verify(
         "head": balance.head,
         "epoch": balance.epoch,
         "checked": {"chain": True, "head": head is not None, "rows": rows is not None, "signature": key is not None},
-        "signed_with": balance.signature and balance.signature.key,
+        "signed_with": balance.signature and balance.signature.signed.key,
     }
     if as_json:
         print(json.dumps({"valid": True, **summary}, indent=2))
@@ -139,9 +139,10 @@ def verify(
     if key is not None:
         print(f"The key {key.name} signed all of it: nobody without this key wrote or rewrote a row.")
     elif balance.signature is not None:
+        row, signed = balance.signature
         print(
-            f"Row {balance.signature.row} has the last signature, of the key {balance.signature.key}, which was not "
-            "checked: give the key with --signing-key-file."
+            f"Row {row.seq} has the last signature, of the key {signed.key}, which was not checked: give the key with "
+            "--signing-key-file."
         )
     else:
         print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")

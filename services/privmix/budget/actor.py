@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 from uuid import uuid4
 
 import ray
@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 
 from privmix.budget.accounts import Grains
 from privmix.budget.anchor import Anchor
-from privmix.budget.ledger import PATIENCE_S, Grant, Ledger
+from privmix.budget.ledger import PATIENCE_S, Grant, Ledger, WriterOptions
 from privmix.budget.metrics import BudgetMetrics, LedgerHealth
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.signing import SigningKey
@@ -59,25 +59,10 @@ class Budget:
     without a name is charged twice and granted once, which is safe; the lost tokens count as `held`.
     """
 
-    def __init__(
-        self,
-        ledger: str,
-        terms: PrivacyBudget,
-        create: bool,
-        identity: str | None,
-        holder: str,
-        anchors: tuple[Anchor, ...],
-        clients_need_keys: bool,
-        namespace: str,
-        key: SigningKey | None,
-    ) -> None:
+    def __init__(self, ledger: str, terms: PrivacyBudget, create: bool, options: WriterOptions, namespace: str) -> None:
         self._where = ledger
-        self._anchors = anchors
         self._terms = terms
-        self._identity = identity
-        self._holder = holder
-        self._clients_need_keys = clients_need_keys
-        self._key = key
+        self._options = options
         # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._create = create and not restarted
@@ -100,7 +85,7 @@ class Budget:
 
     def places(self) -> LedgerPlaces:
         """Returns what this actor writes to, which does not change while it lives."""
-        return LedgerPlaces.of(self._where, self._anchors, self._key)
+        return LedgerPlaces.of(self._where, self._options.get("anchors", ()), self._options.get("key"))
 
     @concurrent("writes")
     def lease(self, event: str, count: int, lease: str | None = None, parts: int | None = None) -> Grant:
@@ -172,15 +157,7 @@ class Budget:
         with self._opening:
             if self._ledger is None:
                 begin = Ledger.create if self._create else Ledger.open
-                self._ledger = begin(
-                    self._where,
-                    self._terms,
-                    identity=self._identity,
-                    holder=self._holder,
-                    anchors=self._anchors,
-                    clients_need_keys=self._clients_need_keys,
-                    key=self._key,
-                )
+                self._ledger = begin(self._where, self._terms, **self._options)
                 logger.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
 
@@ -202,27 +179,22 @@ def start(
     namespace: str,
     name: str = NAME,
     create: bool = True,
-    identity: str | None = None,
     lifetime: Literal["detached"] | None = None,
-    anchors: Sequence[Anchor] = (),
-    clients_need_keys: bool = False,
-    key: SigningKey | None = None,
+    **options: Unpack[WriterOptions],
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
 
     Args:
         create: create the ledger if it does not exist.
-        identity: the expected id of the ledger; None accepts any.
-        anchors: the places outside the database that store the end of the ledger's chain.
-        clients_need_keys: record in the ledger that clients of this service need a key.
-        key: signs the chain.
+        options: of the writer, which becomes a deployment of its own.
 
     Raises:
         LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
+    options["holder"] = uuid4().hex
     actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
-        ledger, terms, create, identity, uuid4().hex, tuple(anchors), clients_need_keys, namespace, key
+        ledger, terms, create, options, namespace
     )
     try:
         ray.get(actor.ready.remote())

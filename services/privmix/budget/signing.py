@@ -59,24 +59,25 @@ class SigningKey:
         Raises:
             LedgerUnsigned: it did not.
         """
-        signature, rows = balance.signature, balance.rows
-        if signature is None:
-            problem = f"no row of it was signed, but the key {self.name} is configured"
-        elif signature.key != self.name:
-            problem = f"row {signature.row} was signed with the key {signature.key}, not with {self.name}"
-        elif not hmac.compare_digest(signature.signature, self._mac(_ROW + signature.head.encode())):
-            problem = f"the signature in row {signature.row} is not that of the key {self.name}"
-        elif signature.row < rows:
-            problem = f"its rows from {signature.row + 1} to {rows} are not signed"
-        else:
-            return
-        raise LedgerUnsigned(
-            f"{problem}: it was rewritten, or written by a service without this key. Compare it with a backup. Only if "
-            "the key is new: stop the service and run `privmix ledger init`, which verifies the chain and signs it"
-        )
+        if balance.signature is None:
+            raise _unsigned(f"no row of it was signed, but the key {self.name} is configured")
+        row, signed = balance.signature
+        if signed.key != self.name:
+            raise _unsigned(f"row {row.seq} was signed with the key {signed.key}, not with {self.name}")
+        if not hmac.compare_digest(signed.signature, self._mac(_ROW + row.previous.encode())):
+            raise _unsigned(f"the signature in row {row.seq} is not that of the key {self.name}")
+        if row.seq < balance.rows:
+            raise _unsigned(f"its rows from {row.seq + 1} to {balance.rows} are not signed")
 
     def _mac(self, message: bytes) -> str:
         return hmac.digest(self.secret, message, "sha256").hex()
 
     def __repr__(self) -> str:
         return f"SigningKey({self.name})"
+
+
+def _unsigned(problem: str) -> LedgerUnsigned:
+    return LedgerUnsigned(
+        f"{problem}: it was rewritten, or written by a service without this key. Compare it with a backup. Only if "
+        "the key is new: stop the service and run `privmix ledger init`, which verifies the chain and signs it"
+    )

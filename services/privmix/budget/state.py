@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
@@ -76,21 +76,11 @@ class Lease:
         return Lease(self.event, self.count, used)
 
 
-@dataclass(frozen=True)
-class Signature:
-    """Holds the last signature of a chain, which nothing here has checked (`privmix.budget.signing`).
+class Signature(NamedTuple):
+    """Holds the row with the last signature of a chain, which nothing here has checked (`privmix.budget.signing`)."""
 
-    Attributes:
-        row: the number of the row that holds it.
-        head: the hash of the row before, which is signed.
-        key: the public name of the key.
-        signature: the signature, in hexadecimal digits.
-    """
-
-    row: int
-    head: str
-    key: str
-    signature: str
+    row: LedgerRow
+    signed: Signed
 
 
 @dataclass(frozen=True)
@@ -213,7 +203,7 @@ class LedgerState:
                     raise LedgerCorrupt(f"row {row.seq} (checkpoint) does not match the rows before it")
                 self.checkpointed = row.seq
             case Signed():
-                self.signature = Signature(row.seq, row.previous, record.key, record.signature)
+                self.signature = Signature(row, record)
             case _:
                 raise LedgerCorrupt(f"row {row.seq} ({record.kind}) contradicts the rows before it")
         self.head = row
