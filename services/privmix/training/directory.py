@@ -5,21 +5,34 @@ partition. The name of an adapter's directory contains a fingerprint of all its 
 continue, and the old manifest stays valid until the new one replaces it.
 """
 
+import hashlib
+import hmac
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import building, write_files
 from privmix.training import manifest as manifests
 from privmix.training.manifest import Manifest, hash_adapter
+from privmix.training.packing import Tokens
 from privmix.training.partition import salt_id
 
 PARTS = "parts"
 SALT = "partition.salt"
 RECEIPT = "receipt.json"
+
+
+def fingerprint(kind: str, salt: bytes, recipe: Sequence[object], texts: Iterable[Tokens]) -> str:
+    """Returns a hash of all that a training depends on: a recipe as JSON, and tokens, int32 [tokens] each."""
+    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
+    key = hashlib.sha256(f"privmix {kind} fingerprint\0".encode() + salt).digest()
+    digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
+    for text in texts:
+        digest.update(text.astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 def adapter_path(name: str, fingerprint: str) -> str:

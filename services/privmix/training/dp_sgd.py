@@ -5,9 +5,6 @@
 The output is an ensemble of one part, whose manifest records the guarantee and the privacy event.
 """
 
-import hashlib
-import hmac
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +17,12 @@ from privmix.privacy.protocols.dp_sgd import DpSgdEvent, full_batch_noise, noise
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus
-from privmix.training.directory import SALT, check_salt, ensemble_id
+from privmix.training.directory import SALT, check_salt, fingerprint
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from privmix.training.packing import Tokens, contributions
-from privmix.training.partition import PartShare, read_salt, salt_id
-from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from privmix.training.partition import PartShare, read_salt
+from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan, manifest_of
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
@@ -65,7 +62,6 @@ def plan(
     if options.part_kind != "lora":
         raise InputError("part_kind: DP-SGD trains plain LoRA, with keys and values of its own; choose lora")
     with only_writer(output, "training"):
-        ensemble = ensemble_id(output)  # an unreadable manifest is refused before the training
         base = find_base(model, options)
         if base.private is not None:
             raise InputError(
@@ -78,14 +74,16 @@ def plan(
         corpus.people = PeopleText(tokenizer)
         limit = private.blocks * options.block
         units = corpus.read_into(partial(contributions, tokenizer=tokenizer, unit=private.unit, limit=limit))
-        fingerprint = _fingerprint(units, base, salt, private, options)
-        adapter = PlannedAdapter(_NAME, fingerprint, partial(_recipe, units, private, options))
+        chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
+        recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
+        name = fingerprint("dp-sgd", salt, recipe, units)
+        adapter = PlannedAdapter(_NAME, name, partial(_recipe, units, private, options))
         yield TrainingPlan(
             output,
             base,
             [adapter],
             options.part_kind,
-            manifest=lambda: _manifest(ensemble, output, adapter, base, salt, options),
+            manifest=lambda: _manifest(output, adapter, base, salt, options),
             skipped=dict(corpus.skipped),
         )
 
@@ -110,23 +108,6 @@ def planned(private: DpSgdOptions, *, roughly: bool = False) -> DpSgdEvent:
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
 
 
-def _fingerprint(
-    units: Sequence[Tokens],
-    base: Base,
-    salt: bytes,
-    private: DpSgdOptions,
-    options: TrainingOptions,
-) -> str:
-    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
-    key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
-    recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
-    digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
-    for unit in units:
-        digest.update(unit.astype("<i4").tobytes())
-    return digest.hexdigest()
-
-
 def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions) -> Recipe:
     from privmix.training import per_unit
 
@@ -148,22 +129,7 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
 
 
-def _manifest(
-    ensemble: str,
-    output: Path,
-    adapter: PlannedAdapter,
-    base: Base,
-    salt: bytes,
-    options: TrainingOptions,
-) -> Manifest:
-    digest = adapter.digest(output)
-    return Manifest(
-        ensemble=ensemble,
-        base_model=base.name,
-        base_revision=base.revision,
-        tokenizer=base.tokenizer,
-        salt_id=salt_id(salt),
-        part_kind=options.part_kind,
-        parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest),),
-        dp_sgd=PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes()),
-    )
+def _manifest(output: Path, adapter: PlannedAdapter, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
+    part = Part(index=0, name=_NAME, path=adapter.path, sha256=adapter.digest(output))
+    training = PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes())
+    return manifest_of(output, base, salt, options.for_depth(base.layers), (part,), training)

@@ -15,9 +15,10 @@ from privmix.engine import PartKind
 from privmix.foundation.errors import WorkError
 from privmix.foundation.progress import Display
 from privmix.training.base import Base
-from privmix.training.directory import adapter_path, finished, remove_others, store
-from privmix.training.manifest import Manifest
-from privmix.training.options import Resources
+from privmix.training.directory import adapter_path, ensemble_id, finished, remove_others, store
+from privmix.training.manifest import Manifest, Part, PrivateTraining
+from privmix.training.options import Resources, TrainingOptions
+from privmix.training.partition import salt_id
 
 if TYPE_CHECKING:
     from privmix.training.adapter import Files
@@ -112,6 +113,29 @@ class TrainingPlan:
         manifest.save(self.output)
         remove_others(self.output, manifest)
         return Trained(manifest, trained, len(self.adapters) - trained, self.skipped)
+
+
+def manifest_of(
+    output: Path,
+    base: Base,
+    salt: bytes,
+    options: TrainingOptions,
+    parts: tuple[Part, ...],
+    private: PrivateTraining | None = None,
+) -> Manifest:
+    """Returns the manifest of trained parts, or of the one part that was trained with DP-SGD."""
+    return Manifest(
+        ensemble=ensemble_id(output),
+        base_model=base.name,
+        base_revision=base.revision,
+        tokenizer=base.tokenizer,
+        salt_id=salt_id(salt),
+        part_kind=options.part_kind,
+        layers=options.layers,
+        private_base=base.private,
+        parts=parts,
+        dp_sgd=private,
+    )
 
 
 OpenPlan = AbstractContextManager[TrainingPlan]

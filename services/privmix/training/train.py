@@ -6,8 +6,6 @@ It trains one adapter for each part and, with `halves`, one for each half of a p
 """
 
 import hashlib
-import hmac
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +16,12 @@ from privmix.foundation.files import only_writer
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.base import Base, find_base
 from privmix.training.corpus import Corpus
-from privmix.training.directory import SALT, check_salt, ensemble_id
+from privmix.training.directory import SALT, check_salt, fingerprint
 from privmix.training.manifest import Adapter, Manifest, Part
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens, tokenize
-from privmix.training.partition import Partition, PartShare, read_salt, salt_id
-from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan
+from privmix.training.partition import Partition, PartShare, read_salt
+from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan, manifest_of
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 5
@@ -81,9 +79,10 @@ def plan(
 def _planned(
     streams: Mapping[PartShare, Tokens], base: Base, salt: bytes, options: TrainingOptions
 ) -> dict[PartShare, PlannedAdapter]:
+    recipe = [_TRAINING, base.revision, base.tokenizer, options.recipe]
     return {
         share: PlannedAdapter(
-            share.name, _fingerprint(tokens, base, salt, options), partial(_recipe, share, tokens, options)
+            share.name, fingerprint("part", salt, recipe, [tokens]), partial(_recipe, share, tokens, options)
         )
         for share, tokens in streams.items()
     }
@@ -110,30 +109,12 @@ def _seed(share: PartShare) -> int:
     return int.from_bytes(hashlib.sha256(f"privmix part {share.part}".encode()).digest()[:7], "big")
 
 
-def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptions) -> str:
-    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
-    key = hashlib.sha256(b"privmix part fingerprint\0" + salt).digest()
-    recipe = [_TRAINING, base.revision, base.tokenizer, options.recipe]
-    digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
-    digest.update(tokens.astype("<i4").tobytes())
-    return digest.hexdigest()
-
-
 def _manifest(
     planned: Mapping[PartShare, PlannedAdapter], output: Path, base: Base, salt: bytes, options: TrainingOptions
 ) -> Manifest:
     adapters = {share: _adapter(adapter, output) for share, adapter in planned.items()}
-    return Manifest(
-        ensemble=ensemble_id(output),
-        base_model=base.name,
-        base_revision=base.revision,
-        tokenizer=base.tokenizer,
-        salt_id=salt_id(salt),
-        part_kind=options.part_kind,
-        layers=options.layers,
-        private_base=base.private,
-        parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
-    )
+    parts = tuple(_part(share.part, adapters) for share in adapters if share.half is None)
+    return manifest_of(output, base, salt, options, parts)
 
 
 def _adapter(planned: PlannedAdapter, output: Path) -> Adapter:
