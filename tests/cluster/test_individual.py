@@ -29,7 +29,7 @@ from privmix.training.manifest import Manifest, hash_adapter
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
 from tests.support.app import app_client
-from tests.support.neighbouring import view_differences
+from tests.support.neighbouring import unequal
 
 PARTS = 3
 HORIZON = 64
@@ -275,7 +275,7 @@ def test_every_route_is_documented_or_driven() -> None:
 @pytest.mark.timeout(1800)
 def test_a_client_sees_the_same_of_neighbouring_ensembles(looks: list[Looks]) -> None:
     first, second = looks
-    assert "\n".join(view_differences(first.client, second.client)) == ""
+    assert "\n".join(unequal(first.client, second.client)) == ""
     for look in looks:
         assert sum(look.balance.charged.values()) > 3 * HORIZON, "no token was refused"
         assert max(look.balance.accounts.charged) > 0

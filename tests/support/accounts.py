@@ -1,4 +1,4 @@
-"""Checks accounts: what every token tells of a part must be charged to the part's account, and stay charged.
+"""Checks accounts: what every token tells of a part must be charged to the part's account.
 
 Claims of accounts are about charges, which no client sees, so that tokens alone refute them slowly. This reads the
 charges: it compares them with the exact divergences of the releases, without statistics.
@@ -7,16 +7,12 @@ charges: it compares them with the exact divergences of the releases, without st
 import dataclasses
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from scipy.special import log_softmax
 from torch import Tensor
 
-from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import ANY_ORDER, PrivacyBudget
 from privmix.laboratory.audit.distributions import renyi_divergence
 from privmix.privacy.accounting.tilts import moment_factor
 from privmix.privacy.arrays import Reals
@@ -47,7 +43,7 @@ class _Case:
 
 
 def account_faults(protocol: Individual) -> tuple[str, ...]:
-    """Compares charges with what the releases tell, and accounts before and after a restart; returns what differs."""
+    """Compares charges with what the releases tell; returns what differs."""
     tight = dataclasses.replace(protocol, parts=max(protocol.parts, PARTS))
     cases = [*_revealing(tight), *_random(tight)]
     told = float(max(_told(tight, case, *spent) for case in cases for spent in _SPENT))
@@ -58,8 +54,6 @@ def account_faults(protocol: Individual) -> tuple[str, ...]:
         refuted.append("a part whose account is empty changes a token")
     if any(_looks_at_others(tight, case) for case in cases):
         refuted.append("what a part says or pays depends on another part")
-    if _forgets(protocol):
-        refuted.append("a restart of the ledger changes what the accounts were charged")
     return tuple(refuted)
 
 
@@ -141,26 +135,3 @@ def _looks_at_others(protocol: Individual, case: _Case) -> bool:
             paid.add(int(charges[0, -1]))
             tilts += [] if allowed else [sums]  # the others are silent
     return len(paid) > 1 or not torch.equal(*tilts)
-
-
-def _forgets(protocol: Individual) -> bool:
-    """Returns whether a ledger that is opened again has other accounts than before."""
-    terms = PrivacyBudget(
-        ensemble="audit",
-        epsilon=None,
-        delta=1e-5,
-        order=ANY_ORDER,
-        adjacency=protocol.guarantee.adjacency,
-        horizon=protocol.tokens,
-        partition="audit",
-        parts=protocol.parts,
-    )
-    with TemporaryDirectory() as folder:
-        place = Path(folder) / "ledger.db"
-        ledger = Ledger.create(place, terms)
-        for name in ("settled", "open"):
-            granted = ledger.lease(protocol.event, 4, name, protocol.parts)
-        ledger.settle("settled", granted.count, tuple(granted.count * own for own in granted.allowances))
-        before = ledger.balance().accounts
-        after = Ledger.create(place, terms).balance().accounts
-    return after != before or not any(before.charged) or not any(before.held)

@@ -91,9 +91,6 @@ def of_tokens(protocol: Protocol, tokens: int = 1, releases: int = 20_000, claim
 
     Args:
         releases: the number of tokens in each world; fewer where noise makes them slow.
-
-    Raises:
-        NoPairError: no worst case is known for this protocol.
     """
     event = claimed or protocol.event
     pair = worst_pair(protocol, event, tokens, DELTA)

@@ -67,7 +67,7 @@ def training_differences(without: PipelineWorld, present: PipelineWorld) -> tupl
         {"said": world.said, "manifest": _public(world.manifest, changed), "adapters": _adapters(world, changed)}
         for world in (without, present)
     )
-    return tuple(_unequal(first, second))
+    return tuple(unequal(first, second))
 
 
 def _adapters(world: PipelineWorld, left_out: int) -> dict[str, str]:
@@ -87,18 +87,14 @@ def _public(manifest: Manifest, left_out: int) -> dict[str, Any]:
     return record
 
 
-def view_differences(without: Any, present: Any) -> tuple[str, ...]:
-    """Returns what differs between two views, as sentences."""
-    return tuple(_unequal(without, present))
-
-
-def _unequal(first: Any, second: Any, place: str = "") -> Iterator[str]:
+def unequal(first: Any, second: Any, place: str = "") -> Iterator[str]:
+    """Yields what differs between two views, as sentences."""
     match first, second:
         case dict(), dict():
             for name in sorted(first.keys() | second.keys()):
-                yield from _unequal(first.get(name), second.get(name), f"{place}/{name}")
+                yield from unequal(first.get(name), second.get(name), f"{place}/{name}")
         case [*ones], [*others] if len(ones) == len(others):
             for number, (one, other) in enumerate(zip(ones, others, strict=True)):
-                yield from _unequal(one, other, f"{place}/{number}")
+                yield from unequal(one, other, f"{place}/{number}")
         case _ if first != second:
             yield f"{place}: {str(first)[:80]!r} without the user, {str(second)[:80]!r} with"

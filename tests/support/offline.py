@@ -28,6 +28,9 @@ from privmix.fleet.shard_map import PartGroup, ShardMap
 from privmix.privacy.events import from_json
 from privmix.privacy.mollifiers.shaping import shape_public
 from privmix.privacy.protocol import PartRows, Protocol
+from privmix.privacy.protocols.individual import IndividualSettings
+from privmix.privacy.protocols.pmixed import PMixed
+from privmix.structure import grammar
 
 FAVOURED = 5
 """Every part gives tokens of these ids' remainder a greater probability than the public model does."""
@@ -179,3 +182,14 @@ def offline(
     group = PartGroup(0, {part: f"part-{part}" for part in range(protocol.parts)}, ("shard",))
     coordinator = Offline(CoordinatorSettings(model, "offline", "budget"), ShardMap(1, protocol, (group,)))
     return coordinator, samples, budget.ledger
+
+
+INDIVIDUAL = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
+TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
+WORLDS: dict[str, tuple[Protocol, PrivacyBudget]] = {
+    "raw rows": (PMixed(2, 1.0, mollifier="renyi", order=4, loss=0.1), TERMS),
+    "pmixed": (PMixed(2, 1.0, 0.4), TERMS),
+    "individual": (INDIVIDUAL.plan(2), PrivacyBudget.of("e", INDIVIDUAL, INDIVIDUAL.plan(2))),
+}
+"""Protocols of each way to get a token, with what pays for them."""
+GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")

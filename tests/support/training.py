@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privmix.training import dp_sgd
 from privmix.training.corpus import Corpus, Document
-from privmix.training.options import TrainingOptions
+from privmix.training.manifest import Manifest
+from privmix.training.options import DpSgdOptions, TrainingOptions
 from privmix.training.partition import part_of
 from privmix.training.plan import Trained, run_training
 from privmix.training.train import plan
@@ -15,6 +17,8 @@ from privmix.training.train import plan
 SALT = bytes(range(32))
 PARTS = 4
 EMPTY_PART = 2
+PLAIN = TrainingOptions(part_kind="lora", targets=("v_proj",), block=16, precision="float32", weight_decay=0)
+BRIEF = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
 SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=2e-3)
 
 
@@ -33,6 +37,19 @@ def small_documents() -> list[Document]:
         for user in users
         for place in ("kitchen", "boathouse")
     ]
+
+
+def train_base(corpus: Path, output: Path, model: Path, epsilon: float = 2.0, learning_rate: float = 5e-3) -> Manifest:
+    """Trains a private base by two steps of DP-SGD."""
+    private = DpSgdOptions(steps=2, epsilon=epsilon)
+    options = PLAIN.model_copy(update={"learning_rate": learning_rate})
+    planned = dp_sgd.plan(Corpus(corpus), output, private=private, model=str(model), options=options)
+    return run_training(planned).manifest
+
+
+def train_parts(corpus: Path, output: Path, model: Path) -> Trained:
+    """Trains two parts on a model, which may be a private base."""
+    return run_training(plan(Corpus(corpus), output, parts=2, model=str(model), options=BRIEF))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmix.laboratory.audit.distributions import answers, draws, renyi_divergence, tokens_epsilon
+from privmix.laboratory.audit.distributions import answers, draws, renyi_divergence
 from privmix.laboratory.audit.worlds import NEVER, Pair, World, replaced, worst_of_pmixed
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Integers, Reals
@@ -36,28 +36,13 @@ _QUANTILES = 1500
 _MAX_ORDER = 8.0
 
 
-class NoPairError(ValueError):
-    """Raised when no worst case is known for a claim."""
-
-
 def worst_pair(protocol: Protocol, claimed: Event, tokens: int, delta: float) -> Pair:
-    """Returns the worst known replacement of the last part for a claim about a number of tokens.
-
-    Raises:
-        NoPairError: no worst case is known.
-    """
+    """Returns the worst known replacement of the last part for a claim about a number of tokens."""
     pairs = list(worst_pairs(claimed, protocol))
-    if not pairs:
-        raise NoPairError(f"no worst case is known for {claimed.kind}")
     if len(pairs) == 1:
         return pairs[0]
     order = min(_MAX_ORDER, planning.cost(claimed, tokens, delta).best_order)
     return max(pairs, key=lambda pair: renyi_divergence(*pair_laws(protocol, pair), order))
-
-
-def worst_epsilon(protocol: Protocol, tokens: int, delta: float) -> float:
-    """Returns the epsilon of a number of tokens in the worst known case, from its exact distributions."""
-    return tokens_epsilon(*pair_laws(protocol, worst_pair(protocol, protocol.event, tokens, delta)), tokens, delta)
 
 
 def pair_laws(protocol: Protocol, pair: Pair) -> tuple[Reals, Reals]:

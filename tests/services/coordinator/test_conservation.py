@@ -9,33 +9,19 @@ from typing import Any
 
 import pytest
 
-from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator import coordinator as coordinating
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.step import PartlySampled
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.privacy.protocol import Protocol
-from privmix.privacy.protocols.individual import IndividualSettings
-from privmix.privacy.protocols.pmixed import PMixed
-from privmix.structure import grammar
 from privmix.training import public_model
-from tests.support.offline import HeldHere, offline
+from tests.support.offline import GRAMMAR, WORLDS, HeldHere, offline
 
 Call = Callable[..., Awaitable[Any]]
 
-PARTS, SEQUENCES, TOKENS = 2, 3, 4
+SEQUENCES, TOKENS = 3, 4
 SAMPLE = HeldHere.sample
-GRAMMAR = grammar.of_regex("[AB][a-z]{3}[0-9]{3}x")
-INDIVIDUAL = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
-ACCOUNTED = INDIVIDUAL.plan(PARTS)
-TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
-WORLDS: dict[str, tuple[Protocol, PrivacyBudget]] = {
-    "raw rows": (PMixed(PARTS, 1.0, mollifier="renyi", order=4, loss=0.1), TERMS),
-    "pmixed": (PMixed(PARTS, 1.0, 0.4), TERMS),
-    "individual": (ACCOUNTED, PrivacyBudget.of("e", INDIVIDUAL, ACCOUNTED)),
-}
 
 
 Sample = Callable[[HeldHere, Collection[int], Collection[int]], Awaitable[dict[int, int]]]

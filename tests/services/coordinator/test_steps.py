@@ -1,8 +1,6 @@
 """Claim: a step has a constant shape, a failed step costs nothing, and it ends only the sequences that caused it."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -345,26 +343,6 @@ def test_a_shard_holds_what_each_callers_last_step_needs(engines: tuple[EngineSe
         with pytest.raises(LostStepError):
             shard.partial(key, public)
     assert shard.status().trouble(60.0) is None
-
-
-@pytest.mark.slow
-def test_streams_continue_after_a_restart_of_their_shard(
-    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
-) -> None:
-    tokens = 60
-
-    async def run() -> list[Delta]:
-        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
-            answering = asyncio.create_task(generate(coordinator, dict(zip("abc", PROMPTS, strict=True)), tokens))
-            await asyncio.sleep(0.5)
-            status = await shards[1].status.remote()
-            assert not answering.done()
-            os.kill(status.process, signal.SIGKILL)
-            return await answering
-
-    deltas = asyncio.run(run())
-    assert set(reasons(deltas).values()) == {"length"}
-    assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "failed steps are not charged"
 
 
 class FailingShard(Shard):

@@ -135,22 +135,6 @@ def test_a_structured_sequence_shares_its_steps_with_others(
     assert reasons(deltas) == {"ticket": "stop", "text": "length"}
 
 
-def test_another_coordinator_continues_within_the_structure(
-    engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
-) -> None:
-    """The first tokens come from one coordinator; every other one continues them, also inside of forced runs."""
-    whole, _ = run(engines, tmp_path / "ledger.db", STRUCTURED)
-    tokens = tuple(token for delta in whole for token in delta.token_ids)
-    resumed = [replace(STRUCTURED, id=f"at-{cut}", released=tokens[:cut]) for cut in range(0, len(tokens), 4)]
-    (tmp_path / "others").mkdir()
-    deltas, charged = run(engines, tmp_path / "others" / "ledger.db", *resumed)
-    assert charged == sum(delta.charged for delta in deltas)
-    for generation in resumed:
-        rest = [token for delta in deltas if delta.id == generation.id for token in delta.token_ids]
-        answer = vocabulary().tokenizer.decode_str([*generation.released, *rest])
-        jsonschema.validate(json.loads(answer), TICKET)
-
-
 def test_an_invalid_grammar_starts_nothing(
     engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
 ) -> None:
@@ -192,27 +176,6 @@ def paid(live: LiveSequence, token: int) -> Delta:
     """Returns what follows a token that is charged and then sampled, as the coordinator does it."""
     live.charge()
     return accepted(live, token)
-
-
-def test_an_answer_is_ended_while_its_end_fits() -> None:
-    """The end costs nothing. At each limit from the shortest answer on, the answer is a value of the schema."""
-    begun_, first = begun(STRUCTURED)
-    position = begun_.position()
-    assert first is None
-    assert position is not None
-    assert position.end is not None
-    shortest = len(begun_.tokens) - len(PROMPT) + len(position.end)
-    for limit in range(shortest, shortest + 8):
-        live, delta = begun(replace(STRUCTURED, max_tokens=limit))
-        deltas = [] if delta is None else [delta]
-        for token in [tokens(' "')[0], *tokens("a b c d e f g h i")]:
-            deltas += [paid(live, token)] if live.finish_reason is None else []
-        jsonschema.validate(json.loads(text(deltas)), TICKET)
-        assert (deltas[-1].finish_reason, deltas[-1].complete) == ("length", True)
-        assert sum(delta.tokens for delta in deltas) == limit
-        assert sum(delta.charged - delta.lost for delta in deltas) == limit - sum(delta.free for delta in deltas)
-    _, delta = begun(replace(STRUCTURED, max_tokens=shortest - 1))
-    assert delta is None, "a coordinator does not refuse: the gateway has, or the limit is the key's share"
 
 
 CHOICE = Generation("choice", PROMPT, OPTIONS, 2, grammar=grammar.of_choice(["Yes", "Not without asking the doctor"]))
@@ -260,12 +223,3 @@ def test_an_answer_that_may_charge_few_tokens_is_completed_for_nothing() -> None
     assert sum(delta.charged for delta in deltas) == 2
     free_text = LiveSequence("channel", Generation("text", PROMPT, OPTIONS, 9, max_charged=1), smollm())
     assert paid(free_text, tokens("a")[0]).finish_reason == "length"
-
-
-def test_the_legal_tokens_restrict_the_next_one() -> None:
-    live, _ = begun(STRUCTURED)
-    legal = live.options.legal
-    assert legal is not None
-    assert live.options == replace(OPTIONS, legal=legal)
-    assert live.position() is not None
-    assert legal == matcher(GRAMMARS["schema"]).after(live.tokens[len(PROMPT) :]).legal

@@ -130,16 +130,6 @@ def test_stop_strings(text: str, stop: tuple[str, ...], expected: str) -> None:
     assert streamed(smollm(), ids("x"), ids(text), stop) == expected
 
 
-def test_nothing_follows_a_stop() -> None:
-    stream = TextStream(smollm(), ids("x"), ("nine",))
-    for token in ids(" at nine sharp"):
-        stream.push(token)
-        if stream.stopped:
-            break
-    assert stream.stopped
-    assert stream.finish() == ""
-
-
 def test_stop_strings_do_not_reach_back_into_the_prompt() -> None:
     assert streamed(smollm(), ids("User"), ids(": hi"), ("User:",)) == ": hi"
 

@@ -78,29 +78,34 @@ def test_a_cluster_of_ones_own_listens_on_loopback_and_asks_for_its_token(tmp_pa
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
 
-def test_no_worker_inherits_the_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = "PRIVMIX_HTTP__API_KEYS", "PRIVMIX_KEYS__DATABASE", "PRIVMIX_BUDGET__LEDGER"
-    for name in (*secret, "PRIVMIX_CACHE"):
-        monkeypatch.setenv(name, "value")
-    seen: dict[str, str] = {}
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Lets a test say what starting Ray does."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **_: seen.update(os.environ))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray_session, "secure", lambda address: None)
+    return monkeypatch
+
+
+def test_no_worker_inherits_the_settings_of_the_environment(without_ray: pytest.MonkeyPatch) -> None:
+    secret = "PRIVMIX_HTTP__API_KEYS", "PRIVMIX_KEYS__DATABASE", "PRIVMIX_BUDGET__LEDGER"
+    for name in (*secret, "PRIVMIX_CACHE"):
+        without_ray.setenv(name, "value")
+    seen: dict[str, str] = {}
+    without_ray.setattr(ray, "init", lambda **_: seen.update(os.environ))
     with ray_session.connected("auto"):
         assert all(os.environ[name] == "value" for name in secret), "the command itself reads them"
     assert not set(secret) & set(seen)
     assert seen["PRIVMIX_CACHE"] == "value"
 
 
-def test_a_local_address_starts_a_cluster_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_address_starts_a_cluster_of_ones_own(without_ray: pytest.MonkeyPatch) -> None:
     """Ray would listen on all addresses, with a dashboard and a token file that others can read."""
     told: list[object] = []
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **options: told.append(options["include_dashboard"]))
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(ray_session, "secure", told.append)
+    without_ray.setenv("RAY_ADDRESS", "local")
+    without_ray.setattr(ray, "init", lambda **options: told.append(options["include_dashboard"]))
+    without_ray.setattr(ray_session, "secure", told.append)
     with ray_session.connected():
         assert told == [None, False]
 
@@ -111,26 +116,21 @@ def test_a_dead_cluster_is_named(address: str) -> None:
         ray_session.wait_for(address, patience_s=0)
 
 
-def test_a_cluster_that_cannot_be_started_says_where_its_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_cannot_be_started_says_where_its_files_are(without_ray: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise OSError("AF_UNIX path length cannot exceed 107 bytes")
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray_session, "secure", lambda address: None)
+    without_ray.setattr(ray, "init", init)
     with pytest.raises(WorkError, match=r"its files in RAY_TMPDIR or TMPDIR .*: AF_UNIX"), ray_session.connected():
         pass
 
 
 def test_what_ray_says_while_it_connects_is_no_result(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    without_ray: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as its warning of many processes, which it prints at any moment."""
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **_: print("a warning"))
-    monkeypatch.setattr(ray, "shutdown", lambda: print("another"))
-    monkeypatch.setattr(ray_session, "secure", lambda address: None)
+    without_ray.setattr(ray, "init", lambda **_: print("a warning"))
+    without_ray.setattr(ray, "shutdown", lambda: print("another"))
     with ray_session.joined("auto"):
         pass
     said = capsys.readouterr()

@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, set_num_threads
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from privmix.privacy.mollifiers.shaping import SamplingOptions, shape, shape_public
 from privmix.privacy.protocol import Answers, Protocol, Release
@@ -19,6 +16,7 @@ from privmix.privacy.protocols.individual import WHOLE, Individual, IndividualSe
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.sampling.categorical import quantise
 from privmix.shards.reducer import Reducer, Reduction, single_threaded_pool
+from tests.support.steps import Operation, Operations
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -195,19 +193,6 @@ def test_the_drawn_parts_count(public: Tensor, parts: Tensor) -> None:
         assert not torch.equal(*weights)
 
 
-class Operations(TorchDispatchMode):
-    """Records PyTorch's operations by name, with the shapes and types of their tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recorded: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.recorded.append((str(func), *((tuple(leaf.shape), leaf.dtype) for leaf in leaves)))
-        return func(*args, **(kwargs or {}))
-
-
 WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
 
 
@@ -226,9 +211,10 @@ def test_the_operations_depend_on_shapes_alone(name: str, public: Tensor, parts:
         asked = torch.cat([public[:, None], rows[:, :width]], dim=1).flatten(0, 1)
         given = Reduction(protocol, OPTIONS, flags, granted)
         p0 = reducer.begin(asked, given).public.numpy()
-        with Operations() as operations:
+        operations: list[Operation] = []
+        with Operations(operations):
             reducer.partial(asked, given, p0)
-        recorded.append(operations.recorded)
+        recorded.append(operations)
     assert recorded[0] == recorded[1] == recorded[2]
     assert len(recorded[0]) > 15
     assert not WAITS & {operation for operation, *_ in recorded[0]}

@@ -8,25 +8,15 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privmix.foundation.errors import ConfigurationError, InputError, ManifestError
-from privmix.training import dp_sgd
 from privmix.training.base import find_base
-from privmix.training.corpus import Corpus
 from privmix.training.manifest import PRIVATE_BASE, Manifest, private_base
-from privmix.training.options import DpSgdOptions, TrainingOptions
-from privmix.training.plan import run_training
 from privmix.training.private_base import merged
-from privmix.training.train import plan
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
 from tests.inline import run_inline
 from tests.support.cli import privmix
-from tests.support.training import Ensemble, small_documents, write_corpus
+from tests.support.training import PLAIN, Ensemble, small_documents, train_base, train_parts, write_corpus
 
-PLAIN = TrainingOptions(
-    part_kind="lora", targets=("v_proj",), block=16, learning_rate=5e-3, precision="float32", weight_decay=0
-)
-PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
-PRIVATE = DpSgdOptions(steps=2, epsilon=2)
 CONFIGURED = {"privacy": {"protocol": "exponential", "epsilon": 8, "tokens": 64}}
 
 
@@ -41,7 +31,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained_base(tiny: Path, corpus: Path, one_ray: str, tmp_path: Path) -> Path:
-    run_training(dp_sgd.plan(Corpus(corpus), tmp_path / "base", private=PRIVATE, model=str(tiny), options=PLAIN))
+    train_base(corpus, tmp_path / "base", tiny)
     return tmp_path / "base"
 
 
@@ -61,9 +51,7 @@ def test_parts_on_a_private_base_carry_its_event(trained_base: Path, corpus: Pat
     shutil.copytree(model, tmp_path / "moved")
     for name in (trained_base, model, copied, tmp_path / "moved"):
         assert find_base(str(name), PLAIN).private == described
-    ensemble = run_training(
-        plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
-    ).manifest
+    ensemble = train_parts(corpus, tmp_path / "parts", trained_base).manifest
     assert ensemble.private_base == described
     ensemble.verify(tmp_path / "parts")
     promised = promise(configured(tmp_path / "parts", **CONFIGURED), ensemble)
@@ -71,10 +59,10 @@ def test_parts_on_a_private_base_carry_its_event(trained_base: Path, corpus: Pat
     assert promised.when_exhausted == "base"
     assert "base: Abadi et al. 2016" in promised.sentence
 
-    again = run_training(plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS))
+    again = train_parts(corpus, tmp_path / "parts", trained_base)
     assert (again.kept, again.manifest) == (2, ensemble), "the same command goes on, with the same base"
     with pytest.raises(InputError, match="was trained on private text itself"):
-        run_training(dp_sgd.plan(Corpus(corpus), tmp_path / "twice", private=PRIVATE, model=str(model), options=PLAIN))
+        train_base(corpus, tmp_path / "twice", model)
 
     forged = ensemble.model_copy(update={"private_base": None})
     with pytest.raises(ManifestError, match=r"private_base: the model in .* and the manifest differ"):
@@ -114,9 +102,7 @@ def test_one_command_trains_the_base_and_the_parts(
 
 @pytest.mark.slow
 def test_what_is_configured_must_fit_the_base(trained_base: Path, corpus: Path, tmp_path: Path) -> None:
-    manifest = run_training(
-        plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
-    ).manifest
+    manifest = train_parts(corpus, tmp_path / "parts", trained_base).manifest
     ledger = {"ledger": str(tmp_path / "l.db")}
     for privacy, problem in (
         ({"protocol": "exponential", "epsilon": 2, "tokens": 64}, "besides the private base"),

@@ -13,21 +13,13 @@ from privmix.laboratory.audit.private_base import faults
 from privmix.privacy.events import Event
 from privmix.privacy.protocols.exponential import ExponentialSettings
 from privmix.privacy.settings import Settings
-from privmix.training import dp_sgd
-from privmix.training.corpus import Corpus
 from privmix.training.manifest import PRIVATE_BASE, Manifest
-from privmix.training.options import DpSgdOptions, TrainingOptions
-from privmix.training.plan import run_training
 from privmix.training.private_base import merged
-from privmix.training.train import plan
 from tests.inline import run_inline
 from tests.support.cli import privmix
-from tests.support.training import small_documents, write_corpus
+from tests.support.training import small_documents, train_base, train_parts, write_corpus
 from tests.tiny import write_tiny_model
 
-PLAIN = TrainingOptions(part_kind="lora", targets=("v_proj",), block=16, precision="float32", weight_decay=0)
-PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
-PRIVATE = DpSgdOptions(steps=2, epsilon=2)
 SETTINGS = ExponentialSettings(epsilon=8.0, delta=1e-5, tokens=64)
 
 
@@ -48,8 +40,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     folders = {name: tmp_path / name for name in ("base", "other", "parts", "others")}
     run_inline(monkeypatch)
     for name, above in (("base", "parts"), ("other", "others")):
-        run_training(dp_sgd.plan(Corpus(corpus), folders[name], private=PRIVATE, model=str(tiny), options=PLAIN))
-        run_training(plan(Corpus(corpus), folders[above], parts=2, model=str(folders[name]), options=PARTS))
+        train_base(corpus, folders[name], tiny)
+        train_parts(corpus, folders[above], folders[name])
     return SimpleNamespace(**folders, tiny=tiny, corpus=corpus)
 
 
@@ -77,7 +69,7 @@ def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> N
     config = json.loads((passed / "config.json").read_bytes())
     del config[PRIVATE_BASE]
     (passed / "config.json").write_text(json.dumps(config))
-    run_training(plan(Corpus(made.corpus), tmp_path / "forged", parts=2, model=str(passed), options=PARTS))
+    train_parts(made.corpus, tmp_path / "forged", passed)
     unpaid = ledger(tmp_path / "forged.db", tmp_path / "forged", None)
     assert faults(tmp_path / "forged", unpaid) == (), "without the training, nothing shows it"
     (fault,) = faults(tmp_path / "forged", unpaid, [made.other, made.base])

@@ -16,21 +16,13 @@ from privmix.laboratory.evaluation.text import EvaluationText, held_out_text
 from privmix.laboratory.evaluation.trial import CONTEXTS
 from privmix.privacy.accounting import planning
 from privmix.privacy.protocols.exponential import ExponentialSettings
-from privmix.training import dp_sgd
 from privmix.training.corpus import Corpus
-from privmix.training.options import DpSgdOptions, TrainingOptions
-from privmix.training.plan import run_training
 from privmix.training.private_base import merged
-from privmix.training.train import plan
 from tests.inline import run_inline
-from tests.support.training import small_documents, write_corpus
+from tests.support.training import small_documents, train_base, train_parts, write_corpus
 from tests.tiny import write_tiny_model
 
 TOKENS = 48
-PLAIN = TrainingOptions(
-    part_kind="lora", targets=("v_proj",), block=16, learning_rate=5e-2, precision="float32", weight_decay=0
-)
-PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
 OPTIONS = EvaluationOptions(
     sweep="epsilon", values=("4", "8"), tokens=TOKENS, protocols=("exponential",), run_tokens=24, runs=2, context=48,
     precision="float32",
@@ -53,10 +45,9 @@ def test_a_table_of_a_private_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tiny = write_tiny_model(tmp_path / "tiny")
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
     base, alone, above = (tmp_path / name for name in ("base", "alone", "above"))
-    private = DpSgdOptions(steps=2, epsilon=5)
-    run_training(dp_sgd.plan(Corpus(corpus), base, private=private, model=str(tiny), options=PLAIN))
-    run_training(plan(Corpus(corpus), alone, parts=2, model=str(tiny), options=PARTS))
-    run_training(plan(Corpus(corpus), above, parts=2, model=str(base), options=PARTS))
+    train_base(corpus, base, tiny, epsilon=5, learning_rate=5e-2)
+    train_parts(corpus, alone, tiny)
+    train_parts(corpus, above, base)
     loaded = ComparedEnsembles.load([above, alone], None, ())
     assert (loaded.main.directory, loaded.base) == (alone, tiny)
     by_itself = ComparedEnsembles.load([above], None, [base])

@@ -108,14 +108,6 @@ def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: li
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16", "the precision of other products does not change"  # type: ignore[attr-defined]
 
 
-def test_distributions_are_computed_from_hidden_states(tmp_path: Path) -> None:
-    written = write_rows(tmp_path, positions=50, models=3)
-    positions = np.array([7, 3, 49])
-    public, parts = RowReader.open(written.files)(positions)
-    assert torch.allclose(public, written.public[positions], atol=1e-5)
-    assert torch.allclose(parts, written.models[positions].flatten(0, 1), atol=1e-5)
-
-
 def test_stored_hidden_states_give_the_scorers_distributions(
     model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import torch
 from privmix.foundation.errors import DataError, InputError
 from privmix.foundation.progress import Display
 from privmix.laboratory.heads import certified, compare, data, head, methods, sgd
-from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
+from privmix.laboratory.heads.certified import total_losses
 from privmix.laboratory.heads.data import read_table
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.mimic import series
@@ -36,12 +36,6 @@ def test_every_method_learns() -> None:
         thetas = method.release(parts.train, 2.0, 0)
         areas = auc(predictions(methods.built(parts.train), thetas, parts.test.x), parts.test.y)
         assert np.median(areas) > 0.85, name
-
-
-def test_a_required_guarantee_excludes_the_published_method() -> None:
-    assert METHODS["expm-nf"].guarantee == "none proven"
-    with pytest.raises(InputError, match=r"none proven.*choose dp-sgd or expm-certified"):
-        methods.demand_certified("expm-nf")
 
 
 def test_a_user_changes_total_losses_by_at_most_one() -> None:
@@ -101,12 +95,6 @@ def test_rows_whose_place_matters_are_evaluated_alone() -> None:
     for faulty in (lambda x, y: x + x.mean() * 1e-6, lambda x, y: x + torch.arange(len(x))[:, None].eq(7) * 1e-7):
         assert RowFunction(faulty, x, y).rows == 1
     assert RowFunction(lambda x, y: 2 * x, x, y).rows == ROWS
-
-
-def test_features_scaled_by_private_rows_are_never_certified(tmp_path: Path) -> None:
-    table = replace(generated(), scaling="private")
-    with pytest.raises(InputError, match="bounds"):
-        certified.event(table, 1.0, CertifiedSettings())
 
 
 def test_gru_d_in_a_batch_of_parameters_is_gru_d() -> None:

@@ -7,49 +7,18 @@ import pytest
 from mpmath import mp, mpf
 from scipy.optimize import linprog
 
+from privmix.laboratory.audit.distributions import pair_laws
+from privmix.laboratory.audit.worlds import worst_of_pmixed
 from privmix.privacy import accounting
 from privmix.privacy.accounting.channel import WorstCaseRatios
 from privmix.privacy.mollifiers.projection import Projection
 from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
-from tests.services.privacy.mechanism import (
-    Rows,
-    hockey_stick,
-    log_softmax,
-    renyi_divergence,
-    token_distribution,
-)
+from tests.services.privacy.mechanism import Rows, hockey_stick, renyi_divergence
 
-VOCABULARY = 4
 ORDERS = (1.5, 3.0, 18.0)
 EPSILONS = np.array([0.0, 0.05, 0.2])
 PROJECTIONS: tuple[Projection, ...] = ("clip", "mix")
 SETTINGS = [(1, 0.4, 1.0), (2, 1.0, 0.5), (2, 0.3, 2.0), (3, 0.5, 0.4), (4, 1.0, 1.2)]
-
-
-def losses(protocol: PMixed, event: RatioEvent, logits: Rows) -> list[float]:
-    """Returns each divergence of the token under replacement of the last part, as a share of its bound."""
-    public, *parts, other = log_softmax(logits)
-    before = token_distribution(protocol, public, np.array(parts))
-    after = token_distribution(protocol, public, np.array([*parts[:-1], other]))
-    allowed = event.rdp(ORDERS)
-    limits = WorstCaseRatios.of(event.parts, event.q, event.radius).hockey_stick(EPSILONS)
-    return [
-        *(renyi_divergence(before, after, a) / rdp for a, rdp in zip(ORDERS, allowed, strict=True)),
-        *(hockey_stick(before, after, eps) / limit for eps, limit in zip(EPSILONS, limits, strict=True) if limit),
-    ]
-
-
-def corner_logits(event: RatioEvent) -> Rows:
-    """Returns the worst case: the part predicts the first token before and the second after, the others the rest."""
-    mass = WorstCaseRatios.of(event.parts, event.q, event.radius).mass
-    shared = max(0.0, 3 * mass - 1)
-    masses = np.array([mass, mass - shared, shared or 1 - 3 * mass, mass - shared])
-    others = np.array([0, 0, shared > 0, 1], dtype=bool)
-    after = np.array([0, 1, shared > 0, 0], dtype=bool)
-    before = np.array([1, 0, 0, 0], dtype=bool)
-    public = np.log(masses)
-    rows = [np.where(row, public + 10, -11.0) for row in (*[others] * (event.parts - 1), before, after)]
-    return np.array([public, *rows])
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
@@ -57,10 +26,13 @@ def corner_logits(event: RatioEvent) -> Rows:
 def test_the_corners_attain_the_cost_of_the_channel(
     parts: int, q: float, radius: float, projection: Projection
 ) -> None:
-    event = RatioEvent(parts, q, radius)
-    shares = losses(PMixed(parts, q, radius, projection=projection), event, corner_logits(event))
-    assert min(shares) >= 0.999, shares
-    assert max(shares) <= 1
+    pair = worst_of_pmixed(parts, q, radius)
+    before, after = pair_laws(PMixed(parts, q, radius, projection=projection), pair)
+    for order, bound in zip(ORDERS, RatioEvent(parts, q, radius).rdp(ORDERS), strict=True):
+        assert 0.999 * bound <= renyi_divergence(before, after, order) <= bound
+    limits = WorstCaseRatios.of(parts, q, radius).hockey_stick(EPSILONS)
+    for epsilon, limit in zip(EPSILONS, limits, strict=True):
+        assert 0.999 * limit <= hockey_stick(before, after, epsilon) <= limit
 
 
 @pytest.mark.parametrize(("parts", "q", "radius"), [*SETTINGS, (20, 0.1, 2.5), (2, 1.0, 5.0), (80, 0.03, 1.6)])

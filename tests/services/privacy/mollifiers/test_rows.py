@@ -7,7 +7,7 @@ chooses it when it is imported; and Triton builds them for the kind of GPU that 
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -26,18 +26,16 @@ from privmix.foundation import compiled
 from privmix.privacy import mollifiers, reduction
 from privmix.privacy.mollifiers import projection, rows
 from privmix.privacy.mollifiers.mixture import accepted
-from privmix.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from privmix.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, shape_public, temperatures
 from privmix.privacy.protocols.exponential import Exponential
-from tests.services.privacy.mollifiers.kernels import (
-    agreement_of_projections,
-    agreement_of_samples,
-    agreement_of_the_exponential,
-    agreement_of_tilts,
-    logits,
-)
+from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
+from privmix.privacy.reduction import reduce_at
+from privmix.privacy.sampling.categorical import accumulated, tokens_at
 
 SEQUENCES, PARTS, VOCABULARY = 2, 5, 9001
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RADIUS = 1.6
+OPTIONS = (SamplingOptions(), SamplingOptions(temperature=0.3), SamplingOptions(top_k=50), SamplingOptions(top_p=0.9))
 Run = Callable[..., Any]
 Both = Callable[..., tuple[Tensor, Tensor]]
 
@@ -105,29 +103,106 @@ def by_torch(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         return function(*arguments)
 
 
+def logits(sequences: int) -> Tensor:
+    """Returns a public row and part rows of each sequence, [S, 1 + n, V]: log-ratios of N(0, 0.7) to a steep p0."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    falling = -1.5 * torch.log(torch.arange(1, VOCABULARY + 1, dtype=torch.float32, device=DEVICE))
+    order = torch.rand((sequences, VOCABULARY), generator=generator, device=DEVICE).argsort(dim=1)
+    made = falling[order][:, None].repeat(1, 1 + PARTS, 1)
+    made[:, 1:] += 0.7 * torch.randn((sequences, PARTS, VOCABULARY), generator=generator, device=DEVICE)
+    return made
+
+
+def asked(options: Sequence[SamplingOptions]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns p0, the parts' rows, of which some fail, say nothing, or say little, and the temperatures."""
+    made = logits(len(options))
+    made[0, 1, 17] = torch.nan
+    made[0, 2, 3] = torch.inf
+    made[0, 3] = -torch.inf
+    made[0, 4, VOCABULARY // 8 :] = -torch.inf
+    return shape_public(made[:, 0], options), made[:, 1:], temperatures(options, made.device)
+
+
+def exact_scores(protocol: Exponential, public: Tensor, log_p: Tensor, scales: Tensor, drawn: Tensor) -> Tensor:
+    """Returns the scores of `Exponential.partial` before they are steps, computed in float64: nats, [S, n, V]."""
+    p0 = public.double()[:, None]
+    bits = log_p.double() * scales.double()[:, None, None]
+    broken = ~(bits < torch.inf).all(dim=2, keepdim=True)
+    logs = torch.where(p0 > 0, bits, -torch.inf)
+    mass = (logs * math.log(2)).logsumexp(dim=2, keepdim=True)
+    unusable = broken | ~mass.isfinite()
+    ratios = torch.where(unusable, 1.0, (logs * math.log(2) - mass).exp() / p0.clamp(min=2.0**-40)) * (p0 > 0)
+
+    def log_mean(shift: Tensor) -> Tensor:
+        low, high = (-protocol._clip - shift).exp(), (protocol._clip - shift).exp()
+        return (ratios.clamp(low, high) * p0).sum(dim=2, keepdim=True).log() + shift
+
+    first = log_mean(torch.zeros_like(mass))
+    slope = ((log_mean(first) - first) / torch.where(first == 0, 1.0, first)).clamp(0, 0.95)
+    centres = (first / (1 - slope)).clamp(-protocol._clip, protocol._clip)
+    scores = (ratios.log() + centres).clamp(-protocol._clip, protocol._clip)
+    return scores * drawn[:, :, None]
+
+
+def check_scores() -> None:
+    """Compares the kernels with the same formula in float64, without steps and with them, and the laws of a token."""
+    protocol = Exponential(PARTS, PARTS, RADIUS)
+    public, log_p, degrees = asked(OPTIONS)
+    drawn = torch.ones((len(OPTIONS), PARTS), dtype=torch.bool, device=DEVICE)
+    drawn[1, 2:] = False
+    drawn[2] = False
+    sums = reduce_at(protocol, public, log_p, degrees, drawn).sums
+    assert sums.dtype == torch.int32
+    assert bool((sums.abs().amax(dim=1) <= protocol._steps * drawn.sum(dim=1)).all())
+    exact = exact_scores(protocol, public, log_p, bits_per_nat(degrees), drawn)
+    steps = (exact / protocol._step).round().sum(dim=1) * protocol._step
+    scores = sums.double() * protocol._step
+    kept = public > 0
+    apart = torch.where(kept, (scores - exact.sum(dim=1)).abs() / PARTS, 0.0)
+    assert float(apart.max()) - protocol._step / 2 < 1e-4
+    laws = [torch.where(kept, (each / PARTS).exp() * public, 0.0) for each in (scores, steps)]
+    first, second = (law / law.sum(dim=1, keepdim=True) for law in laws)
+    assert float((first - second).abs().sum(dim=1).max() / 2) < 1e-5
+
+
 def test_sums_of_scores_are_those_of_float64(run: Run) -> None:
-    """Of parts that fail, say nothing or say little, at several options, and of parts that are not drawn."""
-    agreement = run(agreement_of_the_exponential, PARTS, VOCABULARY, DEVICE)
-    assert agreement["nats"] < 1e-4
-    assert agreement["variation"] < 1e-5
+    run(check_scores)
+
+
+def check_tilts() -> None:
+    protocol = IndividualSettings(tokens=1024).plan(PARTS)
+    drawn = torch.ones((len(OPTIONS), PARTS), dtype=torch.bool, device=DEVICE)
+    allowances = torch.arange(drawn.numel(), device=DEVICE).view_as(drawn) * (WHOLE // 1024 // PARTS)
+    given = *asked(OPTIONS), drawn, allowances
+    ours = reduce_at(protocol, *given)
+    with patch.object(rows, "_triton", lambda: None):
+        theirs = reduce_at(protocol, *given)
+    assert ours.charges is not None
+    assert theirs.charges is not None
+    assert bool((ours.charges <= allowances).all())
+    assert float((ours.sums - theirs.sums).abs().max() / theirs.sums.abs().max()) < 1e-5
+    assert float((ours.charges - theirs.charges).abs().max() / theirs.charges.max()) < 1e-4
 
 
 def test_tilts_and_charges_are_those_of_torch(run: Run) -> None:
-    agreement = run(agreement_of_tilts, PARTS, VOCABULARY, DEVICE)
-    assert agreement["tilt"] < 1e-5
-    assert agreement["charge"] < 1e-4
-
-
-def test_projected_parts_are_those_of_torch(run: Run) -> None:
-    assert run(agreement_of_projections, 1, VOCABULARY, DEVICE)["variation"] < 1e-5
+    run(check_tilts)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA GPU")
 def test_a_gpu_makes_the_tokens_of_a_cpu() -> None:
-    agreement = agreement_of_samples(PARTS, VOCABULARY, DEVICE)
-    assert agreement["weight"] < 2.0**-40
-    assert agreement["tokens"] == 0
+    """Of the same sums, and then of the same weights and points."""
+    protocol = Exponential(PARTS, PARTS, RADIUS)
+    given = asked((SamplingOptions(),) * len(OPTIONS))
+    drawn = torch.ones((len(OPTIONS), PARTS), dtype=torch.bool, device=DEVICE)
+    public, sums = given[0], reduce_at(protocol, *given, drawn).sums
+    ours, theirs = protocol.combine(public, sums).weights, protocol.combine(public.cpu(), sums.cpu()).weights
+    cumulative = accumulated(ours)
+    totals = cumulative[:, -1].tolist()
+    assert float((ours.cpu() - theirs).abs().max() / min(totals)) < 2.0**-40
+    points = torch.tensor([[total * step // 1000 for step in range(1000)] for total in totals]).T
+    tokens = torch.stack([tokens_at(own.contiguous().to(DEVICE), cumulative).cpu() for own in points])
+    assert torch.equal(tokens, torch.stack([tokens_at(own.contiguous(), accumulated(ours.cpu())) for own in points]))
 
 
 def shaped(log_p: Tensor, public: Tensor, scale: float = 1.0) -> Tensor:
@@ -386,48 +461,22 @@ def test_a_row_has_the_same_bits_among_any_others_and_on_any_number_of_threads(
     assert not differing
 
 
-FLOATS, DOUBLES, INTEGERS = "*fp32", "*fp64", "*i32"
-ROWS = {"rows": FLOATS, "vocabulary": "i32", "row_s": "i32", "row_i": "i32"}
+DOUBLES = "*fp64"
+TYPES = {
+    **dict.fromkeys(("rows", "public", "scales", "scores", "out", "lows", "highs", "means"), "*fp32"),
+    **dict.fromkeys(("radius", "slope", "per_nat", "furthest", "low", "high", "least"), "fp32"),
+    **{"drawn": "*i1", "sums": "*i32", "seconds": DOUBLES, "block": "constexpr"},
+}
+"""The types of a kernel's arguments by their names; others are whole numbers."""
 ROW, TILE = (8192, 16), (1024, 4)
 KERNELS: Mapping[str, tuple[dict[str, str], tuple[int, int]]] = {
-    "_shape_rows": (
-        {**ROWS, "public": FLOATS, "scales": FLOATS, "out": FLOATS, "out_s": "i32", "out_i": "i32"},
-        ROW,
-    ),
-    "_centre_rows": (
-        {**ROWS, "public": FLOATS, "scales": FLOATS, "scores": FLOATS, "radius": "fp32", "slope": "fp32"},
-        ROW,
-    ),
-    "_sum_steps": (
-        {
-            **ROWS,
-            "count": "i32",
-            **dict.fromkeys(("public", "scales", "scores"), FLOATS),
-            "drawn": "*i1",
-            "sums": INTEGERS,
-            "per_nat": "fp32",
-            "furthest": "fp32",
-            "most": "i32",
-        },
-        TILE,
-    ),
-    "_sum_clipped": ({**ROWS, **dict.fromkeys(("public", "lows", "highs", "means"), FLOATS)}, ROW),
-    "_sum_moments": (
-        {**ROWS, "public": DOUBLES, "lows": FLOATS, "highs": FLOATS, "means": DOUBLES, "seconds": DOUBLES},
-        ROW,
-    ),
-    "_find_scales": (
-        {
-            **ROWS,
-            **dict.fromkeys(("public", "scales"), FLOATS),
-            **dict.fromkeys(("low", "high", "least", "most"), "fp32"),
-        },
-        ROW,
-    ),
-    "_add_clipped": (
-        {**ROWS, "count": "i32", "lows": FLOATS, "highs": FLOATS, "scales": DOUBLES, "sums": DOUBLES},
-        TILE,
-    ),
+    "_shape_rows": ({}, ROW),
+    "_centre_rows": ({}, ROW),
+    "_sum_steps": ({}, TILE),
+    "_sum_clipped": ({}, ROW),
+    "_sum_moments": ({"public": DOUBLES, "means": DOUBLES}, ROW),
+    "_find_scales": ({"most": "fp32"}, ROW),
+    "_add_clipped": ({"scales": DOUBLES, "sums": DOUBLES}, TILE),
 }
 
 
@@ -440,12 +489,10 @@ def test_triton_builds_a_kernel_for_hopper(name: str) -> None:
 
     from privmix.privacy.mollifiers import rows_triton
 
-    types, (block, warps) = KERNELS[name]
-    source = ASTSource(
-        fn=getattr(rows_triton, name),
-        signature={**types, "block": "constexpr"},
-        constexprs={(len(types),): block},
-    )
+    own, (block, warps) = KERNELS[name]
+    kernel = getattr(rows_triton, name)
+    types = {argument: (TYPES | own).get(argument, "i32") for argument in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=types, constexprs={(len(types) - 1,): block})
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     assert built.asm["cubin"].startswith(b"\x7fELF")
 
@@ -468,10 +515,8 @@ def test_without_triton_torch_reduces_and_the_log_says_so(
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA GPU")
 def test_nothing_waits_for_the_device_and_a_graph_captures_the_kernels() -> None:
-    from privmix.privacy.reduction import reduce_at
-
     protocol = Exponential(PARTS, PARTS, 0.7)
-    made = logits(SEQUENCES, PARTS, VOCABULARY, DEVICE)
+    made = logits(SEQUENCES)
     degrees = torch.ones(SEQUENCES, device=DEVICE)
     drawn = torch.ones((SEQUENCES, PARTS), dtype=torch.bool, device=DEVICE)
 

@@ -6,7 +6,7 @@ and draw nothing that could decide.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from typing import Protocol as Interface
@@ -16,9 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from privmix.budget.chain import LedgerRow
-from privmix.budget.state import LedgerState
-from privmix.laboratory.audit import distributions, one_run
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
 from privmix.privacy.mollifiers import projection
@@ -34,8 +31,8 @@ from privmix.privacy.settings import Settings
 from tests.support import mechanisms
 from tests.support.accounts import account_faults
 from tests.support.formulas import has_formula
-from tests.support.mechanisms import DELTA, audited, of_draws, of_tokens, sampled, variants
-from tests.support.worst_cases import pair_laws, worst_pair, worst_pairs
+from tests.support.mechanisms import audited, of_draws, of_tokens, variants
+from tests.support.worst_cases import worst_pairs
 
 PARTS = 4
 FEW = 64
@@ -192,19 +189,6 @@ def test_a_part_that_speaks_when_its_account_is_empty_is_detected(plant: Plant) 
     assert "a part whose account is empty changes a token" in reasons
 
 
-@pytest.mark.parametrize("forgotten", ["charged", "held"])
-def test_an_account_that_a_restart_resets_is_detected(forgotten: str, plant: Plant) -> None:
-    replay = LedgerState.replay.__func__  # type: ignore[attr-defined]
-
-    def forgetful(cls: type[LedgerState], rows: Iterable[LedgerRow], before: LedgerRow | None = None) -> LedgerState:
-        state: LedgerState = replay(cls, rows, before)
-        state.accounts = dataclasses.replace(state.accounts, **{forgotten: ()})
-        return state
-
-    plant(LedgerState, "replay", forgetful, classmethod)
-    assert of_accounts(1024) == ("a restart of the ledger changes what the accounts were charged",)
-
-
 def test_scores_that_count_twice_are_detected_in_the_releases(plant: Plant) -> None:
     plant(exponential, "quantise", lambda weights: quantise(weights.square()))
     assert of_releases(Exponential(PARTS, 2, 0.3))
@@ -318,46 +302,6 @@ def test_noise_that_is_used_for_two_tokens_is_caught(
 
     plant(module, sampler, twice)
     assert of_tokens(planned(name), releases=releases).broken
-
-
-@pytest.mark.slow
-def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins(plant: Plant) -> None:
-    """Guesses the 40 clearest of 64 planted parts. A delta of 1e-5 would be too large for a certain verdict."""
-    protocol, queries = PMixed(64, 1.0, 1.6), 1200
-    guessed = guess_parts(protocol, queries, 40)
-
-    def verdict() -> str:
-        return one_run.finding("64 parts", protocol, guessed, queries * 64, 1e-9, 0.95).verdict
-
-    assert verdict() == "holds"
-    plant(composition, "paid", lambda event, count: min(count, 1))
-    assert verdict() == "broken"
-
-
-def guess_parts(protocol: Protocol, queries: int, guesses: int) -> one_run.GuessCounts:
-    """Flips a coin for every part, which chooses one of two worst-case models, and guesses it from queries of its own.
-
-    All other parts are those of the worst case.
-    """
-    pair = worst_pair(protocol, protocol.event, queries, DELTA)
-    coins = np.random.default_rng().random(protocol.parts) < 0.5
-    ratio = distributions.log_ratio(*pair_laws(protocol, pair))
-    scores = []
-    for part, coin in enumerate(coins):
-        world = pair.before if coin else pair.after
-        *others, own = world.parts
-        attacked = dataclasses.replace(world, parts=(*others[:part], own, *others[part:]))
-        scores.append(ratio[sampled(protocol, attacked, queries)].sum())
-    return one_run.GuessCounts(len(coins), guesses, one_run.correct_guesses(coins, np.array(scores), guesses))
-
-
-def test_no_certified_protocol_is_left_out() -> None:
-    certified = {
-        name
-        for name, settings in PROTOCOLS.items()
-        if not settings.one_model and settings.model_validate({}).plan(PARTS).guarantee.status == "certified"
-    }
-    assert {name for name, _ in audited(PARTS)} == certified - {"public"}
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in audited(PARTS)))
