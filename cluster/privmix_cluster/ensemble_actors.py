@@ -9,8 +9,8 @@ import ray
 from ray.actor import ActorHandle
 
 from privmix.budget import actor as budget
-from privmix.budget.actor import LedgerPlaces
 from privmix.budget.receipt import anchors_of
+from privmix.budget.store.database import LedgerDatabase
 from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.database.service import ServiceDatabase
 from privmix.fleet import fleet
@@ -147,8 +147,7 @@ def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle
     """Returns the running budget actor, or None.
 
     Raises:
-        ConfigurationError: it enforces another budget, or has another ledger, anchor or signing key than configured,
-            which it would never write, as long as it is kept.
+        ConfigurationError: it enforces another budget, or the configuration differs in what running actors keep.
     """
     try:
         actor = ray.get_actor(budget.NAME, configuration.namespace)
@@ -159,19 +158,27 @@ def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle
             f"namespace: {configuration.namespace} already serves with another budget; stop it, or choose another "
             "namespace"
         )
-    settings, kept = configuration.budget, ray.get(actor.places.remote())
-    configured = LedgerPlaces.of(settings.ledger, anchors_of(configuration.ensemble, settings.anchor), settings.key())
-    for setting, has, should in (
-        ("ledger", kept.ledger, configured.ledger),
-        ("anchor", kept.anchors, configured.anchors),
-        ("signing_key", kept.signing_key, configured.signing_key),
-    ):
-        if has != should:
+    kept = ray.get(actor.settings.remote())
+    for name, value in _kept_settings(configuration).items():
+        if name not in kept or kept[name] != value:
             raise ConfigurationError(
-                f"budget.{setting}: {configuration.namespace} already serves with another one, which a deployment does "
-                "not change; stop the service and start it again"
+                f"{name}: {configuration.namespace} already serves with another one, which a deployment does not "
+                "change; stop the service and start it again"
             )
     return actor
+
+
+def _kept_settings(configuration: Configuration) -> dict[str, object]:
+    """Returns the settings that running actors keep, by name, without secrets. The fleet has those of the shards."""
+    budget, key = configuration.budget, configuration.budget.key()
+    return {
+        "budget.ledger": LedgerDatabase(budget.ledger, "read").name,
+        "budget.anchor": tuple(anchor.name for anchor in anchors_of(configuration.ensemble, budget.anchor)),
+        "budget.signing_key": None if key is None else key.name,
+        "budget.lease_tokens": budget.lease_tokens,
+        "budget.when_exhausted": budget.when_exhausted,
+        **{f"coordinator.{name}": value for name, value in configuration.coordinator.model_dump().items()},
+    }
 
 
 def _start_budget(configuration: Configuration, checked: CheckedEnsemble, database: str) -> ActorHandle:
@@ -185,6 +192,7 @@ def _start_budget(configuration: Configuration, checked: CheckedEnsemble, databa
         anchors=anchors_of(configuration.ensemble, configuration.budget.anchor),
         clients_need_keys=KeyStore(ServiceDatabase(database)).required(),
         key=configuration.budget.key(),
+        settings=_kept_settings(configuration),
     )
 
 

@@ -52,14 +52,17 @@ def test_a_keys_actor_with_another_database_than_configured_is_not_kept(tmp_path
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_budget_actor_that_writes_elsewhere_than_configured_is_not_kept(ensemble: Path, tmp_path: Path) -> None:
-    """It would never write the new anchor, which would accept a copy of the ledger later."""
+def test_running_actors_that_would_ignore_a_changed_setting_are_not_kept(ensemble: Path, tmp_path: Path) -> None:
+    """The ledger's would never write a new anchor, which would accept a copy of the ledger later."""
     own = own_ensemble(ensemble, tmp_path)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
 
-    def load(**settings: str) -> Configuration:
-        return Configuration.load(configure(tmp_path, own, budget={"anchor": str(tmp_path / "first")} | settings))
+    def load(setting: str = "budget.create", value: object = True) -> Configuration:
+        section, name = setting.split(".")
+        sections: dict[str, dict[str, object]] = {"budget": {"anchor": str(tmp_path / "first")}}
+        sections[section] = sections.get(section, {}) | {name: value}
+        return Configuration.load(configure(tmp_path, own, **sections))
 
     configuration = load()
     checked = check_ensemble(configuration, may_begin=True)
@@ -67,10 +70,12 @@ def test_a_budget_actor_that_writes_elsewhere_than_configured_is_not_kept(ensemb
     actor = _start_budget(configuration, checked, str(tmp_path / "keys.db"))
     assert _kept_budget(load(), checked.promise) == actor
     for setting, value in (
-        ("anchor", str(tmp_path / "second")),
-        ("ledger", str(tmp_path / "moved.db")),
-        ("signing_key", "0" * 64),
+        ("budget.anchor", str(tmp_path / "second")),
+        ("budget.ledger", str(tmp_path / "moved.db")),
+        ("budget.signing_key", "0" * 64),
+        ("coordinator.max_live", 3),
+        ("coordinator.replicas", 2),
     ):
-        with pytest.raises(ConfigurationError, match=rf"budget\.{setting}: .* already serves with another .* start it"):
-            _kept_budget(load(**{setting: value}), checked.promise)
+        with pytest.raises(ConfigurationError, match=rf"{setting}: .* already serves with another .* start it"):
+            _kept_budget(load(setting, value), checked.promise)
     ray.kill(actor)

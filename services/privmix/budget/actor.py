@@ -3,23 +3,19 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Unpack
 from uuid import uuid4
 
 import ray
 from ray.actor import ActorHandle
 
 from privmix.budget.accounts import Grains
-from privmix.budget.anchor import Anchor
 from privmix.budget.ledger import PATIENCE_S, Grant, Ledger, WriterOptions
 from privmix.budget.metrics import BudgetMetrics, LedgerHealth
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.signing import SigningKey
 from privmix.budget.statement import Statement, statement
-from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.actors import HEAD, concurrent
 from privmix.foundation.errors import Fenced, LedgerError
 from privmix.privacy.events import from_json
@@ -28,26 +24,6 @@ NAME = "budget"
 WATCH_S = PATIENCE_S / 6
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LedgerPlaces:
-    """Names what a writer of a ledger writes to, and signs with, without secrets.
-
-    Attributes:
-        ledger: the ledger's path, or its URL without a password.
-        anchors: the names of the anchors.
-        signing_key: the public name of the key; None without one.
-    """
-
-    ledger: str
-    anchors: tuple[str, ...]
-    signing_key: str | None
-
-    @classmethod
-    def of(cls, ledger: str, anchors: Sequence[Anchor], key: SigningKey | None) -> Self:
-        names = tuple(anchor.name for anchor in anchors)
-        return cls(LedgerDatabase(ledger, "read").name, names, None if key is None else key.name)
 
 
 class Budget:
@@ -59,10 +35,19 @@ class Budget:
     without a name is charged twice and granted once, which is safe; the lost tokens count as `held`.
     """
 
-    def __init__(self, ledger: str, terms: PrivacyBudget, create: bool, options: WriterOptions, namespace: str) -> None:
+    def __init__(
+        self,
+        ledger: str,
+        terms: PrivacyBudget,
+        create: bool,
+        options: WriterOptions,
+        namespace: str,
+        settings: Mapping[str, object],
+    ) -> None:
         self._where = ledger
         self._terms = terms
         self._options = options
+        self._settings = settings
         # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._create = create and not restarted
@@ -83,9 +68,9 @@ class Budget:
         """Opens the ledger and returns its privacy budget."""
         return self._opened().terms
 
-    def places(self) -> LedgerPlaces:
-        """Returns what this actor writes to, which does not change while it lives."""
-        return LedgerPlaces.of(self._where, self._options.get("anchors", ()), self._options.get("key"))
+    def settings(self) -> Mapping[str, object]:
+        """Returns the settings that the actors of this service have, and do not change while they live."""
+        return self._settings
 
     @concurrent("writes")
     def lease(self, event: str, count: int, lease: str | None = None, parts: int | None = None) -> Grant:
@@ -180,12 +165,14 @@ def start(
     name: str = NAME,
     create: bool = True,
     lifetime: Literal["detached"] | None = None,
+    settings: Mapping[str, object] | None = None,
     **options: Unpack[WriterOptions],
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
 
     Args:
         create: create the ledger if it does not exist.
+        settings: see `Budget.settings`.
         options: of the writer, which becomes a deployment of its own.
 
     Raises:
@@ -194,7 +181,7 @@ def start(
     """
     options["holder"] = uuid4().hex
     actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
-        ledger, terms, create, options, namespace
+        ledger, terms, create, options, namespace, settings or {}
     )
     try:
         ray.get(actor.ready.remote())

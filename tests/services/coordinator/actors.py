@@ -23,7 +23,7 @@ class SuccessiveBudgets(Budget):
         """Opens no ledger: `begin` opens the first one."""
 
     def begin(self, ledger: str, terms: PrivacyBudget) -> None:
-        super().__init__(ledger, terms, True, {"holder": uuid4().hex}, NAMESPACE)
+        super().__init__(ledger, terms, True, {"holder": uuid4().hex}, NAMESPACE, {})
         self.ready()
 
 
