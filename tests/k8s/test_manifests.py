@@ -30,7 +30,7 @@ SETTINGS = tuple(f"PRIVMIX_{name.upper().replace('.', '__')}" for name in SECRET
 """The beginnings of the variables that hold secrets or name their files."""
 SERVICES = K8S.parent / "services" / "privmix"
 METRIC = re.compile(r"ray_privmix_\w+")
-DEFINITION = re.compile(r"(Counter|Gauge|Histogram)\(\s*\"(privmix_\w+)\"")
+DEFINITION = re.compile(r"(?i)(Counter|Gauge|Histogram)\(\s*\"(privmix_\w+)\"")
 
 Change = Callable[[Manifest], object]
 
@@ -318,7 +318,7 @@ def exported() -> set[str]:
     """Returns the names of the services' own metrics, as Ray exports them."""
     endings = {"Counter": "_total", "Histogram": "_bucket", "Gauge": ""}
     defined = (found for file in SERVICES.glob("**/*.py") for found in DEFINITION.findall(file.read_text()))
-    return {f"ray_{name}{endings[kind]}" for kind, name in defined}
+    return {f"ray_{name}{endings[kind.capitalize()]}" for kind, name in defined}
 
 
 def test_disruption_budgets_keep_the_head_and_all_workers_but_one(manifests: Manifests) -> None:

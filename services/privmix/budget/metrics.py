@@ -2,10 +2,8 @@
 
 from typing import Literal, get_args
 
-from ray.util.metrics import Counter, Gauge
-
 from privmix.budget.ledger import Ledger
-from privmix.foundation.metrics import ENSEMBLE, of_ensemble
+from privmix.foundation.metrics import EnsembleMetrics
 
 LedgerHealth = Literal["writable", "fenced", "unavailable"]
 STATES: tuple[str, ...] = get_args(LedgerHealth)
@@ -15,24 +13,12 @@ class BudgetMetrics:
     """Records the metrics of the budget. Hides the spent epsilon if it is measured on private data."""
 
     def __init__(self, namespace: str) -> None:
-        self._leases = of_ensemble(
-            Counter("privmix_leases", "Leases and charges that were granted.", (ENSEMBLE,)), namespace
-        )
-        self._promised = of_ensemble(
-            Gauge("privmix_budget_epsilon", "The epsilon of the budget.", (ENSEMBLE,)), namespace
-        )
-        self._spent = of_ensemble(
-            Gauge("privmix_budget_epsilon_spent", "The epsilon of the tokens so far, an estimate.", (ENSEMBLE,)),
-            namespace,
-        )
-        self._tokens = of_ensemble(
-            Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.", (ENSEMBLE,)),
-            namespace,
-        )
-        self._state = of_ensemble(
-            Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state", ENSEMBLE)),
-            namespace,
-        )
+        metrics = EnsembleMetrics(namespace)
+        self._leases = metrics.counter("privmix_leases", "Leases and charges that were granted.")
+        self._promised = metrics.gauge("privmix_budget_epsilon", "The epsilon of the budget.")
+        self._spent = metrics.gauge("privmix_budget_epsilon_spent", "The epsilon of the tokens so far, an estimate.")
+        self._tokens = metrics.gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.")
+        self._state = metrics.gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", "state")
 
     def checked(self, health: LedgerHealth) -> None:
         """Records the result of a health check."""

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ray.util.metrics import Counter, Gauge, Histogram
-
-from privmix.foundation.metrics import ENSEMBLE, of_ensemble
+from privmix.foundation.metrics import EnsembleMetrics
 
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
@@ -28,30 +26,17 @@ class CoordinatorMetrics:
     """Records the metrics of a coordinator. Rows are a total, so that no reader learns one token's draw."""
 
     def __init__(self, namespace: str) -> None:
-        self._tokens = of_ensemble(Counter("privmix_tokens", "Tokens released.", ("answered_by", ENSEMBLE)), namespace)
-        self._free = of_ensemble(
-            Counter("privmix_free_tokens", "Tokens without an alternative, at no charge.", (ENSEMBLE,)), namespace
+        metrics = EnsembleMetrics(namespace)
+        self._tokens = metrics.counter("privmix_tokens", "Tokens released.", "answered_by")
+        self._free = metrics.counter("privmix_free_tokens", "Tokens without an alternative, at no charge.")
+        self._rows = metrics.counter("privmix_rows", "Rows asked of the models, the public model's included.")
+        self._live = metrics.gauge("privmix_live_sequences", "Sequences that wait for a token.")
+        self._batch = metrics.histogram("privmix_batch_size", "Sequences that a step advanced.", SIZES)
+        self._first = metrics.histogram(
+            "privmix_time_to_first_token_seconds", "From submission to the first token.", SECONDS
         )
-        self._rows = of_ensemble(
-            Counter("privmix_rows", "Rows asked of the models, the public model's included.", (ENSEMBLE,)), namespace
-        )
-        self._live = of_ensemble(
-            Gauge("privmix_live_sequences", "Sequences that wait for a token.", (ENSEMBLE,)), namespace
-        )
-        self._batch = of_ensemble(
-            Histogram("privmix_batch_size", "Sequences that a step advanced.", SIZES, (ENSEMBLE,)), namespace
-        )
-        self._first = of_ensemble(
-            Histogram(
-                "privmix_time_to_first_token_seconds", "From submission to the first token.", SECONDS, (ENSEMBLE,)
-            ),
-            namespace,
-        )
-        self._token = of_ensemble(
-            Histogram(
-                "privmix_token_seconds", "From one token to the next, the longest of a step.", SECONDS, (ENSEMBLE,)
-            ),
-            namespace,
+        self._token = metrics.histogram(
+            "privmix_token_seconds", "From one token to the next, the longest of a step.", SECONDS
         )
 
     def live(self, sequences: int) -> None:

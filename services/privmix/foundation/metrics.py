@@ -1,19 +1,31 @@
-"""Labels Prometheus metrics with the ensemble to which they belong."""
+"""Makes Prometheus metrics that have the ensemble to which they belong as a label."""
 
-from typing import TypeVar
-
-from ray.util.metrics import Metric
+from ray.util.metrics import Counter, Gauge, Histogram
 
 ENSEMBLE = "ensemble"
 """The label's name. Its value is the Ray namespace of the ensemble's actors."""
 
-AnyMetric = TypeVar("AnyMetric", bound=Metric)
 
+class EnsembleMetrics:
+    """Makes the metrics of an actor in a namespace, with further labels by their names.
 
-def of_ensemble(metric: AnyMetric, namespace: str) -> AnyMetric:
-    """Sets the label of a metric to the namespace of this actor. The metric must have the tag `ENSEMBLE`.
-
-    Ray's runtime context does not know it: there, the namespace is that of the process that started the actor.
+    Ray's runtime context does not know the namespace: there, it is that of the process that started the actor.
     """
-    metric.set_default_tags({ENSEMBLE: namespace})
-    return metric
+
+    def __init__(self, namespace: str) -> None:
+        self._tags = {ENSEMBLE: namespace}
+
+    def counter(self, name: str, description: str, *labels: str) -> Counter:
+        made = Counter(name, description, (*labels, ENSEMBLE))
+        made.set_default_tags(self._tags)
+        return made
+
+    def gauge(self, name: str, description: str, *labels: str) -> Gauge:
+        made = Gauge(name, description, (*labels, ENSEMBLE))
+        made.set_default_tags(self._tags)
+        return made
+
+    def histogram(self, name: str, description: str, boundaries: list[float]) -> Histogram:
+        made = Histogram(name, description, boundaries, (ENSEMBLE,))
+        made.set_default_tags(self._tags)
+        return made
