@@ -35,7 +35,7 @@ SHARED: dict[tuple[str, str], tuple[str, ...]] = {
         f"tests/services/training/test_{name}.py"
         for name in ("command", "dp_sgd", "halves", "manifest", "plan", "private_base", "train")
     ),
-    ("tests", "service"): ("tests/services/gateway/test_service.py", "tests/services/gateway/test_structure.py"),
+    ("tests", "service"): tuple(f"tests/services/gateway/test_{name}.py" for name in ("http1", "service", "structure")),
     ("tests/services/coordinator", "cluster"): tuple(
         f"tests/services/coordinator/test_{name}.py" for name in ("dp_sgd", "protocols", "steps", "structure")
     ),

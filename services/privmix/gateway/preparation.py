@@ -56,12 +56,6 @@ async def read_body(request: Request, limit: int, identify: Callable[[], Awaitab
     except TimeoutError:
         message = f"it was not complete within {BODY_S:g} s; send it faster, or make it smaller"
         raise invalid("body", message, "body_too_slow", 408) from None
-    if not body and "h2c" in request.headers.get("upgrade", ""):
-        # uvicorn's parser takes the body for another protocol's (httptools' `cb_on_headers_complete`).
-        message = (
-            "its body is lost with the header `upgrade: h2c`; send HTTP/1.1, in Java `HttpClient.Version.HTTP_1_1`"
-        )
-        raise invalid("upgrade", message)
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         message = "send it as JSON, with the header content-type: application/json"
         raise invalid("body", message, "unsupported_media_type", 415)

@@ -234,14 +234,6 @@ async def test_a_body_of_unknown_length_is_read_only_to_the_limit(client: TestCl
     assert sent <= 64 + 2
 
 
-def test_a_body_that_an_upgrade_lost_says_so(client: TestClient) -> None:
-    headers = JSON | {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEA"}
-    response = client.post(COMPLETIONS, content=b"", headers=headers)
-    assert response.status_code == 400
-    check(response.json(), "upgrade", "invalid_value")
-    assert "HTTP_1_1" in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
