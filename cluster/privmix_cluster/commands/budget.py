@@ -9,9 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from privmix_cluster.options import JsonOption
+from privmix_cluster.tables import show_table
 
 if TYPE_CHECKING:
-    from privmix.budget.statement import LedgerStatement
+    from privmix.budget.statement import Charge, LedgerStatement
 
 
 def budget(
@@ -48,7 +49,7 @@ def _show(stated: "LedgerStatement") -> None:
     console = Console()
     console.print(_totals(stated))
     if stated.charges:
-        console.print(_charges(stated))
+        show_table("Tokens by event", [_charge(charge) for charge in stated.charges])
     console.print(stated.guarantee, style="dim")
     if stated.exhausted and not stated.stopped:
         console.print("Exhausted: the rest of the budget is smaller than the cost of one token.")
@@ -90,13 +91,10 @@ def _totals(stated: "LedgerStatement") -> Table:
     return table
 
 
-def _charges(stated: "LedgerStatement") -> Table:
-    table = Table("event", "parameters", "guarantee", title="Tokens by event", title_justify="left")
-    table.add_column("tokens", justify="right")
-    for charge in stated.charges:
-        parameters = ", ".join(f"{name} {value}" for name, value in charge.event.items() if name != "kind")
-        table.add_row(charge.event["kind"], escape(parameters), charge.status, str(charge.tokens))
-    return table
+def _charge(charge: "Charge") -> dict[str, object]:
+    parameters = ", ".join(f"{name} {value}" for name, value in charge.event.items() if name != "kind")
+    kind = charge.event["kind"]
+    return {"event": kind, "parameters": parameters, "guarantee": charge.status, "tokens": charge.tokens}
 
 
 def _number(epsilon: float | None) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from privmix_cluster.options import JsonOption
+from privmix_cluster.tables import show_table
 
 if TYPE_CHECKING:
     from privmix.keys.records import KeyAccount, Share
@@ -90,12 +90,7 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
-    table = Table("name", "id", "owner", "scopes", "state")
-    for column in ("tokens used", "of", "today", "of"):
-        table.add_column(column, justify="right")
-    for account in accounts:
-        table.add_row(*_cells(account))
-    Console().print(table)
+    show_table("Keys", [_row(account) for account in accounts])
 
 
 @keys.command()
@@ -148,16 +143,18 @@ def _share_of(context: typer.Context) -> "Share":
     return Share.model_validate({name: context.params[name] for name in Share.model_fields})
 
 
-def _cells(account: "KeyAccount") -> tuple[str, ...]:
+def _row(account: "KeyAccount") -> dict[str, Any]:
     from privmix.database.clock import now
 
     key, share, usage = account.key, account.key.share, account.usage
-    state = "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid"
-    identity = (key.name, key.id, key.owner, ", ".join(key.scopes), state)
-    today = usage.spent_today + usage.held_today
-    amounts = (str(usage.charged), _limit(share.tokens), str(today), _limit(share.tokens_per_day))
-    return (*map(escape, identity), *amounts)
-
-
-def _limit(value: int | None) -> str:
-    return "-" if value is None else str(value)
+    return {
+        "name": key.name,
+        "id": key.id,
+        "owner": key.owner,
+        "scopes": ", ".join(key.scopes),
+        "state": "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid",
+        "tokens used": usage.charged,
+        "of": share.tokens,
+        "today": usage.spent_today + usage.held_today,
+        "of a day": share.tokens_per_day,
+    }

@@ -7,11 +7,9 @@ from importlib.metadata import version
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from privmix_cluster.options import NAMESPACE, RUNNING, AddressOption, JsonOption, NamespaceOption
+from privmix_cluster.tables import show_table
 
 PROBE_S = 10.0
 
@@ -74,12 +72,14 @@ async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str,
 def _show(record: dict[str, Any]) -> None:
     versions = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     title = f"{record['namespace']}: {record['parts']} parts; {versions}"
-    table = Table("actor", "parts", "works", title=title, title_justify="left")
-    table.add_column("MiB", justify="right")
-    for actor in record["actors"]:
-        parts = actor["parts"]
-        size = "" if actor["resident_bytes"] is None else f"{actor['resident_bytes'] / 2**20:.0f}"
-        part_range = f"{parts[0]} to {parts[-1]}" if parts else ""
-        works = "yes" if actor["answers"] else f"[red]no[/]: {escape(actor['trouble'])}"
-        table.add_row(actor["name"], part_range, works, size)
-    Console().print(table)
+    show_table(title, [_row(actor) for actor in record["actors"]])
+
+
+def _row(actor: dict[str, Any]) -> dict[str, Any]:
+    parts, size = actor["parts"], actor["resident_bytes"]
+    return {
+        "actor": actor["name"],
+        "parts": f"{parts[0]} to {parts[-1]}" if parts else None,
+        "works": "yes" if actor["answers"] else f"no: {actor['trouble']}",
+        "MiB": None if size is None else round(size / 2**20),
+    }
