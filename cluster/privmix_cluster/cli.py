@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
+from errno import EACCES, EDQUOT, EEXIST, ENOSPC, ENOTDIR, EPERM, EROFS
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -39,7 +39,10 @@ VERBS: Mapping[str, str] = {
 
 _FULL = "free some space, then run it again to continue"
 _CLOSED = "choose a place that this user can write (HOME, TMPDIR and PRIVMIX_CACHE name some)"
-FIXES: Mapping[int, str] = {ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _CLOSED, EPERM: _CLOSED, EROFS: _CLOSED}
+FIXES: Mapping[int, str] = {
+    **dict.fromkeys((ENOSPC, EDQUOT), _FULL),
+    **dict.fromkeys((EACCES, EPERM, EROFS, ENOTDIR, EEXIST), _CLOSED),
+}
 """The fixes of a machine's limits, which no command can foresee."""
 
 

@@ -25,14 +25,9 @@ def split(
     from privmix.training.split import split as split_corpus
 
     documents = reading.corpus(corpus)
-    sides = split_corpus(
-        documents,
-        train_out,
-        held_out_out,
-        fraction=held_out,
-        salt_file=salt_file or train_out.parent / "split.salt",
-    )
-    typer.echo(f"{train_out}: {sides.train_documents} documents of {sides.train_users} users")
-    typer.echo(f"{held_out_out}: {sides.held_out_documents} documents of {sides.held_out_users} users")
+    salt = salt_file or train_out.parent / "split.salt"
+    sides = split_corpus(documents, train_out, held_out_out, fraction=held_out, salt_file=salt)
+    for path, side in zip((train_out, held_out_out), sides, strict=True):
+        typer.echo(f"{path}: {side.documents} documents of {len(side.users)} users")
     if documents.skipped:
         typer.echo(f"skipped {documents.skipped.total()} bad rows: {kinds(documents.skipped)}")

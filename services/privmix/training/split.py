@@ -4,27 +4,24 @@ If it split by line, a user could be on both sides, and an evaluation would rewa
 """
 
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import replacing
 from privmix.foundation.json_lines import line_of
-from privmix.training.corpus import Corpus, Document
+from privmix.training.corpus import Corpus
 from privmix.training.partition import read_salt
 
 _BITS = 64
 
 
-@dataclass(frozen=True)
-class SplitCounts:
-    """Counts the documents and users on each side."""
+@dataclass
+class Side:
+    """Counts what one side of a split got."""
 
-    train_documents: int
-    train_users: int
-    held_out_documents: int
-    held_out_users: int
+    documents: int = 0
+    users: set[str] = field(default_factory=set)
 
 
 def held_out(user: str, salt: bytes, fraction: float) -> bool:
@@ -37,60 +34,39 @@ def held_out(user: str, salt: bytes, fraction: float) -> bool:
     return number < int(fraction * 2**_BITS)
 
 
-def split(corpus: Corpus, train: Path, held_out_file: Path, *, fraction: float, salt_file: Path) -> SplitCounts:
+def split(corpus: Corpus, train: Path, held_out_file: Path, *, fraction: float, salt_file: Path) -> tuple[Side, Side]:
     """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
-    Only their owner can read the files.
-
-    The text of a conversation is its list of messages.
+    Only their owner can read the files. The text of a conversation is its list of messages.
 
     Args:
         fraction: of the users, expected to be held out, in (0, 1). That of the text may differ.
         salt_file: the secret of the split, drawn on first use. With the same secret, a user stays on the same side.
 
+    Returns:
+        The sides of training and of held-out text.
+
     Raises:
-        InputError: the fraction is out of range, a side is empty, a file cannot be written, or the corpus
-            is invalid (`CorpusError`).
+        InputError: the fraction is out of range, a side is empty, or the corpus is invalid (`CorpusError`).
     """
     if not 0 < fraction < 1:
         raise InputError(f"held-out: must lie between 0 and 1, not {fraction:g}")
-    _create_parents(train, held_out_file, salt_file)
-    salt = read_salt(salt_file)
-    train_side, held_out_side = _Side(), _Side()
+    for path in (train, held_out_file, salt_file):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    salt, sides = read_salt(salt_file), (Side(), Side())
     with replacing(train, private=True) as train_lines, replacing(held_out_file, private=True) as held_out_lines:
         for document in corpus:
-            if held_out(document.user, salt, fraction):
-                held_out_side.write(document, held_out_lines)
-            else:
-                train_side.write(document, train_lines)
-        if not train_side.documents + held_out_side.documents:
+            is_held_out, told = held_out(document.user, salt, fraction), document.conversation
+            text = document.text if told is None else told.messages
+            (train_lines, held_out_lines)[is_held_out].write(line_of({"user": document.user, "text": text}))
+            sides[is_held_out].documents += 1
+            sides[is_held_out].users.add(document.user)
+        if not any(side.documents for side in sides):
             raise corpus.empty()
-        for side, label in ((held_out_side, "held-out"), (train_side, "training")):
+        for side, label in zip(sides, ("training", "held-out"), strict=True):
             if not side.documents:
                 raise InputError(
                     f"held-out: {fraction:g} leaves no user on the {label} side of {corpus.name}; "
                     f"choose another fraction, or remove {salt_file} to draw a new one"
                 )
-    return SplitCounts(train_side.documents, len(train_side.users), held_out_side.documents, len(held_out_side.users))
-
-
-class _Side:
-    """Counts the documents and the users that are written to one side."""
-
-    def __init__(self) -> None:
-        self.documents = 0
-        self.users = set[str]()
-
-    def write(self, document: Document, file: BinaryIO) -> None:
-        told = document.conversation
-        self.documents += 1
-        self.users.add(document.user)
-        file.write(line_of({"user": document.user, "text": document.text if told is None else told.messages}))
-
-
-def _create_parents(*paths: Path) -> None:
-    for path in paths:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    return sides

@@ -8,7 +8,7 @@ import pytest
 from privmix.foundation.errors import InputError
 from privmix.training.corpus import Corpus
 from privmix.training.partition import part_of
-from privmix.training.split import SplitCounts, held_out, split
+from privmix.training.split import Side, held_out, split
 
 SALT = bytes(range(32))
 
@@ -19,20 +19,20 @@ def corpus(path: Path, users: int = 200, documents: int = 3) -> Corpus:
     return Corpus(path)
 
 
-def cut(folder: Path, corpus: Corpus, **options: object) -> SplitCounts:
+def cut(folder: Path, corpus: Corpus, **options: object) -> tuple[Side, Side]:
     given = {"fraction": 0.2, "salt_file": folder / "salt", **options}
     return split(corpus, folder / "train.jsonl", folder / "heldout.jsonl", **given)  # type: ignore[arg-type]
 
 
 def test_all_documents_of_a_user_are_on_one_side(tmp_path: Path) -> None:
-    made = cut(tmp_path, corpus(tmp_path / "corpus.jsonl"))
+    training, held = cut(tmp_path, corpus(tmp_path / "corpus.jsonl"))
     train, apart = ([*Corpus(tmp_path / name)] for name in ("train.jsonl", "heldout.jsonl"))
     assert not {document.user for document in train} & {document.user for document in apart}
     assert all((tmp_path / name).stat().st_mode & 0o777 == 0o600 for name in ("train.jsonl", "heldout.jsonl", "salt"))
     assert sorted(map(repr, [*train, *apart])) == sorted(map(repr, Corpus(tmp_path / "corpus.jsonl")))
-    assert (made.train_documents, made.held_out_documents) == (len(train), len(apart))
-    assert made.train_users + made.held_out_users == 200
-    assert 15 < made.held_out_users < 70
+    assert (training.documents, held.documents) == (len(train), len(apart))
+    assert len(training.users) + len(held.users) == 200
+    assert 15 < len(held.users) < 70
 
 
 def test_the_same_salt_makes_the_same_split(tmp_path: Path) -> None:
