@@ -101,9 +101,6 @@ def verify(
     head: Annotated[
         str | None, typer.Option(help="A last hash noted earlier (16 digits or more): it must still be in the chain.")
     ] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="The former number of rows: none may be missing from the end.")
-    ] = None,
     signing_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -119,7 +116,7 @@ def verify(
         )
     try:
         key = _signing_key(signing_key_file)
-        balance = verified(place, head=head and head.lower(), length=rows, key=key)
+        balance = verified(place, head=head and head.lower(), key=key)
     except LedgerError as error:
         if not as_json:
             raise
@@ -129,7 +126,7 @@ def verify(
         "rows": balance.rows,
         "head": balance.head,
         "epoch": balance.epoch,
-        "checked": {"chain": True, "head": head is not None, "rows": rows is not None, "signature": key is not None},
+        "checked": {"chain": True, "head": head is not None, "signature": key is not None},
         "signed_with": balance.signature and balance.signature.signed.key,
     }
     if as_json:
