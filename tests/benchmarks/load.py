@@ -14,13 +14,14 @@ the prompts and lengths of the service's answers, because only private text may 
 
 import asyncio
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, product
 from pathlib import Path
@@ -149,33 +150,14 @@ def plain(folder: Path, threads: int) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "tests.benchmarks.plain", str(port)]
     command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB), "--threads", str(threads)]
-    log = folder / "plain.log"
-    with log.open("ab") as output:
-        process = psutil.Popen(command, stdout=output, stderr=output)
-    url = f"http://127.0.0.1:{port}"
+    with (folder / "plain.log").open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    it = RunningService(f"http://127.0.0.1:{port}", "plain", folder, folder, process)
     try:
-        _wait_until_healthy(url, process, log)
-        yield url
+        it.wait_until_healthy(TIMEOUT_S)
+        yield it.base_url
     finally:
-        with suppress(psutil.NoSuchProcess):  # the process has already ended
-            tree = process.children(recursive=True)
-            process.terminate()
-            process.wait(TIMEOUT_S)
-            for child in tree:
-                if child.is_running():
-                    child.kill()
-
-
-def _wait_until_healthy(url: str, process: psutil.Popen, log: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the plain side ended with {process.returncode}: {log.read_text()[-4000:]}")
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.2)
-    raise TimeoutError(f"the plain side did not answer within {TIMEOUT_S:g} s")
+        it.stop()
 
 
 @contextmanager

@@ -9,8 +9,8 @@ a tenth of the users is held out. How much of epsilon goes to a base follows fro
 --users`, which knows the numbers of users and tokens alone. Of the shares that it gives for an epsilon, the least and
 the largest are trained (with `--fractions 1` the middle one), and each cell takes the nearer one.
 
-An interrupted run continues with the files in FOLDER: after the last step of each training by DP-SGD, the last part,
-and the last ensemble that was scored. It uses `--processes` processes of one thread.
+An interrupted run continues with the files in FOLDER: after the last training by DP-SGD, the last part, and the last
+rows that were computed. It uses `--processes` processes of one thread.
 
 For each epsilon, method, number of parts and number of tokens:
 
@@ -261,16 +261,15 @@ class PrivateBaseBench:
                     write_files(unfinished, files)
         _say(f"trained {parts} parts on {name}")
 
-    def score(self, epsilon: float | None, parts: int, methods: Sequence[NamedProtocol]) -> None:
-        """Runs methods on all runs, unless their outcomes are there.
+    def score(
+        self, epsilon: float | None, parts: int, methods: Sequence[NamedProtocol]
+    ) -> dict[str, Sequence[TrialResult]]:
+        """Runs methods on all runs.
 
         Args:
             parts: N, of the ensemble; 0 for the model alone.
         """
         name, model = self.model(epsilon)
-        file = self._outcomes(name, parts)
-        if file.exists() and set(json.loads(file.read_bytes())) >= {label for label, _ in methods}:
-            return
         states = kept_states(model, self.text, self.output, name)
         original = None if epsilon is None else kept_states(self.public_model, self.text, self.output, PUBLIC)
         rows = [
@@ -279,21 +278,9 @@ class PrivateBaseBench:
         ]
         reader = kept_rows(model, self.text, states, rows, original)
         planned = [method for _, method in methods]
-        text = self.text
-        runs = [run_trials(planned, reader, run, text.true_tokens[run]) for run in text.runs]
-        outcomes = {
-            label: [asdict(outcome) for outcome in own]
-            for (label, _), own in zip(methods, zip(*runs, strict=True), strict=True)
-        }
-        write_atomically(file, json.dumps(outcomes).encode())
-        for _, path in rows:
-            path.unlink()
+        runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
         _say(f"scored {parts} parts on {name}")
-
-    def outcomes(self, epsilon: float | None, parts: int) -> dict[str, list[TrialResult]]:
-        """Returns what `score` has kept."""
-        kept = json.loads(self._outcomes(self.model(epsilon)[0], parts).read_bytes())
-        return {label: [TrialResult(**outcome) for outcome in own] for label, own in kept.items()}
+        return {label: own for (label, _), own in zip(methods, zip(*runs, strict=True), strict=True)}
 
     def all_methods(
         self, base: float | None, parts: int, on_base: Mapping[float, Mapping[tuple[int, int], float]]
@@ -325,9 +312,6 @@ class PrivateBaseBench:
             few_exponential(epsilon, tokens, parts, min(standing, parts), base),
         )
         yield label("individual", epsilon, tokens), few_individual(individual, parts, min(standing, parts))
-
-    def _outcomes(self, name: str, parts: int) -> Path:
-        return self.output / f"{name}-{parts}.json"
 
     def _part(self, name: str, parts: int, part: int) -> Path:
         return self.output / f"{name}-{parts}-parts" / str(part)
@@ -369,25 +353,29 @@ def measure(bench: PrivateBaseBench, epsilons: Sequence[float], parts: Sequence[
         pool.submit(kept_states, bench.public_model, bench.text, bench.output, PUBLIC).result()
         list(pool.map(bench.train_base, sorted({*epsilons, *below}, reverse=True)))
         list(pool.map(bench.train_parts, *zip(*cells, strict=True)))
-        list(pool.map(bench.score, *zip(*((*cell, own) for cell, own in methods.items()), strict=True)))
-    return {epsilon: list(_rows(bench, epsilon, parts, on_base[epsilon])) for epsilon in epsilons}
+        scored = pool.map(bench.score, *zip(*((*cell, own) for cell, own in methods.items()), strict=True))
+        found = dict(zip(methods, scored, strict=True))
+    return {epsilon: list(_rows(found, epsilon, parts, on_base[epsilon])) for epsilon in epsilons}
 
 
 def _rows(
-    bench: PrivateBaseBench, epsilon: float, parts: Sequence[int], on_base: Mapping[tuple[int, int], float]
+    found: Mapping[tuple[float | None, int], Mapping[str, Sequence[TrialResult]]],
+    epsilon: float,
+    parts: Sequence[int],
+    on_base: Mapping[tuple[int, int], float],
 ) -> Iterator[GainRow]:
     """Yields DP-SGD with all of epsilon, the bases, and the ensembles on the public model and on their bases."""
-    references = [bench.outcomes(below, 0)[ALONE] for below in (None, epsilon)]
+    references = [found[below, 0][ALONE] for below in (None, epsilon)]
     for trained in sorted({epsilon, *on_base.values()}, reverse=True):
-        yield gain_row(references, bench.outcomes(trained, 0)[ALONE], "DP-SGD", base_epsilon=trained)
+        yield gain_row(references, found[trained, 0][ALONE], "DP-SGD", base_epsilon=trained)
     for count in parts:
         for base in (None, *sorted({on_base[cell] for cell in on_base if cell[0] == count})):
-            found = bench.outcomes(base, count)
-            yield gain_row(references, found[NOT_PRIVATE], NOT_PRIVATE, parts=count, base_epsilon=base)
+            outcomes = found[base, count]
+            yield gain_row(references, outcomes[NOT_PRIVATE], NOT_PRIVATE, parts=count, base_epsilon=base)
             for tokens in TOKENS:
                 if base is None or on_base.get((count, tokens)) == base:
                     for method in ("exponential", "individual"):
-                        own = found[label(method, epsilon, tokens)]
+                        own = outcomes[label(method, epsilon, tokens)]
                         yield gain_row(references, own, method, parts=count, tokens=tokens, base_epsilon=base)
 
 
