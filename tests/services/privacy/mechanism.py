@@ -30,19 +30,6 @@ def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tup
     return protocol.distribution(answers).weights.numpy().astype(object)
 
 
-def all_drawn(protocol: Protocol, publics: Rows, parts: Rows) -> Rows:
-    """Returns the distributions of released tokens [n, V] for n queries, of all parts.
-
-    Args:
-        publics: log-probabilities [n, V].
-        parts: log-probabilities [n, N, V].
-    """
-    models = [tuple(range(parts.shape[1]))] * len(publics)
-    rows = torch.tensor(parts, dtype=torch.float32).flatten(0, 1)
-    answers = shape(torch.tensor(publics, dtype=torch.float32), rows, models, SamplingOptions())
-    return laws(protocol.distribution(answers))
-
-
 def token_distribution(protocol: Protocol, public: Rows, parts: Rows) -> Rows:
     """Returns the distribution of a released token [V]: the mean of the releases over the draws."""
     chances = protocol.draws((1,) * len(parts))

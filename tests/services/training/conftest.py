@@ -1,7 +1,6 @@
 """Fixtures of the training tests: the real public model, one Ray, and a small ensemble with an empty part."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,3 @@ def one_ray() -> Iterator[str]:
 @pytest.fixture(scope="package")
 def ensemble(base: Path, one_ray: str, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
     return once(tmp_path_factory, "ensemble", trained)
-
-
-@pytest.fixture(scope="package")
-def halved(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
-    """A copy of the ensemble with trained halves."""
-
-    def create(folder: Path) -> Ensemble:
-        directory = ensemble.copy(folder / "trained")
-        return replace(ensemble, directory=directory, trained=ensemble.train(directory, halves=True))
-
-    return once(tmp_path_factory, "halved", create)

@@ -19,7 +19,6 @@ from privmix.privacy.protocols.exponential import (
 )
 from tests.services.privacy.mechanism import (
     Rows,
-    all_drawn,
     climb,
     hockey_stick,
     log_softmax,
@@ -68,12 +67,12 @@ def test_with_every_part_drawn_some_input_loses_as_much(parts: int, radius: floa
     protocol, event = Exponential(parts, parts, radius), FixedSizeExponentialEvent(parts, parts, radius)
     assert event.adjacency == "user"
     predictions = np.array([[0.0, -40.0], [-40.0, 0.0]])
-    publics, rows = [], []
+    laws = []
     for log_odds in np.linspace(-2 * radius - 3, 2 * radius + 3, 121):
         for lifted, own in product((0, parts // 2, parts - 1), (0, 1)):
-            publics.append(-np.logaddexp(0, [-log_odds, log_odds]))
-            rows.append(predictions[[*(0,) * lifted, *(1,) * (parts - 1 - lifted), own]])
-    laws = all_drawn(protocol, np.array(publics), np.array(rows))
+            public = -np.logaddexp(0, [-log_odds, log_odds])
+            rows = predictions[[*(0,) * lifted, *(1,) * (parts - 1 - lifted), own]]
+            laws.append(token_distribution(protocol, public, rows))
     for order, bound in zip(MODERATE, event.rdp(MODERATE), strict=True):
         largest = max(renyi_divergence(p, q, order) for p, q in zip(laws[::2], laws[1::2], strict=True))
         assert 0.999 * bound <= largest <= bound

@@ -5,7 +5,7 @@ Divergences are those of the integer weights that the service samples with.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers
 from privmix.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
 from tests.services.privacy.mechanism import Rows, climb, laws, log_softmax, renyi_divergence
+from tests.support.mechanisms import of_releases
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -50,38 +51,144 @@ def released(mechanism: Individual, public: Rows, rows: Rows, allowances: Grains
     return laws(release), release.charges.numpy()
 
 
-def shares(mechanism: Individual, logits: Rows, spent: tuple[bool, bool]) -> list[float]:
-    """Returns each divergence when the last part is replaced, as a share of what the two charges allow."""
-    public, *rows = log_softmax(logits[:-1])
-    *others, before, after = rows
-    budgets = np.exp2(np.clip(logits[-1], -6, 0) + 40).astype(np.int64)
-    worlds, charges = [], []
-    for own, is_spent in zip((before, after), spent, strict=True):
-        allowances = np.resize(budgets, mechanism.parts)
-        allowances[-1] *= not is_spent
-        distribution, charged = released(mechanism, public[None], np.array([[*others, own]]), allowances[None])
-        assert (charged <= allowances).all()
-        worlds.append(distribution[0])
-        charges.append(charged[0, -1] / WHOLE * mechanism.size)
-    distance = (math.sqrt(charges[0]) + math.sqrt(charges[1])) ** 2
-    if not distance:
-        np.testing.assert_array_equal(worlds[0], worlds[1])
-        return [0.0]
-    allowed = moment_factor(ORDERS, mechanism.ratio) * distance
-    return [
-        renyi_divergence(p, q, order) / bound
-        for p, q in (worlds, worlds[::-1])
-        for order, bound in zip(ORDERS, allowed, strict=True)
-    ]
+def told(mechanism: Individual, public: Rows, worlds: Sequence[Rows], allowances: Sequence[Grains]) -> float:
+    """Returns the largest divergence between two worlds, as a share of what the last part's two charges allow.
+
+    Args:
+        public: log-probabilities [V].
+        worlds, allowances: the log-probabilities [n, V] and grains [n] of all parts, in each world.
+    """
+    released_in, distance = [], 0.0
+    for rows, allowed in zip(worlds, allowances, strict=True):
+        law, charges = released(mechanism, public[None], rows[None], allowed[None])
+        if not ((charges >= 0) & (charges <= allowed)).all():
+            return math.inf
+        released_in.append(law[0])
+        distance += math.sqrt(charges[0, -1] / WHOLE * mechanism.size)
+    pairs = released_in, released_in[::-1]
+    lost = np.array([renyi_divergence(p, q, order) for p, q in pairs for order in ORDERS])
+    bounds = np.tile(moment_factor(ORDERS, mechanism.ratio) * distance**2, 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float((lost / bounds)[lost > 1e-14].max(initial=0.0))  # less is the rounding of distributions
 
 
 @pytest.mark.parametrize("spent", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("parts", "lower", "upper"), [(2, 0.5, 0.4), (3, 0.1, 1.5), (6, 0.8, 0.2), (3, 0.2, 8.0)])
 def test_no_token_tells_more_than_is_charged(parts: int, lower: float, upper: float, spent: tuple[bool, bool]) -> None:
     mechanism = protocol(parts, lower, upper, size=2.0)
-    rng = np.random.default_rng(parts)
-    found, _ = climb(lambda logits: max(shares(mechanism, logits, spent)), (parts + 3, 3), 60, rng)
-    assert found <= 1
+
+    def share(logits: Rows) -> float:
+        public, *rows = log_softmax(logits[:-1])
+        *others, before, after = rows
+        budgets = np.resize(np.exp2(np.clip(logits[-1], -6, 0) + 40).astype(np.int64), parts)
+        allowances = [np.array([*budgets[:-1], 0 if is_spent else budgets[-1]]) for is_spent in spent]
+        return told(mechanism, public, [np.array([*others, own]) for own in (before, after)], allowances)
+
+    assert climb(share, (parts + 3, 3), 60, np.random.default_rng(parts))[0] <= 1
+
+
+def revealing(parts: int) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """Yields p0 and two worlds: the last part moves two rare tokens, which others avoid. That attains the bound."""
+    public = np.array([0.02, 0.02, 0.96])
+    others = [np.log([1e-9, 1e-9, 1 - 2e-9])] * (parts - 1)
+    for step in (0.05, 0.2, 0.8):
+        before, after = (
+            np.array([*others, np.log(public * (1 + sign * np.array([step, -step, 0.0])))]) for sign in (1, -1)
+        )
+        yield np.log(public), before, after
+
+
+def differing(parts: int) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """Yields p0 and two random worlds, which differ in the last part."""
+    generator = np.random.default_rng(0)
+    for spread in np.geomspace(0.2, 2, 8):
+        public = log_softmax(generator.normal(scale=2.0, size=12))
+        rows = log_softmax(public + generator.normal(scale=spread, size=(parts + 1, 12)))
+        yield public, rows[:-1], np.concatenate([rows[:-2], rows[-1:]])
+
+
+def account_faults(tokens: int = 1024, epsilon: float = 8.0) -> list[str]:
+    """Compares charges with what the releases tell, without statistics. With many parts a token's bound is tight."""
+    mechanism = dataclasses.replace(IndividualSettings(epsilon=epsilon, tokens=tokens).plan(4), parts=64)
+    cases = [*revealing(64), *differing(64)]
+
+    def allowed(own: int) -> Grains:
+        return np.array([*[WHOLE] * 63, own])
+
+    def speaks(public: Rows, *worlds: Rows) -> bool:
+        (first, paid), (second, _) = (
+            released(mechanism, public[None], rows[None], allowed(0)[None]) for rows in worlds
+        )
+        return bool(paid[0, -1]) or not np.array_equal(first, second)
+
+    one = WHOLE // tokens
+    spent = ((one, one), (0, one), (one, 0))
+    largest = max(told(mechanism, *case[:1], case[1:], list(map(allowed, own))) for case in cases for own in spent)
+    found = [f"a token tells {largest:.3g} times as much of a part as is charged"] if largest > 1 + 1e-6 else []
+    found += ["a part whose account is empty changes a token"] if any(speaks(*case) for case in cases) else []
+    looks = any(looks_at_others(mechanism, *case[:2]) for case in cases)
+    return found + (["what a part says or pays depends on another part"] if looks else [])
+
+
+def looks_at_others(mechanism: Individual, public: Rows, rows: Rows) -> bool:
+    """Returns whether the last part's tilt or charge changes with the others' rows or allowances.
+
+    The calls have the same shapes, because other shapes round differently.
+    """
+    paid, tilts = set(), []
+    for others in (rows[:-1], np.roll(rows[:-1], 1, axis=1)):
+        for granted in (WHOLE, 0):
+            given = np.array([*[granted] * len(others), WHOLE // mechanism.tokens])
+            asked = answers(public[None], np.concatenate([others, rows[-1:]])[None], given[None])
+            assert asked.allowances is not None
+            sums, charges = mechanism.tilts(asked.ratios[None], asked.public, asked.allowances)
+            paid.add(int(charges[0, -1]))
+            tilts += [] if granted else [sums]  # the others are silent
+    return len(paid) > 1 or not torch.equal(*tilts)
+
+
+@pytest.mark.parametrize(("tokens", "epsilon"), [(1, 2.0), (64, 0.5), (1024, 8.0), (131_072, 8.0)])
+def test_sound_accounts_hold(tokens: int, epsilon: float) -> None:
+    assert account_faults(tokens, epsilon) == []
+
+
+TILTS = Individual.tilts
+Tilted = tuple[torch.Tensor, torch.Tensor]
+
+
+def charging_less(*given: Any) -> Tilted:
+    """The tokens do not change, so that neither they nor the formula show it."""
+    sums, charges = TILTS(*given)
+    return sums, (charges * 0.95).long()
+
+
+def by_the_loudest(self: Individual, ratios: torch.Tensor, public: torch.Tensor, allowances: torch.Tensor) -> Tilted:
+    loudest = (ratios - 1).abs().amax(dim=(1, 2))[:, None]
+    return TILTS(self, ratios, public, (allowances / (1 + loudest)).long())
+
+
+def never_silent(self: Individual, ratios: torch.Tensor, public: torch.Tensor, allowances: torch.Tensor) -> Tilted:
+    sums, charges = TILTS(self, ratios, public, allowances.clamp(min=WHOLE // self.tokens))
+    return sums, torch.minimum(charges, allowances.to(charges.device))
+
+
+@pytest.mark.parametrize(
+    ("fault", "tokens", "reason"),
+    [
+        *((charging_less, tokens, "a token tells 1.05 times as much") for tokens in (64, 1024, 131_072)),
+        (by_the_loudest, 1024, "what a part says or pays depends on another part"),
+        (never_silent, 1024, "a part whose account is empty changes a token"),
+    ],
+)
+def test_planted_faults_of_accounts_are_found(
+    fault: Callable[..., Tilted], tokens: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Individual, "tilts", fault)
+    found = account_faults(tokens)
+    assert any(each.startswith(reason) for each in found)
+    if fault is charging_less:
+        assert len(found) == 1
+        assert of_releases(IndividualSettings(epsilon=8.0, tokens=tokens).plan(4)) is False
 
 
 def play(mechanism: Individual, inputs: Rows, length: int, policy: Callable[[Grains], Grains]) -> tuple[Rows, Rows]:

@@ -13,8 +13,6 @@ from typing import Protocol as Interface
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
@@ -22,14 +20,13 @@ from privmix.privacy.mollifiers import projection
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
 from privmix.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
-from privmix.privacy.protocols.individual import WHOLE, Individual
+from privmix.privacy.protocols.individual import Individual
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.sampling.categorical import quantise
 from privmix.privacy.sampling.noise import discrete_gaussian, discrete_laplace
 from privmix.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample, uniform_below
 from privmix.privacy.settings import Settings
 from tests.support import mechanisms
-from tests.support.accounts import account_faults
 from tests.support.formulas import has_formula
 from tests.support.mechanisms import audited, of_draws, of_tokens, variants
 from tests.support.worst_cases import worst_pairs
@@ -137,56 +134,6 @@ def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_rele
     grain = Individual._grain.func(protocol)  # type: ignore[attr-defined]
     plant(Individual, "_grain", lambda self: grain / 0.95, property)
     assert of_releases(protocol)
-
-
-def of_accounts(tokens: int, epsilon: float = 8.0) -> tuple[str, ...]:
-    protocol = planned("individual", tokens, epsilon)
-    assert isinstance(protocol, Individual)
-    return account_faults(protocol)
-
-
-@pytest.mark.parametrize(("tokens", "epsilon"), [(1, 2.0), (64, 0.5), (1024, 8.0), (131_072, 8.0)])
-def test_sound_accounts_hold(tokens: int, epsilon: float) -> None:
-    assert of_accounts(tokens, epsilon) == ()
-
-
-@pytest.mark.parametrize("tokens", [64, 1024, 131_072])
-def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(tokens: int, plant: Plant) -> None:
-    """The tokens do not change, so that neither they nor the formula show it."""
-    tilts = Individual.tilts
-
-    def charging_less(*given: Any) -> tuple[Tensor, Tensor]:
-        sums, charges = tilts(*given)
-        return sums, (charges * 0.95).long()
-
-    plant(Individual, "tilts", charging_less)
-    assert not of_releases(planned("individual", tokens, 8.0))
-    (reason,) = of_accounts(tokens)
-    assert "tells 1.05 times as much" in reason
-
-
-def test_a_strength_that_looks_at_another_part_is_detected(plant: Plant) -> None:
-    tilts = Individual.tilts
-
-    def by_the_loudest(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
-        loudest = (ratios - 1).abs().amax(dim=(1, 2))[:, None]
-        return tilts(self, ratios, public, (allowances / (1 + loudest)).long())
-
-    plant(Individual, "tilts", by_the_loudest)
-    reasons = of_accounts(1024)
-    assert "what a part says or pays depends on another part" in reasons
-
-
-def test_a_part_that_speaks_when_its_account_is_empty_is_detected(plant: Plant) -> None:
-    tilts = Individual.tilts
-
-    def never_silent(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
-        sums, charges = tilts(self, ratios, public, allowances.clamp(min=WHOLE // self.tokens))
-        return sums, torch.minimum(charges, allowances.to(charges.device))
-
-    plant(Individual, "tilts", never_silent)
-    reasons = of_accounts(1024)
-    assert "a part whose account is empty changes a token" in reasons
 
 
 def test_scores_that_count_twice_are_detected_in_the_releases(plant: Plant) -> None:
