@@ -70,6 +70,7 @@ def test_a_variable_of_a_key_overrides_that_of_its_section(
         ({"ensemble": "e", "privacy": {"q": 0}}, "privacy.q"),
         ({"ensemble": "e", "privacy": {"protocol": "magic"}}, "privacy.protocol"),
         ({"ensemble": "e", "engine": {"dtype": "int4"}}, "engine.dtype"),
+        ({"ensemble": "e", "engine": {"kind": "tgi"}}, "engine.kind.*must be one of vllm, transformers, not 'tgi'"),
         ({"ensemble": "e", "http": {"port": 99999}}, "http.port"),
         ({"ensemble": "e", "budget": {"ledger": ""}}, "budget.ledger"),
         ({"ensemble": "e", "keys": {"database": ""}}, "keys.database"),

@@ -183,16 +183,6 @@ def test_sums_beyond_those_of_a_draw_are_refused(sample: int) -> None:
             protocol.added(beyond)
 
 
-def test_the_drawn_parts_count(public: Tensor, parts: Tensor) -> None:
-    """Shows the power of the test above: with one flag exchanged the release is another."""
-    for name in ("pmixed clip", "exponential, 5"):
-        protocol = PROTOCOLS[name]
-        drawn = [(0,) if isinstance(protocol, PMixed) else (0, 1, 2, 3, 4)] * SEQUENCES
-        others = [(1,) if isinstance(protocol, PMixed) else (0, 1, 2, 3, 5)] * SEQUENCES
-        weights = [by_shards(protocol, public, parts, one, 2).weights for one in (drawn, others)]
-        assert not torch.equal(*weights)
-
-
 WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
 
 
