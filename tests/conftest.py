@@ -39,9 +39,6 @@ SHARED: dict[tuple[str, str], tuple[str, ...]] = {
     ("tests/services/coordinator", "cluster"): tuple(
         f"tests/services/coordinator/test_{name}.py" for name in ("dp_sgd", "protocols", "steps", "structure")
     ),
-    ("tests/services/budget", "cluster"): tuple(
-        f"tests/services/budget/test_{name}.py" for name in ("accounts", "actor", "charges", "client", "postgresql")
-    ),
 }
 """The files of each fixture that takes long to set up: its folder and name. One process runs all of them, so that it is
 set up once. Of the users of `service`, those that are in the default run."""

@@ -9,15 +9,13 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from privmix.keys.actor import HEARTBEAT_TIMEOUT_S
 from tests import disks, nodes, postgresql
-from tests.cluster.clients import Clients, Transcript
+from tests.cluster.clients import Clients
 from tests.cluster.faults import FAULTS, PATIENCE_S, Fault, Schedule
 from tests.cluster.invariants import charge_violations, text_violations
 from tests.cluster.multinode import PARTS, ClusterService, serving
@@ -38,99 +36,10 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Round:
-    """The result of eight streams during the faults of a schedule.
-
-    Attributes:
-        seconds: the time from the last fault until the service answered again.
-        streams: the streams that had begun, without those whose gateway or head a fault may have ended.
-        violations: the invariants that do not hold.
-    """
-
-    seconds: float
-    streams: tuple[Transcript, ...]
-    violations: tuple[str, ...]
-
-    @property
-    def broken(self) -> list[Transcript]:
-        """The streams that had to be whole and are not."""
-        return [stream for stream in self.streams if not stream.is_whole]
-
-
-@dataclass
-class Checker:
-    """Runs schedules against one service and checks what its clients received."""
-
-    service: ClusterService
-
-    def __post_init__(self) -> None:
-        self.clients = Clients(self.service.base_url, self.service.secrets)
-
-    def run(self, schedule: Schedule) -> Round:
-        """Runs one schedule.
-
-        Raises:
-            TimeoutError: the service does not answer, or charges do not come to rest.
-        """
-        service, clients = self.service, self.clients
-        may_break = schedule.may_break_streams(service)
-        before, begun = service.charges_at_rest(), len(clients.transcripts)
-        service.elsewhere.clear()
-        service.violations.clear()
-        with clients.streaming(max_tokens=STREAM_TOKENS) as ended:
-            schedule.run(service)
-            seconds = clients.answers_again(PATIENCE_S, service.supervise)
-        service.wait_until_healthy(PATIENCE_S)
-        after = service.charges_at_rest()
-        streams = [*clients.transcripts[begun:], *service.elsewhere]
-        violations = (
-            *service.violations,
-            *text_violations(streams),
-            *charge_violations(before, after, streams, schedule.margin, [PARTS]),
-        )
-        # A request that is refused before its first token was not begun; clients repeat it.
-        heard = [stream for stream in ended if stream.is_whole or stream.tokens]
-        return Round(seconds, () if may_break else tuple(heard), violations)
-
-    def left_held(self) -> list[str]:
-        """Describes shares that still hold tokens of requests, after the service has noticed every lost gateway."""
-        deadline = time.monotonic() + HELD_S
-        while held := self.service.held_by_requests():
-            if time.monotonic() > deadline:
-                return [f"{held} tokens of shares are held {HELD_S:g} s after the last request"]
-            time.sleep(1)
-        return []
-
-
 @pytest.fixture(scope="module")
-def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
-    with checking(tmp_path_factory.mktemp("faults")) as checker:
-        yield checker
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_nothing_is_lost(checker: Checker, fault: Fault) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    found = checker.run(Schedule(seed, ((1.0, fault),)))
-    print(f"{fault}, seed {seed}: answers {found.seconds:.0f} s after it")
-    assert not found.violations
-    assert not found.broken
-
-
-def test_nothing_is_lost_on_random_schedules(checker: Checker) -> None:
-    for seed in random.SystemRandom().sample(range(2**32), int(os.environ.get("SCHEDULES", "2"))):
-        schedule = Schedule.drawn(seed)
-        print(f"seed {seed}: {schedule}")
-        found = checker.run(schedule)
-        assert not found.violations
-        assert not found.broken
-    assert not checker.left_held()
-
-
-@contextmanager
-def checking(folder: Path) -> Iterator[Checker]:
-    """Runs a cluster that serves the counting model, with a database server of its own, because faults kill it."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterService]:
+    """A cluster that serves the counting model, with a database server of its own, because faults kill it."""
+    folder = tmp_path_factory.mktemp("faults")
     ensemble = write_ensemble(folder / "counting", PARTS, model=write_counting_model(folder / "model"))
     with (
         tempfile.TemporaryDirectory(prefix="pmx-") as place,
@@ -138,4 +47,45 @@ def checking(folder: Path) -> Iterator[Checker]:
         postgresql.running(disk.path) as server,
         serving(folder, ensemble, server) as service,
     ):
-        yield Checker(service)
+        yield service
+
+
+def violations(service: ClusterService, schedule: Schedule) -> list[str]:
+    """Runs eight streams during the faults of a schedule, and describes each invariant that does not hold.
+
+    Raises:
+        TimeoutError: the service does not answer, or charges do not come to rest.
+    """
+    clients = Clients(service.base_url, service.secrets)
+    may_break, before = schedule.may_break_streams(service), service.charges_at_rest()
+    service.elsewhere.clear()
+    service.violations.clear()
+    with clients.streaming(max_tokens=STREAM_TOKENS) as ended:
+        schedule.run(service)
+        print(f"{schedule}: answers {clients.answers_again(PATIENCE_S, service.supervise):.0f} s after it")
+    service.wait_until_healthy(PATIENCE_S)
+    after = service.charges_at_rest()
+    streams = [*clients.transcripts, *service.elsewhere]
+    # A request that is refused before its first token was not begun; clients repeat it.
+    broken = [stream for stream in ended if stream.tokens and not stream.is_whole and not may_break]
+    return [
+        *service.violations,
+        *text_violations(streams),
+        *charge_violations(before, after, streams, schedule.margin, [PARTS]),
+        *(f"a stream broke: {stream}" for stream in broken),
+    ]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_nothing_is_lost(service: ClusterService, fault: Fault) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    assert violations(service, Schedule(seed, ((1.0, fault),))) == [], f"seed {seed}"
+
+
+def test_nothing_is_lost_on_random_schedules(service: ClusterService) -> None:
+    for seed in random.SystemRandom().sample(range(2**32), int(os.environ.get("SCHEDULES", "2"))):
+        assert violations(service, Schedule.drawn(seed)) == [], f"seed {seed}"
+    deadline = time.monotonic() + HELD_S
+    while held := service.held_by_requests():  # until the service has noticed every lost gateway
+        assert time.monotonic() < deadline, f"{held} tokens of shares are held {HELD_S:g} s after the last request"
+        time.sleep(1)

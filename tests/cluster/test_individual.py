@@ -168,8 +168,6 @@ def contents(kind: str, text: str) -> Any:
     match kind.partition(";")[0]:
         case "application/json":
             return masked(json.loads(text))
-        case "application/jsonl":
-            return [masked(json.loads(line)) for line in text.splitlines()]
         case "text/event-stream":
             events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
             kinds = [json.dumps(masked(json.loads(event))) if event != "[DONE]" else event for event in events]
@@ -182,13 +180,12 @@ def operations(client: httpx.Client, known: Mapping[str, str]) -> dict[str, Any]
     """Returns the answers to every operation that the service documents, and to every page.
 
     Operations that need a body get an empty one, and the refusal is compared; `REQUESTS` has bodies that are accepted.
-    Objects are deleted last.
     """
     paths = client.get("/openapi.json").raise_for_status().json()["paths"]
     documented = [(method.upper(), path) for path, methods in paths.items() for method in methods]
     every = [*documented, *(("GET", path) for path in UNDOCUMENTED), ("GET", "/metrics")]
     answers = {}
-    for method, path in sorted(every, key=lambda one: (one[0] == "DELETE", one[0] != "GET", one[1])):
+    for method, path in sorted(every, key=lambda one: (one[0] != "GET", one[1])):
         place = path.format_map(known)  # a new parameter needs a value in `KNOWN`
         if path == CONSOLE:
             client.put("/v1/completions", json={})
@@ -200,14 +197,12 @@ def operations(client: httpx.Client, known: Mapping[str, str]) -> dict[str, Any]
 
 def refusals(client: httpx.Client) -> dict[str, Any]:
     """Returns the answers to requests that no route accepts, or that no key of the service sends."""
+    typed = {"content-type": "application/json"}
     broken = [
         ("no route", client.get("/v1/nothing")),
         ("another method", client.put("/v1/completions", json={})),
-        ("no JSON", client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})),
-        (
-            "a large body",
-            client.post("/v1/completions", content=b" " * (2 << 20), headers={"content-type": "application/json"}),
-        ),
+        ("no JSON", client.post("/v1/completions", content=b"{", headers=typed)),
+        ("a large body", client.post("/v1/completions", content=b" " * (2 << 20), headers=typed)),
         ("no such model", client.get("/v1/models/other")),
         ("a wrong key", client.get("/v1/privacy", headers=bearer("pmx_wrong"))),
         ("no key", httpx.get(client.base_url.join("/v1/privacy"))),

@@ -30,15 +30,6 @@ def record(*options: str) -> dict[str, Any]:
 
 def test_a_budget_is_turned_into_a_radius() -> None:
     planned = record("--mollifier", "ratio", "--epsilon", "8")
-    assert list(planned) == [
-        "radius",
-        "epsilon_rdp",
-        "epsilon_pld",
-        "best_order",
-        "adjacency",
-        "guarantee",
-        "statement",
-    ]
     assert planned["radius"] == pytest.approx(1.49, abs=1e-3)
     assert planned["epsilon_pld"] == pytest.approx(8, abs=1e-2)
     assert planned["epsilon_pld"] <= 8 < planned["epsilon_rdp"]
@@ -112,17 +103,7 @@ def test_the_best_way_to_spend_a_budget_comes_first_as_commands_that_give_what_i
         settings = yaml.safe_load(way["commands"].partition("'privacy: ")[2].partition("'")[0])
         assert settings.pop("protocol") == way["protocol"]
         if "parts" not in way:
-            assert train.split() == [
-                "privmix",
-                "train-base",
-                "CORPUS",
-                "--output",
-                "ensemble",
-                "--epsilon",
-                "8",
-                "--delta",
-                "1e-05",
-            ]
+            assert train == "privmix train-base CORPUS --output ensemble --epsilon 8 --delta 1e-05"
             continue
         assert f"--parts {way['parts']} --part-kind {way['part_kind']}" in train
         assert (f"--base auto --base-share {way['base_share']:g} --epsilon 8 --delta 1e-05" in train) == (

@@ -1,28 +1,14 @@
 import shutil
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from ray.actor import ActorHandle
 
-from privmix.budget.actor import start
-from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
-from privmix.privacy.events import Event
 from tests.postgresql import Server
-from tests.services.budget.events import COARSE
-from tests.support.ray_cluster import ray_cluster
-
-NAMESPACE = "budget-tests"
-ALLOWANCE = 208  # tokens of COARSE
 
 
 def known(number: float | None) -> float:
@@ -91,52 +77,3 @@ def terms() -> PrivacyBudget:
 def roomy(terms: PrivacyBudget) -> PrivacyBudget:
     """A budget that no test exhausts."""
     return terms.model_copy(update={"epsilon": 1e4})
-
-
-@pytest.fixture(scope="package")
-def cluster() -> Iterator[None]:
-    with ray_cluster(2):
-        yield
-
-
-@dataclass(frozen=True)
-class Running:
-    """A budget actor and its ledger."""
-
-    actor: ActorHandle
-    path: Path
-
-    def restart(self) -> None:
-        """Kills the actor and waits until its successor has opened the ledger."""
-        epoch = read(self.path).epoch
-        ray.kill(self.actor, no_restart=False)
-        while read(self.path).epoch == epoch:
-            time.sleep(0.05)
-
-
-@pytest.fixture(scope="package")
-def running(cluster: None, tmp_path_factory: pytest.TempPathFactory, roomy: PrivacyBudget) -> Iterator[Running]:
-    """One actor for all tests, because its start takes seconds. It survives the tests that kill it."""
-    path = tmp_path_factory.mktemp("running") / "ledger.db"
-    actor = start(str(path), roomy, namespace=NAMESPACE)
-    yield Running(actor, path)
-    ray.kill(actor)
-
-
-@dataclass(frozen=True)
-class Allowance(Running):
-    """The running actor with exactly `ALLOWANCE` tokens left for a test."""
-
-    before: Counter[Event]
-
-    def charged(self) -> Counter[Event]:
-        """Returns the charges of this test so far, from the disk."""
-        return Counter(read(self.path).charged) - self.before
-
-
-@pytest.fixture
-def allowance(running: Running, roomy: PrivacyBudget) -> Iterator[Allowance]:
-    left = Filter(roomy).affordable(read(running.path).charged, COARSE)
-    reserve = ray.get(running.actor.lease.remote(COARSE.to_json(), left - ALLOWANCE))
-    yield Allowance(running.actor, running.path, Counter(read(running.path).charged))
-    ray.get(running.actor.settle.remote(reserve.lease, 0))

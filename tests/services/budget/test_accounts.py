@@ -1,17 +1,13 @@
 """Claim: each part has one account, from which leases set amounts aside and to which tokens are charged for ever."""
 
-import asyncio
 import math
 from pathlib import Path
 
 import pytest
-import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privmix.budget.accounts import NO_ACCOUNTS, Accounts
-from privmix.budget.actor import start
-from privmix.budget.client import BudgetClient
 from privmix.budget.filter import UNLIMITED
 from privmix.budget.ledger import CHECKPOINT_ROWS, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
@@ -25,7 +21,6 @@ from privmix.foundation.errors import (
 from privmix.laboratory.evaluation.in_memory import InMemoryBudget
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
-from tests.services.budget.conftest import NAMESPACE
 
 PARTS = 3
 HORIZON = 2048
@@ -180,36 +175,6 @@ def test_clients_and_the_public_statement_learn_nothing_of_accounts(ledger: Ledg
         told = statement(ledger.balance()).client().model_dump()
         statements.append({**told, "tokens_charged": told["tokens_charged"] - sum(before.charged.values())})
     assert statements[0] == statements[1]
-
-
-def test_the_client_charges_each_token_to_the_lease_that_allowed_it(
-    cluster: None, tmp_path: Path, terms: PrivacyBudget
-) -> None:
-    actor = start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE, name="accounts")
-
-    async def steps() -> int:
-        client, total = BudgetClient(actor, 4), 0
-        for step in range(12):
-            async with client.reserve(EVENT, 3, parts=PARTS) as reserved:
-                assert reserved.count == 3
-                released = {token: (step, token, 0) for token in range(3) if (token + step) % 3}
-                reserved.mark_charged(released)
-                total += len(released)
-        async with client.reserve(EVENT, 1, parts=PARTS) as reserved:
-            with pytest.raises(ValueError, match="exceed its allowances"):
-                reserved.mark_charged({0: (WHOLE, 0, 0)})
-            with pytest.raises(ValueError, match="cannot be released"):
-                reserved.mark_charged({1: (0, 0, 0)})
-        await client.settle()
-        return total
-
-    total = asyncio.run(steps())
-    balance = read(tmp_path / "ledger.db")
-    expected = [(step, token) for step in range(12) for token in range(3) if (token + step) % 3]
-    assert balance.charged == {EVENT: total}
-    assert balance.accounts.charged == (sum(step for step, _ in expected), sum(token for _, token in expected), 0)
-    assert not any(balance.accounts.held)
-    ray.kill(actor)
 
 
 def test_an_evaluation_divides_accounts_like_the_ledger(ledger: Ledger, terms: PrivacyBudget) -> None:

@@ -1,17 +1,13 @@
 """Claim: a ledger charges measured losses on disk before a token's release, sums them up, and stops for ever."""
 
-import asyncio
 import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmix.budget.actor import start
-from privmix.budget.client import BudgetClient
 from privmix.budget.filter import NO_LOSSES, Filter, Losses
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
@@ -21,7 +17,7 @@ from privmix.foundation.errors import LeaseRefused
 from privmix.privacy import accounting
 from privmix.privacy.protocols.gnmax import GNMaxEvent
 from privmix.privacy.protocols.submix import SubMixEvent
-from tests.services.budget.conftest import NAMESPACE, known
+from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE
 
 PARTS = 3
@@ -161,27 +157,6 @@ def test_no_epsilon_is_stated_where_clients_see_a_stop_that_depends_on_the_text(
     assert told.guarantee == operator.guarantee
     assert told.guarantee.startswith("No epsilon is stated: clients see when the losses")
     assert operator.epsilon == measured.epsilon, "the operator's limit"
-
-
-def test_measured_tokens_are_charged_before_their_release(cluster: None, path: Path, measured: PrivacyBudget) -> None:
-    actor = start(str(path), measured, namespace=NAMESPACE, name="measured")
-
-    async def spend() -> None:
-        client = BudgetClient(actor)
-        async with client.reserve(SUBMIX, 3) as reserved:
-            assert reserved.count == 3
-            assert await reserved.charge([[0.1, 0.2, 0.3]] * 3) == 3
-        async with client.reserve(SUBMIX, 2) as reserved:
-            assert await reserved.charge([[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]]) == 1
-        for closed in (client, BudgetClient(actor)):
-            async with closed.reserve(SUBMIX, 1) as reserved:
-                assert reserved.count == 0, "a limit on losses ends for ever"
-
-    try:
-        asyncio.run(spend())
-        assert read(path).charged == {SUBMIX: 4}
-    finally:
-        ray.kill(actor)
 
 
 @pytest.mark.parametrize("within", [1, 40])

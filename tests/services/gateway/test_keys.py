@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Any
 
@@ -164,25 +163,6 @@ def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     time.sleep(IDENTITY_AGE_S)
     with pytest.raises(openai.AuthenticationError, match="revoked"):
         guarded.ask(rotated)
-
-
-@pytest.mark.slow
-def test_a_request_of_many_choices_does_not_delay_another_tenant(guarded: Guarded) -> None:
-    large, small = guarded.create("large"), guarded.create("small")
-    with pytest.raises(openai.BadRequestError, match="may have 8") as refused:
-        guarded.ask(large, prompt=[PROMPT] * 16, n=8)
-    assert (refused.value.code, refused.value.param) == ("request_too_large", "n")
-    before = settled(guarded.service, guarded.http)
-    with ThreadPoolExecutor(1) as pool:
-        choices = pool.submit(guarded.ask, large, n=8, max_tokens=100)
-        time.sleep(1.0)
-        for _ in range(3):
-            assert guarded.ask(small, max_tokens=2).usage.completion_tokens == 2
-        assert not choices.done(), "the small requests were answered while the large one ran"
-        answer = choices.result()
-    assert [choice.index for choice in answer.choices] == list(range(8))
-    assert answer.usage.completion_tokens == guarded.usage("large").spent == 100 * 8
-    assert settled(guarded.service, guarded.http) - before == 100 * 8 + 3 * 2
 
 
 @pytest.mark.slow
