@@ -29,22 +29,9 @@ class Charges:
 
     @classmethod
     def of(
-        cls,
-        ledger: str | Path,
-        store: RequestStore | None = None,
-        keys: Mapping[str, Key] | None = None,
+        cls, ledger: str | Path, store: RequestStore | None = None, keys: Mapping[str, Key] | None = None
     ) -> "Charges":
-        """Reads the charges.
-
-        Args:
-            store: the keys' store, for a service with keys.
-            keys: the keys, by name.
-
-        Raises:
-            LedgerError: the chain is damaged, a replaced writer wrote to it (`LedgerState.apply`), or the ledger's
-                database does not answer.
-            KeysUnavailable: the keys' database does not answer.
-        """
+        """Reads the charges, for a service with keys also those of its keys, by name."""
         balance, usages = read(ledger), {} if store is None else store.usages()
         charged = {key: usage.charged for key, usage in usages.items()}
         return cls(

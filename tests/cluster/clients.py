@@ -74,11 +74,7 @@ class Transcript:
 
 
 class Clients:
-    """Streams through the real client with several keys in turn, and records each stream at its end.
-
-    Args:
-        secrets: the secrets of the keys, by name; without any, the clients are anonymous.
-    """
+    """Streams through the real client with several keys in turn, or with none, and records each stream at its end."""
 
     def __init__(self, base_url: str, secrets: Mapping[str, str] | None = None) -> None:
         self._clients = {
@@ -136,11 +132,7 @@ class Clients:
         ended += (stream.result() for stream in running)
 
     def answers_again(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """Returns the seconds until a stream completes. Calls `meanwhile` repeatedly during the attempts.
-
-        Raises:
-            TimeoutError: no stream completed within `seconds`.
-        """
+        """Returns the seconds until a stream completes. Calls `meanwhile` repeatedly during the attempts."""
         began = time.monotonic()
         while not self._try_beside(meanwhile).is_whole:
             if time.monotonic() > began + seconds:

@@ -100,26 +100,14 @@ class ClusterService:
     def processes(self, title: str) -> list[tuple[Node, psutil.Process]]:
         return [(node, process) for node in self.nodes for process in node.titled(title)]
 
-    def charges(self) -> Charges:
-        """Returns what the ledger and the keys' database have charged now.
-
-        Raises:
-            LedgerError, KeysUnavailable: a database does not answer.
-        """
-        return Charges.of(self.ledger, self._store, self._keys)
-
     def charges_at_rest(self) -> Charges:
-        """Returns the charges once the service is idle and has returned what it does not use.
-
-        Raises:
-            TimeoutError: the charges still change.
-        """
+        """Returns the charges once the service is idle and has returned what it does not use."""
         deadline = time.monotonic() + RESTS_WITHIN_S
         before: Charges | None = None
         while time.monotonic() < deadline:
             now: Charges | None = None
             with suppress(LedgerError, KeysUnavailable):
-                now = self.charges()
+                now = Charges.of(self.ledger, self._store, self._keys)
             if now is not None and now == before:
                 return now
             before = now

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree, rmtree
 from typing import Any
@@ -93,25 +92,8 @@ def neighbour(ensemble: Path, folder: Path) -> Path:
     return copied
 
 
-@dataclass(frozen=True)
-class Served:
-    """A service, and the secret of a client's key."""
-
-    service: RunningService
-    client: str
-
-
-@dataclass(frozen=True)
-class Looks:
-    """What one service showed.
-
-    Attributes:
-        client: all that a client saw, without the sampled texts.
-        balance: the balance of the ledger then.
-    """
-
-    client: dict[str, Any]
-    balance: Balance
+Looks = tuple[dict[str, Any], Balance]
+"""All that a client saw of one service, without the sampled texts, and the balance of the ledger then."""
 
 
 @pytest.fixture(scope="module")
@@ -125,18 +107,19 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_metrics_report_interval_ms", str(round(1000 * METRICS_S)))
         for copied in copies:
-            with serving(copied) as served:
-                looks.append(Looks(seen(served), read(served.service.ledger)))
+            with serving(copied) as (service, secret):
+                looks.append((seen(service, secret), read(service.ledger)))
     return looks
 
 
 @contextmanager
-def serving(ensemble: Path) -> Iterator[Served]:
+def serving(ensemble: Path) -> Iterator[tuple[RunningService, str]]:
+    """Yields a service and the secret of a client's key."""
     store = KeyStore(ServiceDatabase(ensemble.parent / "keys.db"))
     _, secret = store.create("client")
     privacy = {"protocol": "individual", "epsilon": 8.0, "tokens": HORIZON}
     with running(configure(ensemble.parent, ensemble, privacy=privacy)) as service:
-        yield Served(service, secret.text)
+        yield service, secret.text
 
 
 def masked(value: Any) -> Any:
@@ -146,15 +129,15 @@ def masked(value: Any) -> Any:
     return [masked(own) for own in value] if isinstance(value, list) else value
 
 
-def seen(served: Served) -> dict[str, Any]:
+def seen(service: RunningService, secret: str) -> dict[str, Any]:
     """Returns all that a client sees of a service, without the sampled texts."""
     answers: dict[str, Any] = {}
-    with httpx.Client(base_url=served.service.base_url, headers=bearer(served.client), timeout=300) as client:
+    with httpx.Client(base_url=service.base_url, headers=bearer(secret), timeout=300) as client:
         for number, (path, body) in enumerate(REQUESTS + STREAMS):
             answers[f"{number} {path}"] = answered(client.post(path, json=body))
-            settled(served.service, client)
+            settled(service, client)
         answers |= operations(client, KNOWN) | refusals(client)
-    answers["metrics"] = metrics(served.service)
+    answers["metrics"] = metrics(service)
     return answers
 
 
@@ -269,10 +252,9 @@ def test_every_route_is_documented_or_driven() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_client_sees_the_same_of_neighbouring_ensembles(looks: list[Looks]) -> None:
-    first, second = looks
-    assert "\n".join(unequal(first.client, second.client)) == ""
-    for look in looks:
-        assert sum(look.balance.charged.values()) > 3 * HORIZON, "no token was refused"
-        assert max(look.balance.accounts.charged) > 0
-    charged = [look.balance.accounts.charged for look in looks]
-    assert charged[0] != charged[1], "the accounts differ, and nothing that a client sees"
+    (first, ledger), (second, other) = looks
+    assert "\n".join(unequal(first, second)) == ""
+    for balance in (ledger, other):
+        assert sum(balance.charged.values()) > 3 * HORIZON, "no token was refused"
+        assert max(balance.accounts.charged) > 0
+    assert ledger.accounts.charged != other.accounts.charged, "the accounts differ, and nothing that a client sees"

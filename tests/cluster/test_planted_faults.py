@@ -58,34 +58,24 @@ class ChargesNothing(Coordinator):
         reserved.released = 0
 
 
-class _ChangesText(Coordinator):
+class LosesText(Coordinator):
+    """Loses the text of every tenth token."""
+
+    times = 0
+
     def __init__(self, settings: CoordinatorSettings) -> None:
         super().__init__(settings)
         self._numbers = count(1)
 
     def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
         delta = super()._accept(live, token, position)
-        return delta if next(self._numbers) % 10 else replace(delta, text=self.changed(delta.text))
-
-    @staticmethod
-    def changed(text: str) -> str:
-        return text
+        return delta if next(self._numbers) % 10 else replace(delta, text=self.times * delta.text)
 
 
-class LosesText(_ChangesText):
-    """Loses the text of every tenth token."""
-
-    @staticmethod
-    def changed(text: str) -> str:
-        return ""
-
-
-class RepeatsText(_ChangesText):
+class RepeatsText(LosesText):
     """Sends the text of every tenth token twice."""
 
-    @staticmethod
-    def changed(text: str) -> str:
-        return 2 * text
+    times = 2
 
 
 FAULTY = {class_.__name__: class_ for class_ in (ChargesTwice, ChargesNothing, LosesText, RepeatsText)}

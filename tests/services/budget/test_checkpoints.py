@@ -14,7 +14,7 @@ from sqlalchemy import insert
 from privmix.budget import state
 from privmix.budget.chain import LedgerRow, link
 from privmix.budget.filter import Filter
-from privmix.budget.ledger import FREE_LEASE, Ledger
+from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read, replay
 from privmix.budget.store.database import LedgerDatabase
@@ -22,7 +22,6 @@ from privmix.budget.store.rows import every_row, last_checkpoint
 from privmix.budget.store.schema import ledger_table
 from privmix.budget.verification import verify
 from privmix.foundation.errors import LeaseRefused, LedgerCorrupt
-from privmix.privacy.protocols.ensemble import EnsembleEvent
 from privmix.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import tamper
@@ -152,14 +151,6 @@ def test_callers_in_one_transaction_share_the_last_tokens(place: str, terms: Pri
     assert sum(granted) == room
     refused = ledger.lease(COARSE, 1)
     assert (refused.count, refused.held) == (0, room), "other leases hold these tokens and may return them"
-
-
-def test_free_tokens_are_leased_in_large_numbers(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger.create(place, terms.model_copy(update={"epsilon": None}))
-    grant = ledger.lease(EnsembleEvent(), 32)
-    assert grant.count == FREE_LEASE
-    ledger.settle(grant.lease, 40)
-    assert ledger.balance().charged == {EnsembleEvent(): 40}
 
 
 def test_forfeited_tokens_are_charged_even_beyond_the_budget(place: str, terms: PrivacyBudget) -> None:

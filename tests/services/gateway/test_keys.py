@@ -115,12 +115,10 @@ class Guarded:
     def usage(self, name: str) -> ShareUsage:
         return self.store.account(name).usage
 
-    def client(self, secret: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=secret, max_retries=0, timeout=300)
-
     def ask(self, secret: str, **fields: Any) -> Any:
         body = {"model": "privmix", "prompt": PROMPT, "max_tokens": 6, "extra_body": {"ignore_eos": True}, **fields}
-        return self.client(secret).completions.create(**body)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=secret, max_retries=0, timeout=300)
+        return client.completions.create(**body)
 
 
 @pytest.fixture(scope="module")

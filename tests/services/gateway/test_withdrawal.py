@@ -238,14 +238,6 @@ async def unanswered(work: Awaitable[object]) -> None:
         await work
 
 
-async def being_answered(world: World) -> asyncio.Future[Admitted]:
-    """Returns an admission that the actor has made, and whose answer is on its way."""
-    admitting = asyncio.ensure_future(world.admit("lost"))
-    while not world.store.account("ada").usage.held:
-        await asyncio.sleep(0)
-    return admitting
-
-
 async def test_an_admission_whose_client_got_503_is_withdrawn_when_the_actor_is_back(world: World) -> None:
     """The actor admitted it for nobody, and only the end of the gateway ended it: the key's next requests waited."""
     world.actor.away()
@@ -294,21 +286,19 @@ async def test_an_admission_is_withdrawn_although_the_actor_restarts_again(world
     await world.holds_nothing()
 
 
-async def test_an_admission_that_a_former_actor_made_is_withdrawn(world: World) -> None:
-    """Its answer was lost, and the actor does not come back before the client is refused."""
-    admitting = await being_answered(world)
-    world.actor.away()
-    await unanswered(admitting)
-    world.actor.back()
-    await world.holds_nothing()
-
-
-async def test_an_admission_is_withdrawn_at_the_successor_of_an_actor_that_died(world: World) -> None:
-    admitting = await being_answered(world)
-    world.actor.away(for_ever=True)
+@pytest.mark.parametrize("for_ever", [False, True])
+async def test_an_admission_that_a_former_actor_made_is_withdrawn(world: World, for_ever: bool) -> None:
+    """Its answer was lost, and the actor, or its successor, does not come before the client is refused."""
+    admitting = asyncio.ensure_future(world.admit("lost"))
+    while not world.store.account("ada").usage.held:
+        await asyncio.sleep(0)
+    world.actor.away(for_ever=for_ever)
     await unanswered(admitting)
     assert world.store.account("ada").usage.held == 30
-    world.actor = Actor(world.actor.place)
+    if for_ever:
+        world.actor = Actor(world.actor.place)
+    else:
+        world.actor.back()
     await world.holds_nothing()
 
 
