@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -31,15 +31,15 @@ from tests.support.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.anyio
 
+PAIR = ("coordinator", "coordinator-1")
 OVERLOADED, UNAVAILABLE = -1, -2
 REFUSALS = {
     OVERLOADED: Overloaded(7.0),
     UNAVAILABLE: CoordinatorUnavailable("shard 3 does not answer"),
 }
-FOR_EVER, ERROR, SILENCE, AWAY, SLOW, DEADLY, DEADLY_AT_ONCE = range(10_000, 10_007)
-"""Prompt tokens with a meaning: repeat for ever; the generation fails; generate nothing; a shard is away; generate
-slowly; kill the coordinator's process; kill it before it has accepted the generation."""
-SLOW_S = 0.02
+FOR_EVER, ERROR, SILENCE, AWAY, DEADLY, DEADLY_AT_ONCE = range(10_000, 10_006)
+"""Prompt tokens with a meaning: repeat for ever; the generation fails; generate nothing; a shard is away; kill the
+coordinator's process; kill it before it has accepted the generation."""
 BUSY_S = 0.2
 """How long a cancellation takes, because the real coordinator may be in the middle of a step."""
 RESTART_S = 180.0
@@ -82,7 +82,6 @@ class Repeater:
             self._answering.pop(generation.id, None)
 
     async def _repeat(self, queue: asyncio.Queue[list[Delta]], generation: Generation) -> None:
-        released = len(generation.released)
         for token in generation.prompt:
             if token == DEADLY:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -94,13 +93,8 @@ class Repeater:
             while token == FOR_EVER:
                 await queue.put([Delta(generation.id, "again ", (token,))])
                 await asyncio.sleep(0.01)
-            if token == SLOW:
-                continue
-            if released:
-                released -= 1
-                continue
             await queue.put([Delta(generation.id, f"{token} ", (token,))])
-            await asyncio.sleep(SLOW_S if SLOW in generation.prompt else 0)
+            await asyncio.sleep(0)
         await queue.put([Delta(generation.id, "", (), "length")])
 
     async def cancel(self, ids: Sequence[str]) -> None:
@@ -151,6 +145,16 @@ def coordinator(cluster: str) -> Iterator[ActorHandle]:
     actor = start(cluster)
     yield actor
     ray.kill(actor)
+
+
+@pytest.fixture
+def own(cluster: str) -> Iterator[str]:
+    """A namespace, whose coordinators end with the test."""
+    namespace = uuid4().hex
+    yield namespace
+    for name in PAIR:
+        with suppress(ValueError):  # there is none
+            ray.kill(ray.get_actor(name, namespace))
 
 
 def start(namespace: str, name: str = "coordinator", capacity: int = 10_000, restarts: int = 0) -> ActorHandle:
@@ -355,10 +359,9 @@ async def test_a_silent_coordinator_fails_the_request(coordinator: ActorHandle, 
 
 
 @pytest.mark.slow
-async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(cluster: str) -> None:
-    namespace = uuid4().hex
-    doomed = start(namespace)
-    async with connected(namespace) as client:
+async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(own: str) -> None:
+    doomed = start(own)
+    async with connected(own) as client:
         waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(8)]
         generations = new_generations([FOR_EVER])
         stream = stream_answer(client.submit(generations), new_answer(generations), 0.0, False)
@@ -374,110 +377,74 @@ async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(cluster: s
         assert _body(last.decode().strip())["error"]["code"] == "coordinator_lost"
         assert (await refused(client, [1])).code == "service_unavailable"
 
-        successor = start(namespace)
+        start(own)
         await until_connected(client)
         assert (await ask(client, [1]))["choices"][0]["text"] == "1 "
-        ray.kill(successor)
 
 
-async def kill(coordinator: ActorHandle) -> None:
-    os.kill(await coordinator.pid.remote(), signal.SIGKILL)
+@asynccontextmanager
+async def endless(client: CoordinatorClient, requests: int) -> AsyncIterator[None]:
+    """Asks for this many endless answers, and leaves at the end of the block."""
+    waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(requests)]
+    yield
+    for request in waiting:
+        request.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 @pytest.mark.slow
-async def test_a_request_goes_to_the_coordinator_with_the_least_load(cluster: str) -> None:
-    namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
-    actors = [start(namespace, name) for name in names]
-    async with connected(namespace, coordinators=names) as client:
-        waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(6)]
-        for actor in actors:
-            await until(actor.answering, has_size(3))
-        await kill(actors[0])
-        await until(actors[1].answering, has_size(6))
-        for request in waiting:
-            request.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+async def test_a_request_goes_to_the_coordinator_with_the_least_load(own: str) -> None:
+    actors = [start(own, name) for name in PAIR]
+    async with connected(own, coordinators=PAIR) as client:
+        async with endless(client, 6):
+            for actor in actors:
+                await until(actor.answering, has_size(3))
+            os.kill(await actors[0].pid.remote(), signal.SIGKILL)
+            await until(actors[1].answering, has_size(6))
         assert (await ask(client, [1]))["choices"][0]["text"] == "1 ", "a lost coordinator gets no requests"
-    ray.kill(actors[1])
 
 
 @pytest.mark.slow
-async def test_a_request_goes_to_another_coordinator_if_one_is_full(cluster: str) -> None:
-    namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
-    actors = [start(namespace, name, capacity) for name, capacity in zip(names, (1, 3), strict=True)]
-    async with connected(namespace, recovery_s=30.0, coordinators=names) as client:
-        waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(4)]
+async def test_a_request_goes_to_another_coordinator_if_one_is_full(own: str) -> None:
+    actors = [start(own, name, capacity) for name, capacity in zip(PAIR, (1, 3), strict=True)]
+    async with connected(own, recovery_s=30.0, coordinators=PAIR) as client, endless(client, 4):
         for actor, capacity in zip(actors, (1, 3), strict=True):
             await until(actor.answering, has_size(capacity))
         failure = await refused(client, [1])
         assert (failure.status, failure.code) == (429, "overloaded"), "refused at once if all are full"
-        for request in waiting:
-            request.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    for actor in actors:
-        ray.kill(actor)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deadly", [DEADLY, DEADLY_AT_ONCE])
-async def test_a_request_that_kills_every_coordinator_fails(cluster: str, deadly: int) -> None:
-    """Also one that kills it so early that nobody hears that it was accepted. A client or a batch that repeated it
-    would kill them for ever."""
-    namespace = uuid4().hex
-    actor = start(namespace, restarts=-1)
-    async with connected(namespace, stall_timeout_s=RESTART_S, recovery_s=RESTART_S) as client:
+async def test_a_request_that_kills_every_coordinator_fails(own: str, deadly: int) -> None:
+    """Also one that kills it before it was accepted. A client that repeated it would kill them for ever."""
+    start(own, restarts=-1)
+    async with connected(own, stall_timeout_s=RESTART_S, recovery_s=RESTART_S) as client:
         failure = await refused(client, [1, deadly])
         assert (failure.status, failure.code, failure.headers) == (503, "coordinator_lost", NO_RETRY)
         await asyncio.sleep(1)
         assert (await ask(client, [1]))["choices"][0]["text"] == "1 "
-    ray.kill(actor)
 
 
 @pytest.mark.slow
-async def test_a_share_counts_what_arrived_where_another_coordinator_completes_the_answer(cluster: str) -> None:
-    """Nobody knows how many more the lost one had sampled: they stay charged to the ledger, in its leases."""
-    namespace = uuid4().hex
-    actor = start(namespace, restarts=-1)
-    prompt, arrived = [SLOW, *range(1, 61)], list[Delta]()
+async def test_a_request_that_ends_without_a_coordinator_is_not_submitted_again(own: str) -> None:
+    doomed = start(own)
     used: list[int | None] = []
 
     async def ended(tokens: int | None) -> None:
         used.append(tokens)
 
-    async with connected(namespace, stall_timeout_s=RESTART_S, recovery_s=RESTART_S) as client:
-        async with client.submit(new_generations(prompt), on_end=ended) as queue:
-            arrived += await queue.take()
-            ray.kill(actor, no_restart=False)
-            while not queue.drained:
-                arrived += await queue.take()
-        while not used:
-            await asyncio.sleep(0.01)
-    assert [token for delta in arrived for token in delta.token_ids] == prompt[1:]
-    assert used == [len(prompt) - 1]
-    ray.kill(actor)
-
-
-@pytest.mark.slow
-async def test_a_request_that_ends_without_a_coordinator_is_not_submitted_again(cluster: str) -> None:
-    namespace = uuid4().hex
-    doomed = start(namespace)
-    used: list[int | None] = []
-
-    async def ended(tokens: int | None) -> None:
-        used.append(tokens)
-
-    async with connected(namespace, recovery_s=30.0) as client:
+    async with connected(own, recovery_s=30.0) as client:
         async with client.submit(new_generations([FOR_EVER]), on_end=ended) as queue:
             await queue.take()
             ray.kill(doomed)
             while client.connected:
                 await asyncio.sleep(0.01)
-        successor = start(namespace)
+        successor = start(own)
         await until_connected(client)
         await asyncio.sleep(0.5)
         assert used == [None], "the last releases of the lost coordinator are unknown"
         assert await successor.answering.remote() == []
-    ray.kill(successor)
 
 
 async def test_a_gateway_that_stops_closes_its_channel(coordinator: ActorHandle, cluster: str) -> None:
