@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -40,21 +40,22 @@ def reopened(content: str, place: str) -> Opened:
     return LedgerDatabase(place, "write") if content == "ledger" else ServiceDatabase(place)
 
 
-@pytest.fixture
-def silent() -> Iterator[int]:
-    """The port of a server that accepts connections and never answers, like one behind a broken network."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    accepted: list[socket.socket] = []
+@contextmanager
+def listening(host: str, answer: bytes | None = None) -> Iterator[int]:
+    """Yields the port of a server that accepts connections, and gives each an answer or, by default, never one."""
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server((host, 0)))
 
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                accepted.append(listener.accept()[0])
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client = opened.enter_context(listener.accept()[0])
+                    if answer is not None:
+                        client.recv(8)
+                        client.sendall(answer)
 
-    threading.Thread(target=accept, daemon=True).start()
-    yield listener.getsockname()[1]
-    for connection in (*accepted, listener):
-        connection.close()
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
 
 
 def test_a_lock_of_another_writer_is_not_awaited_for_ever(
@@ -81,10 +82,9 @@ def test_the_lock_of_a_silent_writer_expires(content: str, postgresql: Server, m
         connection.exec_driver_sql("SELECT 1")
 
 
-def test_a_server_that_does_not_answer_is_given_up(content: str, silent: int) -> None:
-    url = f"postgresql://user@127.0.0.1:{silent}/base?connect_timeout=2"
-    with pytest.raises(UNAVAILABLE, match="check that the server runs"), OPEN[content](url).transaction():
-        pass
+def test_a_server_that_does_not_answer_is_given_up(content: str) -> None:
+    with listening("127.0.0.1") as silent, pytest.raises(UNAVAILABLE, match="check that the server runs"):
+        OPEN[content](f"postgresql://user@127.0.0.1:{silent}/base?connect_timeout=2").transaction().__enter__()
 
 
 @pytest.mark.parametrize("operation", ["statement", "commit"])
@@ -116,23 +116,9 @@ def test_a_server_on_the_network_must_encrypt(content: str, postgresql: Server) 
     database = OPEN[content](postgresql.database())
     with database.transaction() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
-    listener = socket.create_server(("127.0.0.2", 0))
-    port = listener.getsockname()[1]
-
-    def refuse_encryption() -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                client.recv(8)
-                client.sendall(b"N")  # a server without TLS
-
-    threading.Thread(target=refuse_encryption, daemon=True).start()
-    with (
-        pytest.raises(UNAVAILABLE, match="set up TLS on the server"),
-        OPEN[content](f"postgresql://user@127.0.0.2:{port}/base").transaction(),
-    ):
-        pass
-    listener.close()
+    without_tls = listening("127.0.0.2", b"N")
+    with without_tls as port, pytest.raises(UNAVAILABLE, match="set up TLS on the server"):
+        OPEN[content](f"postgresql://user@127.0.0.2:{port}/base").transaction().__enter__()
 
 
 def test_a_removed_file_of_keys_is_noticed_and_not_recreated(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ Their dependencies conflict with those of privmix, so they are installed in an e
 cache.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -53,32 +52,16 @@ def clients() -> Path:
     return folder / "bin"
 
 
-def run(*command: object, **environment: str) -> str:
-    """Runs a client and returns its output."""
-    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, **offline, **environment},
-        cwd="/",
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
-
-
-def check(answers: dict[str, tuple[str, int]]) -> None:
-    """Checks that each kind of call returned text or tokens and, if the package shows it, OpenAI's finish reason."""
-    assert answers
-    for kind, (reason, size) in answers.items():
-        assert reason in ("stop", "length", "-"), kind
-        assert size > 0, kind
+def run(*command: object) -> None:
+    """Runs a client, which checks its answers."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=900, env=environment, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("with_*.py")), ids=lambda script: script.stem)
 def test_a_client_package_works(service: RunningService, clients: Path, script: Path) -> None:
-    check(json.loads(run(clients / "python", script, f"{service.base_url}/v1", KEY)))
+    run(clients / "python", script, f"{service.base_url}/v1", KEY)
 
 
 @contextmanager
@@ -120,4 +103,4 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def test_the_litellm_proxy_works(service: RunningService, clients: Path, tmp_path: Path) -> None:
     with litellm(service, clients, tmp_path) as url:
-        check(json.loads(run(clients / "python", SCRIPTS / "with_openai.py", url, MASTER)))
+        run(clients / "python", SCRIPTS / "with_openai.py", url, MASTER)

@@ -1,9 +1,8 @@
 """Calls the service with `llama-index-llms-openai-like`: chat and completion, complete and streamed.
 
-Run as `python with_llama_index.py URL KEY`; prints one JSON object.
+Run as `python with_llama_index.py URL KEY`.
 """
 
-import json
 import sys
 from typing import Any
 
@@ -11,29 +10,16 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
 URL, KEY = sys.argv[1:]
-PARAMETERS: Any = {
-    "model": "privmix",
-    "api_base": URL,
-    "api_key": KEY,
-    "max_tokens": 8,
-    "temperature": 0.7,
-    "max_retries": 0,
-}
+PARAMETERS: Any = {"model": "privmix", "api_base": URL, "api_key": KEY, "max_tokens": 8, "temperature": 0.7}
 CHAT = [ChatMessage(role="user", content="When does the clinic open?")]
 
-chat_model = OpenAILike(**PARAMETERS, is_chat_model=True, context_window=512)
-answer = chat_model.chat(CHAT)
+chat_model = OpenAILike(**PARAMETERS, max_retries=0, is_chat_model=True, context_window=512)
+answer = chat_model.chat(CHAT).raw
+assert answer.choices[0].finish_reason in ("stop", "length") and answer.usage.completion_tokens > 0
 *_, last = chat_model.stream_chat(CHAT)
-completion_model = OpenAILike(**PARAMETERS, is_chat_model=False, context_window=512)
+assert last.message.content
+completion_model = OpenAILike(**PARAMETERS, max_retries=0, is_chat_model=False, context_window=512)
 completion = completion_model.complete("The patient")
+assert completion.raw.choices[0].finish_reason in ("stop", "length") and completion.text
 *_, end = completion_model.stream_complete("The patient")
-print(
-    json.dumps(
-        {
-            "chat": [answer.raw.choices[0].finish_reason, answer.raw.usage.completion_tokens],
-            "stream": ["-", len(last.message.content)],
-            "completion": [completion.raw.choices[0].finish_reason, len(completion.text)],
-            "streamed completion": ["-", len(end.text)],
-        }
-    )
-)
+assert end.text
