@@ -24,6 +24,7 @@ from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
 
 RADIUS = 1.0
+"""The claimed radius: the largest log-likelihood ratio of a token between any one part and none."""
 SAMPLES = 4096
 BATCH = {"n": 8, "prompts": 16}
 TEMPERATURE = 0.3
@@ -55,17 +56,12 @@ def prompt(ensemble: Path, public_model: Path) -> str:
         largest_loss(expected(ours), expected(theirs))
         for ours, theirs in zip(present.tolist(), answers.public[kept].view(-1, 2).tolist(), strict=True)
     ]
-    assert max(evidence) > claim(RADIUS) + 0.4, "no prompt distinguishes the broken service from the sound one"
+    assert max(evidence) > RADIUS + 0.4, "no prompt distinguishes the broken service from the sound one"
     return PROMPTS[evidence.index(max(evidence))]
 
 
 def expected(chances: Sequence[float]) -> Counter[str]:
     return Counter({text: round(SAMPLES * chance) for text, chance in zip("ab", chances, strict=True)})
-
-
-def claim(radius: float) -> float:
-    """Returns the largest log-likelihood ratio of a token between an ensemble of any one part and an empty one."""
-    return radius
 
 
 def sample(service: RunningService, prompt: str) -> tuple[Counter[str], Counter[str]]:
@@ -126,18 +122,18 @@ def answered(
 @pytest.mark.slow
 def test_no_token_exceeds_the_claim(answered: tuple[Counter[str], Counter[str]]) -> None:
     assert answered[0].total() >= SAMPLES - BATCH["n"] * BATCH["prompts"]
-    assert largest_loss(*answered) <= claim(2 * RADIUS)
+    assert largest_loss(*answered) <= 2 * RADIUS
 
 
 @pytest.mark.slow
 def test_a_mollifier_at_twice_the_claimed_radius_is_detected(
     answered: tuple[Counter[str], Counter[str]],
 ) -> None:
-    assert largest_loss(*answered) > claim(RADIUS)
+    assert largest_loss(*answered) > RADIUS
 
 
 def test_the_check_itself_is_correct() -> None:
     fair = expected((0.5, 0.5))
     assert largest_loss(fair, fair) < 0
-    assert largest_loss(expected((0.5 * exp(-RADIUS), 1 - 0.5 * exp(-RADIUS))), fair) < claim(RADIUS)
-    assert largest_loss(expected((0.5 * exp(-2 * RADIUS), 1 - 0.5 * exp(-2 * RADIUS))), fair) > claim(RADIUS)
+    assert largest_loss(expected((0.5 * exp(-RADIUS), 1 - 0.5 * exp(-RADIUS))), fair) < RADIUS
+    assert largest_loss(expected((0.5 * exp(-2 * RADIUS), 1 - 0.5 * exp(-2 * RADIUS))), fair) > RADIUS

@@ -1,6 +1,8 @@
 """Claim: a single writer grants a token only after the charge is on disk, and grants nothing after an error."""
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError
 
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
@@ -165,6 +167,30 @@ def test_a_ledger_locked_by_another_writer_is_unavailable(
             ledger.lease(COARSE, 1)
         assert not read(place).charged, "readers do not wait for a lock"
     assert ledger.lease(COARSE, 1).count == 1
+
+
+ROW = "SELECT * FROM privmix_ledger WHERE seq = 3"
+CHANGES = {
+    "sqlite": [
+        f"REPLACE INTO privmix_ledger {ROW}",
+        "INSERT INTO privmix_ledger SELECT 9, epoch, kind, body, at, previous, hash FROM privmix_ledger WHERE seq = 3",
+    ],
+    "postgresql": [
+        "UPDATE privmix_ledger SET body = '{}' WHERE false",
+        "TRUNCATE privmix_ledger",
+        f"INSERT INTO privmix_ledger {ROW} ON CONFLICT (seq) DO UPDATE SET body = '{{}}'",
+    ],
+}
+
+
+def test_the_table_is_append_only(ledger: Ledger, place: str) -> None:
+    ledger.lease(COARSE, 10)
+    url = place.replace("postgresql:", "postgresql+psycopg:") if "://" in place else f"sqlite:///{place}"
+    everywhere = ["UPDATE privmix_ledger SET body = '{}'", "DELETE FROM privmix_ledger WHERE seq = 3"]
+    for change in [*everywhere, *CHANGES[url.partition(":")[0].partition("+")[0]]]:
+        with pytest.raises(DBAPIError, match="append-only"), create_engine(url).begin() as connection:
+            connection.exec_driver_sql(change)
+    assert read(place) == ledger.balance()
 
 
 @pytest.mark.parametrize(

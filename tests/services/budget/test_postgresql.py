@@ -58,24 +58,6 @@ def test_a_url_needs_no_driver(url: str, terms: PrivacyBudget, scheme: str) -> N
     assert read(url).charged == {COARSE: 10}
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE privmix_ledger SET body = '{}'",
-        "UPDATE privmix_ledger SET body = '{}' WHERE false",
-        "DELETE FROM privmix_ledger WHERE seq = 3",
-        "TRUNCATE privmix_ledger",
-        "INSERT INTO privmix_ledger SELECT * FROM privmix_ledger WHERE seq = 3 "
-        "ON CONFLICT (seq) DO UPDATE SET body = '{}'",
-    ],
-)
-def test_the_table_is_append_only(ledger: Ledger, postgresql: Server, url: str, statement: str) -> None:
-    ledger.lease(COARSE, 10)
-    with postgresql.connect(url) as connection, pytest.raises(psycopg.errors.RaiseException, match="append-only"):
-        connection.execute(statement)
-    assert read(url) == ledger.balance()
-
-
 @pytest.mark.parametrize(("lost", "charged"), [("request", 0), ("answer", 5)])
 def test_a_connection_lost_in_a_commit_grants_nothing_and_loses_nothing(
     wire: tuple[Wire, str],

@@ -19,23 +19,6 @@ def ledger(path: Path, terms: PrivacyBudget) -> Ledger:
     return Ledger.create(path, terms)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE privmix_ledger SET body = '{}'",
-        "DELETE FROM privmix_ledger",
-        "DELETE FROM privmix_ledger WHERE seq = 3",
-        "REPLACE INTO privmix_ledger SELECT * FROM privmix_ledger WHERE seq = 3",
-        "INSERT INTO privmix_ledger SELECT 9, epoch, kind, body, at, previous, hash FROM privmix_ledger WHERE seq = 3",
-    ],
-)
-def test_the_table_is_append_only(ledger: Ledger, path: Path, statement: str) -> None:
-    ledger.lease(COARSE, 10)
-    with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        connection.execute(statement)
-    assert read(path) == ledger.balance()
-
-
 def test_commits_wait_for_the_disk(ledger: Ledger) -> None:
     with ledger._database.transaction() as connection:
         pragmas = {
