@@ -94,6 +94,11 @@ def test_a_base_is_charged_once_however_often_a_training_is_killed(tmp_path: Pat
         service.start()
         after = service.privacy()
         assert (after["epsilon_spent"], after["tokens_charged"], after["exhausted"]) == (spent, TOKENS, True)
-        again = client.completions.create(model="privmix", prompt="The ninth", max_tokens=5)
-        assert (again.model_extra or {})["privmix"]["answered_by"] == "base"
+        for stream in (False, True):
+            again: Any = client.completions.with_raw_response.create(
+                model="privmix", prompt="The ninth", max_tokens=5, stream=stream
+            )
+            assert again.headers["x-privmix-answered-by"] == "base"
+            for told in again.parse() if stream else [again.parse()]:
+                assert not told.choices[0].text or told.model_extra["privmix"] == {"answered_by": "base"}
         assert settled(service) == TOKENS

@@ -1,7 +1,6 @@
 """Claim: the capacity is shared fairly among keys, not among requests."""
 
 import asyncio
-from contextlib import suppress
 
 import pytest
 
@@ -11,27 +10,36 @@ from privmix.keys.messages import AdmissionLimits
 pytestmark = pytest.mark.anyio
 
 
+def asked(queue: FairQueue, key: str, times: int, generations: int = 1) -> list[asyncio.Task[bool]]:
+    return [asyncio.create_task(queue.acquire(key, generations)) for _ in range(times)]
+
+
+async def left(tasks: list[asyncio.Task[bool]]) -> None:
+    """Lets those who asked leave."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_keys_that_ask_for_much_leave_room_for_others() -> None:
     now = 1000.0
     queue = FairQueue(AdmissionLimits(64, 1000), clock=lambda: now)
     await queue.acquire("light", 1)
     queue.free("light", 1)
-    tasks = [asyncio.create_task(queue.acquire(key, 1)) for key in ("long", "other") for _ in range(80)]
+    tasks = asked(queue, "long", 80) + asked(queue, "other", 80)
     await asyncio.sleep(0)
     started = [sum(task.done() for task in tasks[:80]), sum(task.done() for task in tasks[80:])]
     assert started == [48, 12]
     for _ in range(2):
         await asyncio.wait_for(queue.acquire("light", 1), 0.01)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await left(tasks)
 
 
 @pytest.mark.parametrize(("long", "other"), [("a", "b"), ("b", "a")])
 async def test_a_key_that_filled_the_capacity_alone_leaves_room_once_another_asks(long: str, other: str) -> None:
     now = 1000.0
     queue = FairQueue(AdmissionLimits(8, 100), clock=lambda: now)
-    tasks = [asyncio.create_task(queue.acquire(long, 1)) for _ in range(9)]
+    tasks = asked(queue, long, 9)
     await asyncio.sleep(0)
     now += 2 * RECENT_S
     late = asyncio.create_task(queue.acquire(other, 1))
@@ -41,8 +49,7 @@ async def test_a_key_that_filled_the_capacity_alone_leaves_room_once_another_ask
     queue.free(long, 1)
     await asyncio.sleep(0)
     assert (sum(task.done() for task in tasks), queue.live) == (8, 7)
-    tasks[-1].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await left(tasks)
 
 
 async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
@@ -50,7 +57,7 @@ async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
     queue = FairQueue(AdmissionLimits(8, 100), clock=lambda: now)
     await queue.acquire("light", 1)
     queue.free("light", 1)
-    tasks = [asyncio.create_task(queue.acquire("long", 1)) for _ in range(12)]
+    tasks = asked(queue, "long", 12)
     await asyncio.sleep(0)
     assert sum(task.done() for task in tasks) == 6, "the other key asked just before"
     now += RECENT_S
@@ -60,9 +67,7 @@ async def test_a_key_that_asks_alone_has_the_whole_capacity() -> None:
     assert queue.live == 8
     queue.free("long", 8)
     await asyncio.gather(*tasks[:9])
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await left(tasks)
 
 
 async def test_keys_with_equal_demand_alternate() -> None:
@@ -85,15 +90,13 @@ async def test_keys_with_equal_demand_alternate() -> None:
 async def test_a_cancelled_request_leaks_no_capacity() -> None:
     queue = FairQueue(AdmissionLimits(2, 10))
     await queue.acquire("a", 2)
-    cancelled = [asyncio.create_task(queue.acquire("b", 1)) for _ in range(2)]
+    cancelled = asked(queue, "b", 2)
     remaining = asyncio.create_task(queue.acquire("c", 2))
     await asyncio.sleep(0)
     cancelled[0].cancel()
     queue.free("a", 2)
     cancelled[1].cancel()
-    for task in cancelled:
-        with suppress(asyncio.CancelledError):
-            await task
+    await left(cancelled)
     await asyncio.wait_for(remaining, 60)
     assert (queue.live, queue.waiting) == (2, 0)
 
@@ -128,7 +131,7 @@ async def test_a_capacity_that_became_smaller_lets_requests_run_alone() -> None:
 async def test_a_key_cannot_fill_the_waiting_places() -> None:
     queue = FairQueue(AdmissionLimits(2, max_waiting=8))
     await queue.acquire("busy", 2)
-    waiting = [asyncio.create_task(queue.acquire("busy", 1)) for _ in range(2)]
+    waiting = asked(queue, "busy", 2)
     await asyncio.sleep(0)
     assert not await queue.acquire("busy", 1)
     other = asyncio.create_task(queue.acquire("other", 1))
@@ -136,5 +139,4 @@ async def test_a_key_cannot_fill_the_waiting_places() -> None:
     queue.free("busy", 1)
     await asyncio.wait_for(other, 60)
     assert not any(task.done() for task in waiting)
-    for task in waiting:
-        task.cancel()
+    await left(waiting)
