@@ -64,19 +64,14 @@ class Fault:
         return self.name
 
 
-def _kills(title: str) -> Strike:
+def _kills(title: str, *, every: bool = False) -> Strike:
     def strike(service: ClusterService, chance: random.Random) -> None:
-        if found := service.processes(title):  # an earlier fault may have ended the process
+        found = service.processes(title)  # an earlier fault may have ended the process
+        for _, process in found if every else chance.sample(found, min(1, len(found))):
             with suppress(psutil.NoSuchProcess):
-                chance.choice(found)[1].send_signal(signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
 
     return strike
-
-
-def _kill_every_copy_of_a_shard(service: ClusterService, chance: random.Random) -> None:
-    for _, process in service.processes("Shard"):
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGKILL)
 
 
 def _hang_a_shard(service: ClusterService, chance: random.Random) -> None:
@@ -196,7 +191,7 @@ ALL = COORDINATORS
 
 FAULTS = (
     Fault("shard", _kills("Shard"), steps=1),
-    Fault("every shard", _kill_every_copy_of_a_shard, steps=1),
+    Fault("every shard", _kills("Shard", every=True), steps=1),
     Fault("shard that hangs", _hang_a_shard, steps=1),
     Fault("coordinator", _kills("Coordinator"), leases=1, kills=1),
     Fault("budget actor", _kills("Budget")),

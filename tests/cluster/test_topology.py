@@ -1,7 +1,7 @@
 """Claim: the topology assigns models to shards, and shards to GPUs."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from transformers import LlamaConfig
@@ -48,9 +48,6 @@ def test_halves_of_a_part_are_served_together_in_its_place(configuration: Config
     assert plans[1].engine.adapters == {
         name: configuration.ensemble / "parts" / name for name in ("part-002a", "part-002b")
     }
-
-
-def test_halves_that_were_not_trained_are_asked_for(configuration: Configuration) -> None:
     with pytest.raises(ConfigurationError, match="privmix train --halves"):
         plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0, halves=True)
 
@@ -68,8 +65,13 @@ def test_engines_on_one_gpu_divide_its_memory(tmp_path: Path, reserved: float, s
     assert plan.engine.gpu_memory_utilization == pytest.approx(share)
 
 
-def write_config(folder: Path, **sizes: int) -> Path:
-    usual = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96, "intermediate_size": 240}
+def write_config(folder: Path, **sizes: Any) -> Path:
+    usual: dict[str, Any] = {
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "hidden_size": 96,
+        "intermediate_size": 240,
+    }
     LlamaConfig(**usual | sizes).save_pretrained(folder)
     return folder
 
@@ -91,21 +93,17 @@ def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, ke
         (8, {}, "8 GPUs do not divide the model's 12 attention heads evenly"),
         (3, {}, "3 GPUs do not divide the model's 4 key heads evenly"),
         (4, {"intermediate_size": 242}, "4 GPUs do not divide the model's 242 MLP units evenly"),
+        (2, {"kind": "transformers"}, "must be at most 1 with engine.kind transformers"),
         (5, {}, "5 GPUs do not divide the model's 12 attention heads, 4 key heads evenly; set a number that does"),
     ],
 )
 def test_gpus_that_cannot_divide_the_model_are_refused(
-    tmp_path: Path, gpus: float, sizes: dict[str, int], message: str
+    tmp_path: Path, gpus: float, sizes: dict[str, Any], message: str
 ) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path)
+    engine = {"kind": sizes.get("kind", "vllm")}
+    configuration = Configuration.of({"ensemble": "e", "engine": engine, "shards": {"num_gpus": gpus}}, tmp_path)
     with pytest.raises(ConfigurationError, match=rf"shards\.num_gpus: {message}"):
         plan_shards(configuration, ensemble(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
-
-
-def test_several_gpus_for_an_engine_that_does_not_split_are_refused(tmp_path: Path) -> None:
-    values = {"ensemble": "e", "engine": {"kind": "transformers"}, "shards": {"num_gpus": 2}}
-    with pytest.raises(ConfigurationError, match=r"shards\.num_gpus: must be at most 1 with engine\.kind transformers"):
-        plan_shards(Configuration.of(values, tmp_path), ensemble(3, halves=False), MODEL, gpus=2)
 
 
 @pytest.mark.parametrize("invariant", [True, False])

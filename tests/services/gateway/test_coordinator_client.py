@@ -313,45 +313,6 @@ async def test_a_cancellation_that_coincides_with_a_delta_is_not_lost() -> None:
         await waiting
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)
-class Replica:
-    """Imitates a Serve replica: a request is a Ray call, which Ray cancels with all its calls if the client leaves."""
-
-    def __init__(self, namespace: str) -> None:
-        self._connected = connected(namespace)
-
-    async def start(self) -> None:
-        self._client = await self._connected.__aenter__()
-
-    async def stop(self) -> None:
-        await self._connected.__aexit__(None, None, None)
-
-    async def answer(self, generations: Sequence[Generation]) -> None:
-        self._answering = asyncio.create_task(
-            complete_answer(self._client.submit(generations), new_answer(generations))
-        )
-        await asyncio.wait([self._answering])
-        await asyncio.sleep(3600)
-
-    async def leave(self) -> None:
-        """Cancels the answer, as the gateway does when its client has left."""
-        self._answering.cancel()
-        await asyncio.wait([self._answering])
-
-
-async def test_a_request_whose_calls_ray_cancels_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
-    replica = Replica.remote(cluster)  # type: ignore[attr-defined]
-    await replica.start.remote()
-    generations = new_generations([FOR_EVER])
-    call = replica.answer.remote(generations)
-    await until(coordinator.answering, lambda answering: generations[0].id in answering)
-    await replica.leave.remote()
-    ray.cancel(call)
-    await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
-    await replica.stop.remote()
-    ray.kill(replica)
-
-
 async def test_a_silent_coordinator_fails_the_request(coordinator: ActorHandle, cluster: str) -> None:
     async with connected(cluster, stall_timeout_s=1.0) as client:
         failure = await refused(client, [SILENCE])
