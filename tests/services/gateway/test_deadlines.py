@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,14 @@ from ray.exceptions import RayTaskError
 from privmix.database import deadline
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
-from privmix.gateway import keys as request_keys
 from privmix.gateway import preparation
-from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import ANONYMOUS, KeyService
 from privmix.gateway.status import Status
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
-from privmix.keys.messages import AdmissionLimits, Admitted, Identity
+from privmix.keys.messages import Identity
 from privmix.keys.store import KeyStore
 from tests.support.app import MakeClient, app_client
-
-ANSWER_S = 0.2
-LIMITS = AdmissionLimits(1, max_waiting=1)
 
 
 class Handle:
@@ -46,53 +41,8 @@ class Handle:
             raise RayTaskError("method", "traceback", error) from error
 
 
-class Busy:
-    """A keys actor that works. Its queue is full for a second."""
-
-    async def ready(self) -> None: ...
-
-    async def admit(self, *_: object) -> Admitted:
-        await asyncio.sleep(1)
-        return Admitted(1)
-
-
-class Hung(Busy):
-    """An actor that accepts calls and never answers one."""
-
-    async def ready(self, *_: object, **__: object) -> None:
-        await asyncio.Event().wait()
-
-    admit = settle = serving = heartbeat = ready  # type: ignore[assignment]
-
-
-@pytest.fixture
-def answer_s(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    monkeypatch.setattr(request_keys, "ANSWER_S", ANSWER_S)
-    yield ANSWER_S
-
-
 async def anonymous() -> Identity:
     return ANONYMOUS
-
-
-def service(actor: object) -> KeyService:
-    keys = KeyService((), "a-namespace-without-actors", "keys")
-    keys._handle = Handle(actor)
-    return keys
-
-
-@pytest.mark.anyio
-async def test_a_request_waits_in_the_queue_of_a_working_actor(answer_s: float) -> None:
-    assert (await service(Busy()).admit("a", ANONYMOUS, LIMITS, 1, 1, anonymous)).tokens == 1, (
-        "for longer than a deadline"
-    )
-
-
-@pytest.mark.anyio
-async def test_a_request_does_not_wait_for_an_actor_that_hangs(answer_s: float) -> None:
-    async with asyncio.timeout(10):
-        with pytest.raises(ApiError, match="does not answer within"):
-            await service(Hung()).admit("a", ANONYMOUS, LIMITS, 1, 1, anonymous)
 
 
 BODIES = {
