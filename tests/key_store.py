@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from privmix.keys import reservations, store
 from privmix.keys.records import Key, KeyAccount, ShareLimit, ShareUsage
-from privmix.keys.reservations import Exhausted, Reservation
+from privmix.keys.reservations import Exhausted
 from privmix.keys.store import KeyStore
 
 T = TypeVar("T")
@@ -32,9 +32,6 @@ class RequestStore(KeyStore):
 
     def spent_ratios(self) -> dict[tuple[str, ShareLimit], float]:
         return self._do(reservations.spent_ratios)
-
-    def opened(self) -> list[Reservation]:
-        return self._do(reservations.opened)
 
     def _do(self, work: Callable[[Connection], T]) -> T:
         with self._database.transaction() as connection:

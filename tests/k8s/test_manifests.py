@@ -109,12 +109,6 @@ def test_serve_accepts_its_configuration(manifests: Manifests) -> None:
     assert [item.import_path for item in serve.applications] == ["privmix_cluster.application:build"]
 
 
-def head_of(manifests: Manifests) -> Manifest:
-    """Returns the head's pod, which runs the actors with secrets (`privmix.foundation.actors.HEAD`)."""
-    spec: Manifest = manifests.pods()[0]["spec"]
-    return spec
-
-
 def secrets_of(pod: Manifest, container: Manifest) -> set[str]:
     """Returns the Secrets that a container sees, in its files and in its environment."""
     volumes = {item["name"]: item["secret"]["secretName"] for item in pod.get("volumes", ()) if "secret" in item}

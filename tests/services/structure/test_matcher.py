@@ -34,10 +34,6 @@ def _likely(legal: list[int]) -> list[int]:
     return [token for token in legal if re.fullmatch(r'[a-z]?["}\])0-9.,]*', decode([token]))] or legal
 
 
-def text_of(tokens: tuple[int, ...]) -> str:
-    return vocabulary().tokenizer.decode_str([token for token in tokens if token not in (0, 2)])
-
-
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_each_forced_token_is_the_only_legal_one(kind: str) -> None:
     """Compares the runs with the legal tokens that the engine computes one token at a time."""
