@@ -1,7 +1,6 @@
 """Claim: after single, joint and random faults of a cluster under load, every token is charged once and heard once.
 
-SCHEDULES sets the number of random schedules. `tests.cluster.invariants` states what must hold, and
-`test_invariants.py` and `test_actors.py` show that the checks find faults that are put in.
+SCHEDULES sets the number of random schedules. `test_actors.py` shows that the checks find faults that are put in.
 """
 
 import os

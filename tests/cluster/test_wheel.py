@@ -1,7 +1,4 @@
-"""Claim: the wheel's metadata names every imported package, so it runs without this repository and its locks.
-
-Without extras it trains an ensemble and serves it.
-"""
+"""Claim: the wheel runs from its metadata alone, and without extras it trains an ensemble and serves it."""
 
 import importlib.metadata as metadata
 import json

@@ -1,7 +1,4 @@
-"""Claim: the budget client charges every token on disk before its release, and loses none of the budget.
-
-A lease whose commit reaches the disk without a confirmation is used or returned.
-"""
+"""Claim: the client charges every token on disk before its release, and no outage loses a token of the budget."""
 
 import asyncio
 import random

@@ -1,8 +1,4 @@
-"""Claim: requests share one stream per coordinator over real Ray, and survive the loss of a coordinator.
-
-The actor here implements the coordinator's side of the protocol and repeats each prompt token by token. test_service.py
-tests the real coordinator over HTTP.
-"""
+"""Claim: over real Ray, requests share one stream per coordinator, here one that repeats each prompt token by token."""
 
 import asyncio
 import json

@@ -1,7 +1,4 @@
-"""Claim: an invalid request is refused before it reaches the coordinator, by an error that names the parameter.
-
-Errors have OpenAI's format and repeat no input of the client.
-"""
+"""Claim: an invalid request is refused by an error that names its field, in OpenAI's format, and repeats no input."""
 
 import json
 from collections.abc import AsyncIterator

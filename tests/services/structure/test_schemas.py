@@ -1,7 +1,4 @@
-"""Claim: every answer is a value of its schema but for what the library lets through, whatever limit ends it.
-
-The judge is the `jsonschema` package (`judge.py`).
-"""
+"""Claim: every answer is a value of its schema but for what the library lets through, whatever limit ends it."""
 
 import json
 import random

@@ -1,7 +1,4 @@
-"""Calls the service with `langchain-openai`: chat and completion models, complete and streamed.
-
-Run as `python with_langchain.py URL KEY`.
-"""
+"""Calls the service (python with_langchain.py URL KEY): chat and completion models, complete and streamed."""
 
 import sys
 from typing import Any, Literal

@@ -1,7 +1,4 @@
-"""Calls the service with `llama-index-llms-openai-like`: chat and completion, complete and streamed.
-
-Run as `python with_llama_index.py URL KEY`.
-"""
+"""Calls the service (python with_llama_index.py URL KEY): chat and completion, complete and streamed."""
 
 import sys
 from typing import Any

@@ -1,7 +1,4 @@
-"""Calls the service with `openai`: completions and chats, complete and streamed, synchronous and asynchronous.
-
-Run as `python with_openai.py URL KEY`.
-"""
+"""Calls the service (python with_openai.py URL KEY): completions and chats, streamed and not, also in parallel."""
 
 import asyncio
 import sys
