@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from hashlib import sha256
 from typing import Literal
 
 import ray
@@ -35,10 +36,11 @@ class Keys:
     """Identifies keys, admits their requests (`OpenRequests`), and watches gateways.
 
     Keys, shares and usage are in the database, so a restarted actor continues from there. `privmix keys` changes them
-    there.
+    there. Services of several namespaces can share the database: gateways have the mark of theirs before their names.
     """
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, namespace: str = "") -> None:
+        self._mark = sha256(namespace.encode()).hexdigest()[:16]
         service = ServiceDatabase(database)
         self._place = service.name
         self._transactions = GroupedTransactions(service)
@@ -47,7 +49,8 @@ class Keys:
         self._traffic = Traffic()
         self._metrics = ShareMetrics()
         with service.transaction() as connection:
-            self._open = OpenRequests(self._transactions, opened(connection))
+            own = [each for each in opened(connection) if each.gateway.startswith(self._mark)]
+        self._open = OpenRequests(self._transactions, own)
         self._heartbeats: dict[str, float] = {}
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -80,6 +83,7 @@ class Keys:
         gateway: str,
     ) -> Admitted | Refused:
         """See `OpenRequests.admit`."""
+        gateway = self._mark + gateway
         self._heartbeats.setdefault(gateway, time.monotonic())
         return await self._open.admit(id_, identity, limits, wanted, generations, gateway)
 
@@ -89,7 +93,7 @@ class Keys:
 
     async def heartbeat(self, gateway: str, update: TrafficUpdate) -> None:
         """Records that a gateway is alive, and its traffic. Gateways send one about every second."""
-        self._heartbeats[gateway] = time.monotonic()
+        self._heartbeats[self._mark + gateway] = time.monotonic()
         self._traffic.add(gateway, update)
 
     async def traffic(self) -> TrafficReport:
@@ -160,7 +164,7 @@ def start(
     # Opened here first, because an actor whose constructor fails does not report why.
     place = ServiceDatabase(database).name
     options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
-    actor = KeysActor.options(**options).remote(database)
+    actor = KeysActor.options(**options).remote(database, namespace)
     if (kept := ray.get(actor.ready.remote())) != place:
         raise ConfigurationError(
             f"keys.database: {namespace} already serves with the keys in {kept}, which a deployment does not change; "

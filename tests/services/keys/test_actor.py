@@ -30,8 +30,8 @@ GATEWAY = "gateway"
 class KeysOfService(Keys):
     """Implements the actor of a service with a capacity."""
 
-    def __init__(self, place: str, capacity: int) -> None:
-        super().__init__(place)
+    def __init__(self, place: str, capacity: int, namespace: str) -> None:
+        super().__init__(place, namespace)
         self.store = RequestStore(ServiceDatabase(place))
         self._room = AdmissionLimits(capacity, max_waiting=1000)
 
@@ -41,8 +41,8 @@ class KeysOfService(Keys):
         return await self.admit(id_, identity, self._room, wanted, generations, gateway)
 
 
-def start(place: str, capacity: int = 1000) -> KeysOfService:
-    return KeysOfService(place, capacity)
+def start(place: str, capacity: int = 1000, namespace: str = "privmix") -> KeysOfService:
+    return KeysOfService(place, capacity, namespace)
 
 
 async def new_key(keys: KeysOfService, name: str, share: Share) -> Identity:
@@ -278,6 +278,25 @@ async def test_tokens_that_a_lost_gateway_held_stay_charged(place: str, monkeypa
     while not (usage := keys.store.account("k").usage).spent:
         await asyncio.sleep(0.01)
     assert (usage.spent, usage.held) == (6, 4)
+
+
+async def test_services_on_one_database_leave_each_others_requests_alone(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_actor, "WATCH_S", 0.02)
+    monkeypatch.setattr(keys_actor, "HEARTBEAT_TIMEOUT_S", 0.0)
+    first = start(place)
+    monkeypatch.setattr(first, "_tend", asyncio.Event().wait)
+    identity = await new_key(first, "k", Share(tokens=10))
+    await first.request("open", identity, 6, 1, GATEWAY)
+    second = start(place, capacity=1, namespace="another")
+    await second.request("lost", identity, 3, 1, GATEWAY)
+    await until(lambda: not second._open._requests)
+    while not (usage := first.store.account("k").usage).spent:
+        await asyncio.sleep(0.01)
+    assert (usage.spent, usage.held) == (3, 6)
+    await first.settle("open", 1)
+    assert first.store.account("k").usage.spent == 4
 
 
 async def test_traffic_updates_add_up(place: str) -> None:
