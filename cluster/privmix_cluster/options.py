@@ -33,6 +33,14 @@ class CorpusOptions:
     """How corpora are read."""
 
     user_field: Annotated[str, typer.Option(help="The field with the user's id.")] = "user"
+    users: Annotated[
+        str | None,
+        typer.Option(
+            metavar="row|block:TOKENS",
+            help="What a user is, if not whom --user-field names: a row, or so many tokens of the text in order, as in "
+            "papers. The guarantee is then for one of these, not for a person.",
+        ),
+    ] = None
     text_field: TextFieldOption = "text"
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them by kind.")] = False
 
@@ -40,7 +48,7 @@ class CorpusOptions:
         """Returns the corpus in files. Raises `CorpusError` if one does not exist."""
         from privmix.training.corpus import Corpus  # slow to import
 
-        return Corpus(paths, self.user_field, self.text_field, self.skip_bad)
+        return Corpus(paths, self.user_field, self.text_field, self.skip_bad, self.users)
 
 
 MODEL = "Model"

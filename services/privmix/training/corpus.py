@@ -6,6 +6,7 @@
 Error messages name the file, the row and the field, but never quote the content, because it is private.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,8 +52,11 @@ class Corpus:
         user_field: the field with the user's id.
         text_field: the field with the text or the conversation.
         skip_bad: skip bad rows and count them in `skipped`, instead of raising.
+        users: what a user is, in the place of whom the field names, as experiments of papers have it: ``row`` (rows
+            with one text are one user), or ``block:512``, so many tokens of the whole text in order.
 
     Attributes:
+        block: the number of tokens of a user; None if users are not blocks. Documents then have one user.
         skipped: how many rows were skipped so far, by the kind of their problem. It depends on private text.
         people: the model that the text is for. With it, conversations that its template refuses are bad rows.
 
@@ -66,12 +70,15 @@ class Corpus:
         user_field: str = "user",
         text_field: str = "text",
         skip_bad: bool = False,
+        users: str | None = None,
     ) -> None:
         self._given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
         check(self._given)
         self.user_field = user_field
         self.text_field = text_field
         self.skip_bad = skip_bad
+        self._by_row = users is not None
+        self.block = None if users is None or users == "row" else _tokens_of(users)
         self.skipped: Counter[str] = Counter()
         self.people: PeopleText | None = None
 
@@ -82,8 +89,9 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped = Counter()
+        needed = (self.text_field,) if self._by_row else (self.user_field, self.text_field)
         for file in files(self._given):
-            for place, row in rows(file, RowFields((self.user_field, self.text_field), FIELDS_BESIDE)):
+            for place, row in rows(file, RowFields(needed, FIELDS_BESIDE)):
                 try:
                     if isinstance(row, BadRow):
                         raise row
@@ -125,9 +133,14 @@ class Corpus:
         )
 
     def _document(self, row: Mapping[str, Any]) -> Document:
-        user = identifier(row.get(self.user_field), self.user_field)
         field = self.text_field
         text = row.get(field)
+        if self.block is not None:
+            user = "blocks"  # which `packing` cuts
+        elif self._by_row:
+            user = _digest(text)  # and not the row's number, which rows before it would change
+        else:
+            user = identifier(row.get(self.user_field), self.user_field)
         if isinstance(text, str) and (text := messages_of(value := text, field)) is None:
             return Document(user, _text(value, field))
         if text is None:
@@ -147,6 +160,20 @@ class Corpus:
             except RefusedConversation:
                 raise BadRow("is no sequence of roles that the chat template allows", "mend the roles", field) from None
         return Document(user, text, told)
+
+
+def _tokens_of(users: str) -> int:
+    """Returns the number of tokens of ``block:TOKENS``. Raises `InputError` if it is something else."""
+    kind, _, size = users.partition(":")
+    if kind != "block" or not size.isdecimal() or int(size) < 2:
+        raise InputError(
+            f"users: must be row or block:TOKENS, such as block:512, not {users!r}; --user-field names a field"
+        )
+    return int(size)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def rendered(told: Conversation, people: PeopleText) -> tuple[str, TypedMarks]:

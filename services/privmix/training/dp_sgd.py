@@ -73,7 +73,9 @@ def plan(
         tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
         limit = private.blocks * options.block
-        units = corpus.read_into(partial(contributions, tokenizer=tokenizer, unit=private.unit, limit=limit))
+        units = corpus.read_into(
+            partial(contributions, tokenizer=tokenizer, unit=private.unit, limit=limit, block=corpus.block)
+        )
         chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
         recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
         name = fingerprint("dp-sgd", salt, recipe, units)

@@ -25,8 +25,13 @@ IGNORED = -100
 _DOCUMENTS_AT_ONCE = 1024
 
 
-def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition) -> dict[PartShare, Tokens]:
+def tokenize(
+    documents: Iterable[Document], tokenizer: Any, partition: Partition, block: int | None = None
+) -> dict[PartShare, Tokens]:
     """Returns the tokens of each share: its users' documents in order, each followed by the end-of-sequence token.
+
+    Args:
+        block: so many tokens of all documents in order are one user's; None if documents name their users.
 
     Returns:
         int32 [tokens of the share] for each of `partition.shares`, in order; empty for a share without text.
@@ -35,17 +40,20 @@ def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition
         InputError: the tokenizer has no end-of-sequence token.
     """
     streams = {share: array("i") for share in partition.shares}
-    for user, tokens in _encoded(documents, tokenizer):
+    for user, tokens in _encoded(documents, tokenizer, block):
         for share in partition.shares_of(user):
             streams[share].extend(tokens)
     return {share: _numbers(stream) for share, stream in streams.items()}
 
 
-def contributions(documents: Iterable[Document], tokenizer: Any, unit: Unit, limit: int) -> list[Tokens]:
+def contributions(
+    documents: Iterable[Document], tokenizer: Any, unit: Unit, limit: int, block: int | None = None
+) -> list[Tokens]:
     """Returns the tokens that each record or user contributes: the first `limit` tokens of its documents.
 
     Args:
         limit: the maximum number of tokens of a unit.
+        block: see `tokenize`.
 
     Returns:
         int32 [1 to limit tokens] for each unit, in the order of their first documents.
@@ -54,7 +62,7 @@ def contributions(documents: Iterable[Document], tokenizer: Any, unit: Unit, lim
         InputError: the tokenizer has no end-of-sequence token.
     """
     streams: dict[str | int, array[int]] = defaultdict(lambda: array("i"))
-    for number, (user, tokens) in enumerate(_encoded(documents, tokenizer)):
+    for number, (user, tokens) in enumerate(_encoded(documents, tokenizer, block)):
         stream = streams[user if unit == "user" else number]
         stream.extend(tokens[: limit - len(stream)])
     return [_numbers(stream) for stream in streams.values()]
@@ -95,7 +103,22 @@ def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
+def _encoded(documents: Iterable[Document], tokenizer: Any, block: int | None) -> Iterator[tuple[str, list[int]]]:
+    """Yields users, each with tokens: those of a document, or a block of those of all."""
+    if block is None:
+        yield from _ended(documents, tokenizer)
+        return
+    pending, number = array("i"), 0
+    for _, tokens in _ended(documents, tokenizer):
+        pending.extend(tokens)
+        while len(pending) >= block:
+            yield f"block {number}", pending[:block].tolist()
+            pending, number = pending[block:], number + 1
+    if pending:
+        yield f"block {number}", pending.tolist()
+
+
+def _ended(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
     """Yields the user and the tokens of each document, followed by the end-of-sequence token.
 
     A special token that a person typed is text. Otherwise a typed end token would end the document.

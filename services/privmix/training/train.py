@@ -64,7 +64,7 @@ def plan(
         corpus.people = PeopleText(tokenizer)
         check_salt(output, salt)
         partition = Partition(salt, parts, halves)
-        text = corpus.read_into(partial(tokenize, tokenizer=tokenizer, partition=partition))
+        text = corpus.read_into(partial(tokenize, tokenizer=tokenizer, partition=partition, block=corpus.block))
         planned = _planned(text, base, salt, options)
         yield TrainingPlan(
             output,

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from privmix.foundation.errors import CorpusError
+from privmix.foundation.errors import CorpusError, InputError
 from privmix.foundation.json_lines import LINE_LIMIT
 from privmix.training.corpus import Corpus, Document
 
@@ -293,3 +293,16 @@ def test_a_corpus_of_bad_rows_says_why_it_has_no_documents(tmp_path: Path) -> No
     assert "has no documents: 3 rows are bad and were skipped: 2 field 'text': is missing, 1 is not JSON" in str(
         corpus.empty()
     )
+
+
+def test_rows_are_users_of_their_own_whatever_rows_are_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n{"text": "one"}\n')
+    first, second, again = (document.user for document in Corpus(path, users="row"))
+    assert first == again != second
+    path.write_text('{"text": "two"}\n')
+    assert [document.user for document in Corpus(path, users="row")] == [second]
+    assert Corpus(path, users="block:512").block == 512
+    for wrong in ("rows", "block:", "block:1", "block:x", "person"):
+        with pytest.raises(InputError, match="users: must be row or block:TOKENS"):
+            Corpus(path, users=wrong)

@@ -47,6 +47,21 @@ def test_an_end_token_that_a_person_typed_is_text(base: Path) -> None:
     assert tokens.count(tokenizer.eos_token_id) == len(documents)
 
 
+def test_blocks_of_the_whole_text_are_users_and_a_change_within_one_changes_no_other(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    words = [f"{number:03d}" for number in range(100)]
+    whole = tokenize([Document("", word) for word in words], tokenizer, Partition(SALT, 1))[PartShare(0)]
+    partition = Partition(SALT, PARTS)
+    before = tokenize([Document("", word) for word in words], tokenizer, partition, 16)
+    blocks = [block.tolist() for share in before.values() for block in np.split(share, range(16, len(share), 16))]
+    assert sorted(block for block in blocks if block) == sorted(
+        whole[start : start + 16].tolist() for start in range(0, len(whole), 16)
+    )
+    words[50] = "999"
+    after = tokenize([Document("", word) for word in words], tokenizer, partition, 16)
+    assert sum(not np.array_equal(before[share], after[share]) for share in partition.shares) == 1
+
+
 def test_a_new_user_changes_only_one_part_and_one_half(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     # More documents than one batch of the tokenizer, to show that batches do not matter.

@@ -117,7 +117,7 @@ class Paper(_Data):
             yield ["train-base", str(train), "--output", private, *shlex.split(self.base)]
             evaluated += ["--dp-sgd", private]
         if item.parts:
-            small = [] if quick is None else ["--context", "128", "--run-tokens", "256", "--runs", "2"]
+            small = [] if quick is None else ["--context", "128", "--run-tokens", "128", "--runs", "2"]
             yield [*evaluated, *shlex.split(item.evaluate), *small]
 
 
