@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import combinations
 
 import numpy as np
 import torch
@@ -12,10 +11,6 @@ from privmix.privacy.mollifiers.shaping import SamplingOptions, shape
 from privmix.privacy.protocol import Protocol, Release
 
 Rows = NDArray[np.float64]
-
-
-def subsets(parts: int) -> list[tuple[int, ...]]:
-    return [subset for size in range(parts + 1) for subset in combinations(range(parts), size)]
 
 
 def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tuple[int, ...]]) -> Rows:

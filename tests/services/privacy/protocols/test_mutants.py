@@ -5,14 +5,13 @@ and draw nothing that could decide.
 """
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin
-from typing import Protocol as Interface
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from privmix.privacy.accounting import composition
 from privmix.privacy.arrays import Integers
@@ -60,54 +59,20 @@ def _planned(name: str, tokens: int, epsilon: float, parameters: tuple[tuple[str
     return PROTOCOLS[name].model_validate({"epsilon": epsilon, "tokens": tokens, **dict(parameters)}).plan(PARTS)
 
 
-class Plant(Interface):
-    def __call__(
-        self, owner: Any, name: str, fault: Callable[..., Any], kind: Callable[..., Any] = ..., what: str = ...
-    ) -> None: ...
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
-    """Replaces a function by a faulty one for a test, and fails the test if nothing has called the fault by its end.
-
-    A `kind` such as `property` wraps the function. Of the faults that are planted under one `what`, one must be called.
-    """
-    calls: Counter[str] = Counter()
-
-    def put(
-        owner: Any, name: str, fault: Callable[..., Any], kind: Callable[..., Any] = lambda f: f, what: str = ""
-    ) -> None:
-        what = what or f"{owner.__name__}.{name}"
-        calls[what] += 0
-
-        def counted(*given: Any, **named: Any) -> Any:
-            calls[what] += 1
-            return fault(*given, **named)
-
-        monkeypatch.setattr(owner, name, kind(counted))
-
-    yield put
-    assert calls, "no fault was planted"
-    assert not [what for what, count in calls.items() if not count], "nothing called the fault"
-
-
 def of_releases(protocol: Protocol) -> bool:
     differ = mechanisms.of_releases(protocol)
     assert differ is not None, "the protocol has a formula"
     return differ
 
 
-def with_radius_off(plant: Plant, factor: float = 1.05) -> None:
+def with_radius_off(patch: pytest.MonkeyPatch, factor: float = 1.05) -> None:
+    def off(project: Callable[..., Tensor], u: Tensor, p0: Tensor, radius: float, out: Tensor | None) -> Tensor:
+        return project(u, p0, factor * radius, out)
+
     for by in ("clip", "mix"):
-        project = getattr(projection, by)
-        plant(
-            projection,
-            by,
-            lambda u, p0, radius, out, project=project: project(u, p0, factor * radius, out),
-            what="radius",
-        )
+        patch.setattr(projection, by, partial(off, getattr(projection, by)))
     clip: Any = Exponential.__dict__["_clip"]
-    plant(Exponential, "_clip", lambda self: factor * clip.fget(self), property, what="radius")
+    patch.setattr(Exponential, "_clip", property(lambda self: factor * clip.fget(self)))
 
 
 @pytest.mark.parametrize(("tokens", "epsilon"), [(1, 2.0), (1024, 8.0), (1, 16.0)])
@@ -120,24 +85,26 @@ def test_sound_releases_hold(name: str, parameters: dict[str, Any], tokens: int,
 @pytest.mark.parametrize("tokens", [1, 1024])
 @pytest.mark.parametrize(("name", "parameters"), WITH_RADIUS)
 def test_a_radius_wrong_by_5_percent_is_detected_in_the_releases(
-    name: str, parameters: dict[str, Any], tokens: int, factor: float, plant: Plant
+    name: str, parameters: dict[str, Any], tokens: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison is exact: it has no false alarms and no misses."""
     protocol = planned(name, tokens, 8.0, **parameters)
-    with_radius_off(plant, factor)
+    with_radius_off(monkeypatch, factor)
     assert of_releases(protocol)
 
 
 @pytest.mark.parametrize("tokens", [1024, 131_072])
-def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_releases(tokens: int, plant: Plant) -> None:
+def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_releases(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     protocol = planned("individual", tokens, 8.0)
     grain = Individual._grain.func(protocol)  # type: ignore[attr-defined]
-    plant(Individual, "_grain", lambda self: grain / 0.95, property)
+    monkeypatch.setattr(Individual, "_grain", property(lambda self: grain / 0.95))
     assert of_releases(protocol)
 
 
-def test_scores_that_count_twice_are_detected_in_the_releases(plant: Plant) -> None:
-    plant(exponential, "quantise", lambda weights: quantise(weights.square()))
+def test_scores_that_count_twice_are_detected_in_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exponential, "quantise", lambda weights: quantise(weights.square()))
     assert of_releases(Exponential(PARTS, 2, 0.3))
 
 
@@ -155,8 +122,8 @@ def test_an_exponential_mechanism_with_a_larger_radius_is_caught() -> None:
     assert of_tokens(Exponential(2, 2, 1.0), releases=100, claimed=claimed).broken
 
 
-def test_too_little_noise_on_sums_is_caught(plant: Plant) -> None:
-    plant(subsample_aggregate, "discrete_laplace", lambda sums, scale: discrete_laplace(sums, scale / 16))
+def test_too_little_noise_on_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subsample_aggregate, "discrete_laplace", lambda sums, scale: discrete_laplace(sums, scale / 16))
     assert of_tokens(planned("subsample-aggregate"), releases=20_000).refuted
 
 
@@ -167,18 +134,18 @@ def test_half_the_noise_on_votes_is_caught() -> None:
     assert of_tokens(halved, 16, 1_000, claimed=sound.event).broken
 
 
-def test_a_doubled_draw_is_caught(plant: Plant) -> None:
+def test_a_doubled_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts of PMixed lie 31 deviations or more from their means: a miss is below 1e-100."""
-    plant(pmixed, "poisson_subsample", lambda parts, q: poisson_subsample(parts, 2 * q))
-    plant(exponential, "fixed_size_subsample", lambda parts, m: fixed_size_subsample(parts, 2 * m))
+    monkeypatch.setattr(pmixed, "poisson_subsample", lambda parts, q: poisson_subsample(parts, 2 * q))
+    monkeypatch.setattr(exponential, "fixed_size_subsample", lambda parts, m: fixed_size_subsample(parts, 2 * m))
     assert of_draws(PMixed(PARTS, 0.1, 1.0))
     assert of_draws(Exponential(PARTS, 2, 0.3))
     assert of_tokens(PMixed(PARTS, 0.1, 1.5)).broken
 
 
-def test_a_part_that_is_chosen_more_often_is_caught(plant: Plant) -> None:
+def test_a_part_that_is_chosen_more_often_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts lie 20 and 38 deviations from their means: a miss is below 1e-80."""
-    plant(pmixed, "uniform_below", lambda bound: min(uniform_below(bound + 1), bound - 1))
+    monkeypatch.setattr(pmixed, "uniform_below", lambda bound: min(uniform_below(bound + 1), bound - 1))
     assert of_draws(PMixed(PARTS, 1.0, 1.0))
     assert of_tokens(PMixed(PARTS, 1.0, 1.5)).broken
 
@@ -193,10 +160,10 @@ def test_a_part_that_is_chosen_more_often_is_caught(plant: Plant) -> None:
     ],
 )
 def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
-    name: str, parameters: dict[str, Any], plant: Plant
+    name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is drawn: the exact epsilon of the worst pair's tokens exceeds the claim."""
-    with_radius_off(plant)
+    with_radius_off(monkeypatch)
     found = of_tokens(planned(name, **parameters), releases=FEW)
     assert found.exact > found.claim
 
@@ -205,16 +172,16 @@ def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
     ("name", "parameters"), [case for case in EVERY if not {"gnmax", "individual"} & set(str(case.id).split("-"))]
 )
 def test_a_charge_for_each_sequence_instead_of_each_token_is_caught(
-    name: str, parameters: dict[str, Any], plant: Plant
+    name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is drawn: the exact epsilon of 16 tokens exceeds what is charged for one."""
     protocol = planned(name, tokens=16, **parameters)
-    plant(composition, "paid", lambda event, count: min(count, 1))
+    monkeypatch.setattr(composition, "paid", lambda event, count: min(count, 1))
     found = of_tokens(protocol, tokens=16, releases=FEW)
     assert found.exact > found.claim
 
 
-def test_draws_that_are_used_twice_are_caught(plant: Plant) -> None:
+def test_draws_that_are_used_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     last: list[tuple[int, ...]] = []
 
     def twice(parts: int, q: float) -> tuple[int, ...]:
@@ -223,8 +190,8 @@ def test_draws_that_are_used_twice_are_caught(plant: Plant) -> None:
         last.append(poisson_subsample(parts, q))
         return last[0]
 
-    plant(pmixed, "poisson_subsample", twice)
-    plant(pmixed, "uniform_below", lambda bound: 0)
+    monkeypatch.setattr(pmixed, "poisson_subsample", twice)
+    monkeypatch.setattr(pmixed, "uniform_below", lambda bound: 0)
     assert of_draws(PMixed(PARTS, 0.25, 1.0))
 
 
@@ -236,7 +203,12 @@ def test_draws_that_are_used_twice_are_caught(plant: Plant) -> None:
     ],
 )
 def test_noise_that_is_used_for_two_tokens_is_caught(
-    module: Any, sampler: str, noise: Callable[[Integers, float], Integers], name: str, releases: int, plant: Plant
+    module: Any,
+    sampler: str,
+    noise: Callable[[Integers, float], Integers],
+    name: str,
+    releases: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """GNMax gives the same token twice; with the other noise, equal tokens are 14 deviations too many.
 
@@ -247,7 +219,7 @@ def test_noise_that_is_used_for_two_tokens_is_caught(
         fresh = noise(np.zeros_like(values[::2]), scale)
         return values + np.repeat(fresh, 2, axis=0)[: len(values)]
 
-    plant(module, sampler, twice)
+    monkeypatch.setattr(module, sampler, twice)
     assert of_tokens(planned(name), releases=releases).broken
 
 
