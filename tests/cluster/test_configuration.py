@@ -19,19 +19,15 @@ def test_the_example_shows_the_defaults() -> None:
     assert shown == defaults
 
 
-def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file_and_urls_and_hub_ids_are_no_paths(tmp_path: Path) -> None:
     path = tmp_path / "privmix.yaml"
-    path.write_text("ensemble: here\nbudget: {ledger: there.db}")
+    path.write_text(
+        "ensemble: here\nbudget: {ledger: there.db}\nkeys: {database: postgresql://host/base}\nmodel: org/model"
+    )
     configuration = Configuration.load(path)
-    assert configuration.ensemble == tmp_path / "here"
+    assert (configuration.ensemble, configuration.model) == (tmp_path / "here", "org/model")
     assert configuration.budget.ledger == str(tmp_path / "there.db")
-
-
-def test_a_database_url_and_a_hub_id_are_no_paths(tmp_path: Path) -> None:
-    values = {"ensemble": "here", "model": "org/model", "budget": {"ledger": "postgresql://host/base"}}
-    configuration = Configuration.of(values, tmp_path)
-    assert configuration.model == "org/model"
-    assert configuration.budget.ledger == "postgresql://host/base"
+    assert configuration.keys.database == "postgresql://host/base"
 
 
 def test_the_environment_has_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

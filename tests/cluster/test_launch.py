@@ -15,7 +15,6 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from privmix.budget.ledger import Ledger
 from privmix.foundation.errors import (
     ConfigurationError,
     CoordinatorUnavailable,
@@ -68,24 +67,6 @@ def test_a_model_that_the_engine_does_not_run_is_refused(spoilable: Path, public
     (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     with pytest.raises(ConfigurationError, match=r"type gpt2 .* set engine\.kind to transformers"):
         check_ensemble(load(tmp_path, spoilable).model_copy(update={"model": str(model)}))
-
-
-def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_path: Path) -> None:
-    configuration = load(tmp_path, spoilable)
-    with pytest.raises(ConfigurationError, match="privmix ledger init"):
-        check_ensemble(configuration)
-    steps: list[str] = []
-    begun = check_ensemble(configuration, steps.append, may_begin=True)
-    assert any(begun.ledger in step and "Created ledger" in step for step in steps)
-    steps.clear()
-    assert check_ensemble(configuration, steps.append, may_begin=True).ledger == begun.ledger
-    assert not any("Began" in step for step in steps)
-    elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
-    with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
-        check_ensemble(elsewhere, may_begin=True)
-    Ledger.create(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
-    with pytest.raises(LedgerMismatch, match=begun.ledger):
-        check_ensemble(elsewhere, may_begin=True)
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ def test_a_service_with_keys_needs_them_even_when_all_are_revoked(store: Request
     assert store.required()
 
 
-def test_names_are_unique_and_keys_are_found_by_name_or_id(store: RequestStore) -> None:
-    key, _ = store.create("team")
-    with pytest.raises(KeysError, match="name: "):
-        store.create("team")
-    assert store.account("team") == store.account(key.id)
-    with pytest.raises(KeysError, match="'other'"):
-        store.revoke("other")
-
-
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_an_id_is_never_taken_for_the_name_of_another_key(
     place: str, database: str, request: pytest.FixtureRequest
@@ -159,19 +150,6 @@ def test_the_spent_part_of_each_limit_is_told_of_keys_that_are_not_revoked(store
     store.create("unused", share=Share(tokens=5))
     store.revoke("gone")
     assert store.spent_ratios() == {("a", "tokens"): 0.25, ("a", "tokens_per_day"): 0.5, ("unused", "tokens"): 0.0}
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("mysql://h/d", "the keys must be in SQLite or PostgreSQL, not in mysql"),
-        ("/no/such/directory/keys.db", "there is no directory"),
-        ("://", "URL"),
-    ],
-)
-def test_an_unusable_database_is_refused(place: str, message: str) -> None:
-    with pytest.raises(KeysUnavailable, match=message):
-        ServiceDatabase(place)
 
 
 def test_keys_of_another_layout_are_refused(store: RequestStore, place: str) -> None:
