@@ -1,7 +1,5 @@
 """Defines the sizes of the worlds that attacks train, without importing what trains them."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from privmix.foundation.options import Options
@@ -14,10 +12,6 @@ class PlantedSize(Options):
     planted: int = Field(16, ge=2, description="People with a secret, each included by a fair coin.")
     repetitions: int = Field(24, ge=1, description="How often the text of an included person is in the corpus.")
     parts: int = Field(4, ge=1, description="N, the number of parts.")
-    secrets: Literal["digits", "sampled"] = Field(
-        "digits",
-        description="`digits`: random ones. `sampled`: texts that the public model samples at a high temperature.",
-    )
 
 
 class AdjacentSize(Options):

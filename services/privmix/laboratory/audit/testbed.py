@@ -11,7 +11,6 @@ from privmix.foundation.options import Options
 from privmix.foundation.progress import Display
 from privmix.laboratory.audit.canaries import CORPUS, Canary, candidates, plant, read
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
-from privmix.laboratory.audit.sampled_secrets import sampler_of
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from privmix.privacy.protocol import Protocol
@@ -101,8 +100,7 @@ def train_testbed(
         WorkError: as `train`.
     """
     claim_directory(directory, size)
-    sampler = sampler_of(resolve()) if size.secrets == "sampled" else None
-    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions, sampler=sampler)
+    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
     plans = [
         plan(
             Corpus(directory / CORPUS),

@@ -11,10 +11,9 @@ import torch
 
 from privmix.foundation.errors import InputError
 from privmix.laboratory.audit import canaries, extraction, testbed
-from privmix.laboratory.audit.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
+from privmix.laboratory.audit.canaries import CORPUS, Canary, candidates, plant, read
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
 from privmix.laboratory.audit.one_run import correct_guesses, of_users
-from privmix.laboratory.audit.sampled_secrets import sampler_of
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.audit.testbed import evaluate_testbed, train_testbed
 from privmix.privacy.protocols import PROTOCOLS
@@ -157,35 +156,6 @@ def test_candidates_are_different_and_begin_with_the_truth() -> None:
     assert secrets_[0] == CANARY.secret
     assert len(set(secrets_)) == 50
     assert {len(secret) for secret in secrets_} == {DIGITS}
-
-
-def sampler(prompt: str, count: int) -> list[str]:
-    return [f" {prompt[:3]} text {number}" for number in range(count)]
-
-
-def test_sampled_secrets_and_their_candidates_come_from_one_draw(tmp_path: Path) -> None:
-    canaries = plant(tmp_path, users=4, planted=6, repetitions=2, sampler=sampler)
-    texts = [document.text for document in Corpus(tmp_path / CORPUS)]
-    for canary in canaries:
-        assert sum(canary.text in text for text in texts) == (2 if canary.included else 0)
-        assert candidates(canary, 8) == sampler(canary.prompt, 8)
-        assert canary.length == SAMPLED_TOKENS
-    assert read(tmp_path) == canaries
-    with pytest.raises(InputError, match=r"candidates: a sampled secret has at most 64, not 65"):
-        candidates(canaries[0], 65)
-
-
-@pytest.mark.slow
-def test_a_sampled_secret_has_its_tokens_and_is_unlikely(public_model: Path) -> None:
-    """Each token of such a secret is less likely to the model than a digit after the prompt of a number."""
-    texts = sampler_of(public_model)(CANARY.prompt, 8)
-    models = LocalModels(public_model, [])
-    assert len(set(texts)) == 8
-    outputs = models.continuations(CANARY.prompt, texts, 1)
-    assert len(outputs.wanted) == 8 * SAMPLED_TOKENS
-    drawn = outputs.public.gather(1, outputs.wanted[:, None])
-    digits = models.continuations(CANARY.prompt, [CANARY.secret], 1)
-    assert drawn.mean() < digits.public.gather(1, digits.wanted[:, None]).mean()
 
 
 def test_coins_are_guessed_from_both_ends() -> None:

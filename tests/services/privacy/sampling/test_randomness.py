@@ -18,7 +18,6 @@ SAMPLING = {"privmix/privacy/sampling/randomness.py", "privmix/privacy/sampling/
 """The modules that draw private randomness: the operating system's, and OpenDP's, which comes from there."""
 
 NOT_PRIVATE = {
-    "privmix/budget/verification.py": ({"Generator"}, "the type of a reading, which draws no numbers"),
     "privmix/foundation/files.py": ({"secrets"}, "names of temporary files"),
     "privmix/tokenization/people_text.py": (
         {"secrets"},
