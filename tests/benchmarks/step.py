@@ -4,7 +4,6 @@
   the same model in a process of its own; for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, prompts ingested before.
 - `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
   coordinator's arithmetic, and in the rest.
-- `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally.
 `tests.benchmarks.load` measures the time for a user, with prompts and HTTP.
@@ -200,7 +199,7 @@ def measured(
     bench: StepBench, prompts: LoadPrompts, length: int, streams: int, tokens: int, rounds: int
 ) -> dict[str, Any]:
     """Measures one cell: the ratio, and the milliseconds of a step by stage."""
-    ratios, stages, row_bytes = [], [], []
+    ratios, stages = [], []
     for _ in range(rounds):
         plain_s = ray.get(bench.plain.decode.remote(prompts.questions(streams, length, tokens)))
         ours = private(bench, prompts.questions(streams, length, tokens))
@@ -209,7 +208,6 @@ def measured(
             ours[name] / ours["steps"] for name in ("seconds", "shards_s", "arithmetic_s")
         )
         stages.append((plain_s, shards_s, arithmetic_s, step_s - shards_s - arithmetic_s))
-        row_bytes.append(ours["row_bytes"] / ours["tokens"])
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
@@ -217,7 +215,6 @@ def measured(
             name: round(1000 * seconds, 2)
             for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
         },
-        "row_bytes": round(statistics.median(row_bytes)),
     }
 
 
@@ -238,8 +235,7 @@ def main(
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
     model, prompts = resolve(), LoadPrompts()
-    keys = ("private_over_plain", "stages_ms", "row_bytes")
-    result: dict[str, Any] = {key: {} for key in keys}
+    result: dict[str, Any] = {"private_over_plain": {}, "stages_ms": {}}
     with started(model) as plain:
         for name, size in product(protocol, parts):
             deployment = Deployment(name, size, shards, sample)

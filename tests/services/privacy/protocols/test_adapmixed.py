@@ -2,7 +2,6 @@
 
 import math
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -199,23 +198,3 @@ def test_the_plan_keeps_to_the_budget() -> None:
     renyi = AdaPMixedSettings(mollifier="renyi")
     assert renyi.enforced == renyi.plan(20).enforce == "measured"
     assert AdaPMixedSettings(enforce="measured").plan(20, Accountant(18)).guarantee.status == "data-dependent"
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"mollifier": "renyi", "enforce": "bound"}, "enforce"),
-        ({"mollifier": "renyi", "radius": 1.0}, "radius"),
-        ({"radius": 40.0}, "radius"),
-        ({"enforce": "measured", "order": 2.0}, "order"),
-        ({"mollifier": "renyi", "beta": 1e-9}, "beta"),
-        ({"sigma": 0.0}, "sigma"),
-        ({"mix": 1.5}, "mix"),
-        ({"top_k": 1}, "top_k"),
-        ({"threshold": -1.0}, "threshold"),
-        ({"epsilon": None}, "epsilon"),
-    ],
-)
-def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        AdaPMixedSettings(**fields).plan(8, Accountant(18))

@@ -11,20 +11,20 @@ import torch
 from pydantic import ValidationError
 
 from privmix.privacy.accounting import planning
-from privmix.privacy.events import Event, from_json
+from privmix.privacy.events import Accountant, Event, from_json
 from privmix.privacy.mollifiers.shaping import shape
 from privmix.privacy.protocol import Answers, Protocol
 from privmix.privacy.protocols import PROTOCOLS
-from privmix.privacy.protocols.adapmixed import AdaPMixed
+from privmix.privacy.protocols.adapmixed import AdaPMixed, AdaPMixedSettings
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.privacy.protocols.ensemble import EnsembleEvent
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.finetuned import FinetunedEvent
 from privmix.privacy.protocols.gnmax import GNMax
-from privmix.privacy.protocols.individual import Individual
+from privmix.privacy.protocols.individual import Individual, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.protocols.public import PublicEvent
-from privmix.privacy.protocols.submix import SubMix
+from privmix.privacy.protocols.submix import SubMix, SubMixSettings
 from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregate
 from privmix.privacy.sampling.selection import SelectionEvent
 from privmix.privacy.settings import Settings
@@ -176,6 +176,27 @@ def test_impossible_parameters_are_refused_by_name(sound: Any, impossible: dict[
         for value in values:
             with pytest.raises(ValueError, match=field):
                 getattr(dataclasses.replace(sound, **{field: value}), "event", None)
+
+
+IMPOSSIBLE_SETTINGS: list[tuple[Settings, float, dict[str, tuple[Any, ...]]]] = [
+    (AdaPMixedSettings(), 18, {"radius": (40.0,), "sigma": (0.0,), "mix": (1.5,), "top_k": (1,)}),
+    (AdaPMixedSettings(), 18, {"threshold": (-1.0,), "epsilon": (None,)}),
+    (AdaPMixedSettings(enforce="measured"), 18, {"order": (2.0,)}),
+    (AdaPMixedSettings(mollifier="renyi"), 18, {"enforce": ("bound",), "radius": (1.0,), "beta": (1e-9,)}),
+    (SubMixSettings(), 4, {"order": (1.0, 3.0), "beta": (0.0, 1e-12), "epsilon": (None, 0.01)}),
+    (IndividualSettings(), 4, {"lower": (1.0,), "cap": (0.9,), "epsilon": (None,)}),
+]
+
+
+@pytest.mark.parametrize(("sound", "order", "impossible"), IMPOSSIBLE_SETTINGS)
+def test_impossible_settings_are_refused_by_name(
+    sound: Settings, order: float, impossible: dict[str, tuple[Any, ...]]
+) -> None:
+    sound.plan(8, Accountant(order))
+    for field, values in impossible.items():
+        for value in values:
+            with pytest.raises(ValueError, match=field):
+                type(sound).model_validate(sound.model_dump() | {field: value}).plan(8, Accountant(order))
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
