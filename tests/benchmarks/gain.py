@@ -41,13 +41,14 @@ from privmix.privacy.protocols.public import Public, PublicSettings
 from privmix.privacy.settings import Settings
 from privmix.training.adapter import train_adapter
 from privmix.training.corpus import Corpus
+from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.expectation import TABLE
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens, tokenize
 from privmix.training.partition import Partition, PartShare
 from privmix.training.public_model import DEFAULT, resolve
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
-from tests.benchmarks.standing import FewRows, corpora_by_name, held_apart, kept_rows, kept_states
+from tests.benchmarks.standing import FewRows, held_apart, kept_rows, kept_states
 
 PARTS = 4
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
@@ -173,7 +174,10 @@ def benchmark(
     if quick and write:
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
     kinds, users, run_tokens = (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
-    corpora = corpora_by_name(corpus, output, users if demo or quick else None)
+    corpora = {path.stem: path for path in corpus}
+    if demo or quick:
+        write_demo_corpus(output / "demo-corpus", users=users)
+        corpora["demo"] = output / "demo-corpus" / TRAIN
     table = {
         "measured": datetime.now(UTC).date().isoformat(),
         "model": DEFAULT,

@@ -20,20 +20,10 @@ from privmix.privacy.protocols.exponential import Exponential, ExponentialSettin
 from privmix.privacy.protocols.individual import Individual, IndividualSettings
 from privmix.privacy.settings import Settings
 from privmix.training.corpus import Corpus
-from privmix.training.demo import TRAIN, write_demo_corpus
 from privmix.training.split import split
 
 HELD_OUT = 0.1
 """The fraction of the users that is held out."""
-
-
-def corpora_by_name(files: Sequence[Path], output: Path, demo_users: int | None) -> dict[str, Path]:
-    """Returns corpora by the names of their files. Given `demo_users`, writes a demo corpus of that many users too."""
-    corpora = {path.stem: path for path in files}
-    if demo_users is not None:
-        write_demo_corpus(output / "demo-corpus", users=demo_users)
-        corpora["demo"] = output / "demo-corpus" / TRAIN
-    return corpora
 
 
 def held_apart(corpus: Corpus, folder: Path, user_limit: int | None = None) -> tuple[Corpus, Corpus]:
