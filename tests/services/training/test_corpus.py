@@ -268,13 +268,6 @@ def test_an_id_is_one_user_in_every_format_and_beside_any_other(tmp_path: Path) 
     assert dict(corpus.skipped) == {"field 'user': names no user": 9}
 
 
-def test_a_narrow_float_is_refused_where_it_skips_whole_numbers(tmp_path: Path) -> None:
-    table = pa.table({"user": pa.array([2.0**24 - 1, 2.0**24], pa.float32()), "text": ["a", "b"]})
-    parquet.write_table(table, tmp_path / "notes.parquet")
-    with pytest.raises(CorpusError, match="row 2, field 'user': is a number that was rounded"):
-        list(Corpus(tmp_path / "notes.parquet"))
-
-
 def test_a_text_that_many_rows_share_is_not_in_memory_many_times(tmp_path: Path) -> None:
     """A dictionary of Parquet holds a text once, so the size of a file says little about the size of its rows."""
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 4096), ["x" * 2**18])

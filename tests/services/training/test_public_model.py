@@ -88,14 +88,6 @@ def no_tokenizer(directory: Path) -> None:
         file.unlink()
 
 
-def random_merges(directory: Path) -> None:
-    path = directory / "tokenizer.json"
-    described = json.loads(path.read_bytes())
-    described["model"]["dropout"] = 0.1
-    path.unlink()
-    path.write_text(json.dumps(described))
-
-
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
 GPTQ = {"quant_method": "gptq", "bits": 4}
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -117,7 +109,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no tokenizer": (no_tokenizer, "tokenizer"),
     "another tokenizer": (partial(set_config, vocab_size=32000), "49151, its embeddings only 32000 rows"),
-    "random merges": (random_merges, r"tokenizer\.json, model\.dropout: makes tokens random"),
     "no language model": (partial(set_config, model_type="vit"), "vit is not a causal language model"),
     "unknown kind": (partial(set_config, model_type="no-such-kind"), r"config\.json"),
 }
