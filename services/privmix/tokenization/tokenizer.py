@@ -67,20 +67,14 @@ def _loaded(model: Path) -> Any:
 
 
 def _is_complete(model: Path) -> bool:
-    """Returns whether `AutoTokenizer` would choose the class that only reads `tokenizer.json`."""
-    config, tokenizer = (_read(model / name) for name in ("config.json", "tokenizer_config.json"))
-    return (
-        (model / "tokenizer.json").is_file()
-        and config.get("model_type") in PLAIN
-        and tokenizer.get("tokenizer_class") == "TokenizersBackend"
-        and "auto_map" not in tokenizer
-    )
+    """Returns whether `AutoTokenizer` would choose the class that only reads `tokenizer.json`.
 
-
-def _read(path: Path) -> dict[str, Any]:
-    """Returns the JSON object of a file, or an empty one: `AutoTokenizer` says what is wrong with the file."""
+    It is left to say what is wrong with files that are missing or damaged.
+    """
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        names = "config.json", "tokenizer_config.json"
+        config, tokenizer = (json.loads((model / name).read_bytes()) for name in names)
+        plain = config["model_type"] in PLAIN and tokenizer["tokenizer_class"] == "TokenizersBackend"
+        return plain and "auto_map" not in tokenizer and (model / "tokenizer.json").is_file()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
