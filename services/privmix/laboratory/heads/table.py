@@ -24,7 +24,7 @@ UNSTATED = (
 )
 
 FRACTIONS = (0.7, 0.1, 0.2)
-"""The fractions of the rows for training, validation and test, as in the paper."""
+"""The fractions of the rows for training, validation and test; the paper gives none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.data import DATASETS
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from privmix.laboratory.heads.flows import FlowSettings
+from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.names import DATASET_NAMES
 from privmix.laboratory.heads.table import read_npz
 from privmix.privacy.events import from_json
@@ -144,7 +145,8 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
     assert set(written.values()) == {35}  # excludes stays below 30 hours
     table = read_npz(tmp_path / "out" / "mortality.npz")
     assert table.x.shape == (35, 24, 6)  # excludes a variable without measurements
-    assert table.scaling == "private"
+    assert (table.scaling, table.unit) == ("private", "record")
+    assert METHODS["dp-sgd"].unfit(replace(table, population=40)) is None, "the paper compares with it"
     np.testing.assert_array_equal(table.y, patients["mort_hosp"].to_numpy()[5:])
     with pytest.raises(DataError, match="MIMIC-Extract"):
         mimic.prepare(tmp_path / "nothing.h5", tmp_path)
