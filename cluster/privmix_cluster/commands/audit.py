@@ -144,7 +144,6 @@ def extraction_(
     budget: Budget,
     methods: MethodOptions,
     directory: Directory = DIRECTORY,
-    candidates: Annotated[int, typer.Option(min=2, help="The number of candidate secrets in the ranking.")] = 32,
     attempts: Annotated[int, typer.Option(min=1, help="The number of completions for each secret.")] = 10,
     top_k: Annotated[int, typer.Option(min=1, help="The most likely tokens from which the attacker samples.")] = 64,
     draws: Annotated[
@@ -153,7 +152,7 @@ def extraction_(
     url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plant secrets in the demo corpus and measure how often each protocol outputs them, and how high they rank.
+    """Plant secrets in the demo corpus and measure how often each protocol outputs them.
 
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
     service of DIRECTORY/ensemble over HTTP; every token is charged. The hit rate is the probability that at least one
@@ -167,7 +166,7 @@ def extraction_(
     steps(f"Planting {planted.planted} secrets and training {planted.parts} parts (finished ones are kept)")
     known = testbed.train_testbed(directory, planted, halves=halves, display=display())
     steps(f"Asking the models for {len(known)} secrets")
-    trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
+    trained = testbed.evaluate_testbed(directory, known, top_k)
     results = []
     for result in extraction.attack_all(trained, subjects, attempts=attempts, draws=draws):
         steps(f"{result.mechanism}, epsilon {result.epsilon}")

@@ -66,14 +66,6 @@ def read(directory: Path) -> tuple[Canary, ...]:
     return tuple(Canary(**line) for line in load_lines(directory / PLANTED))
 
 
-def candidates(canary: Canary, count: int) -> list[str]:
-    """Returns ``count`` different secrets from one distribution, the true one first."""
-    distinct: dict[str, None] = {canary.secret: None}
-    while len(distinct) < count:
-        distinct["".join(secrets.choice("0123456789") for _ in canary.secret)] = None
-    return list(distinct)
-
-
 def _canary(person: dict[str, str]) -> Canary:
     """Returns a planted user. The coin comes from the operating system, because one-run audits need fair ones."""
     user, prompt, included = person["user"], person["prompt"], secrets.choice((True, False))

@@ -37,18 +37,14 @@ class Extraction:
         guarantee: the status of its guarantee.
         epsilon: the budget; 0 for the public model, None without privacy.
         hit_rate: the probability that at least one of the attempts outputs the whole secret.
-        exposure: log2(candidates) - log2(rank of the secret) (Carlini et al. 2019, section 4.2).
-        largest_exposure: the exposure of a secret that is the most likely candidate.
-        rank: the median rank of the secret among the candidates.
+        log_chance: the mean log-probability of a whole secret, in nats.
     """
 
     mechanism: str
     guarantee: str
     epsilon: float | None
     hit_rate: float
-    exposure: float
-    largest_exposure: float
-    rank: float
+    log_chance: float
 
 
 def attack_all(
@@ -105,60 +101,41 @@ def attack(
     """Attacks one mechanism with every canary.
 
     Args:
-        outputs: for each canary, the models' outputs on its candidates, the true secret first.
+        outputs: for each canary, the models' outputs on its secret.
         models: for each canary, the indices of the models that serve as the mechanism's parts.
         attempts, draws: see `attack_all`.
     """
-    scores = [
-        log_chances(settings, protocol, answers, models[canary], canary.length, draws)
-        for canary, answers in outputs.items()
-    ]
-    chances = np.array([np.exp(of_candidates[0]) for of_candidates in scores])
-    ranks = np.array([rank(of_candidates) for of_candidates in scores])
-    candidates = len(scores[0])
+    logs = np.array([log_chance(settings, protocol, own, models[canary], draws) for canary, own in outputs.items()])
     return Extraction(
         mechanism=mechanism,
         guarantee=protocol.guarantee.status,
         epsilon=0.0 if protocol.rows == 0 else settings.epsilon,
-        hit_rate=float((-np.expm1(attempts * np.log1p(-np.minimum(chances, 1 - 1e-12)))).mean()),
-        exposure=float((np.log2(candidates) - np.log2(ranks)).mean()),
-        largest_exposure=float(np.log2(candidates)),
-        rank=float(np.median(ranks)),
+        hit_rate=float((-np.expm1(attempts * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12)))).mean()),
+        log_chance=float(logs.mean()),
     )
 
 
-def log_chances(
-    settings: Settings, protocol: Protocol, outputs: ModelOutput, models: Sequence[int], length: int, draws: int
-) -> Reals:
-    """Returns the log-probability of each candidate, the sum over its tokens, float64 [candidates].
+def log_chance(
+    settings: Settings, protocol: Protocol, outputs: ModelOutput, models: Sequence[int], draws: int
+) -> float:
+    """Returns the log-probability of a secret, the sum over its tokens.
 
     Every attempt has a full budget. The public model answers after its end.
     """
     varies = protocol.noisy or protocol.draws((protocol.models,)).keys() != {(protocol.models,)}
-    repeated = draws if varies else 1
-
-    def log_chance(text: slice) -> float:
-        chances = [_chances(settings, protocol, outputs, models, text) for _ in range(repeated)]
-        with np.errstate(divide="ignore"):
-            return float(np.log(np.mean(chances, axis=0)).sum())
-
-    return np.array([log_chance(slice(start, start + length)) for start in range(0, len(outputs.wanted), length)])
+    chances = [_chances(settings, protocol, outputs, models) for _ in range(draws if varies else 1)]
+    with np.errstate(divide="ignore"):
+        return float(np.log(np.mean(chances, axis=0)).sum())
 
 
-def _chances(settings: Settings, protocol: Protocol, outputs: ModelOutput, models: Sequence[int], text: slice) -> Reals:
-    """Returns the probability of each token of a text, as a service releases it, float64 [tokens]."""
-    public, wanted = outputs.public[text], outputs.wanted[text]
-    rows = outputs.models[list(models), text].transpose(0, 1).flatten(0, 1)
+def _chances(settings: Settings, protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> Reals:
+    """Returns the probability of each token of a secret, as a service releases it, float64 [tokens]."""
+    public, wanted = outputs.public, outputs.wanted
+    rows = outputs.models[list(models)].transpose(0, 1).flatten(0, 1)
     answers = shape(public, rows, [tuple(range(protocol.models))] * len(public))
     trial = Trial(settings, protocol, len(public), released=len(public), bounds=False)
     trial.add(answers, Targets(wanted, np.zeros(len(wanted), np.int64), np.ones(len(wanted), np.bool_)))
     return trial.chances
-
-
-def rank(scores: Reals) -> float:
-    """Returns the rank of the first score among all; 1 is the best. Equal scores share the mean of their ranks."""
-    others = scores[1:]
-    return float(1 + (others > scores[0]).sum() + (others == scores[0]).sum() / 2)
 
 
 def is_strong(results: Sequence[Extraction]) -> bool:

@@ -49,40 +49,29 @@ class LocalModels:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def continuations(self, prompt: str, texts: Sequence[str], top_k: int) -> ModelOutput:
-        """Returns the outputs at every token of each text after the prompt.
+    def continuation(self, prompt: str, text: str, top_k: int) -> ModelOutput:
+        """Returns the outputs at every token of a text after the prompt.
 
         Args:
-            texts: continuations of the same number of tokens, n.
             top_k: the number of the public model's most likely tokens to keep, like the service's option. If the
                 text's own token is not among them, it replaces the least likely.
-
-        Returns:
-            S = len(texts) * n queries, text by text.
-
-        Raises:
-            ValueError: the texts have different numbers of tokens.
         """
-        prefix = self.tokens(prompt)
-        continuations = [self.tokens(prompt + text)[len(prefix) :] for text in texts]
-        if len({len(ids) for ids in continuations}) != 1:
-            raise ValueError("texts must have the same number of tokens")
-        wanted = torch.tensor(continuations)
-        rows = self._rows(prefix, wanted)
+        prefix, ids = self.tokens(prompt), self.tokens(prompt + text)
+        wanted = torch.tensor(ids[len(prefix) :])
+        rows = self._rows(torch.tensor([ids[:-1]]), len(wanted))
         public = next(rows)
         kept = public.topk(top_k, dim=1).indices
-        missing = ~(kept == wanted.view(-1, 1)).any(dim=1)
-        kept[missing, -1] = wanted.view(-1)[missing]
-        place = (kept == wanted.view(-1, 1)).int().argmax(dim=1)
+        missing = ~(kept == wanted[:, None]).any(dim=1)
+        kept[missing, -1] = wanted[missing]
+        place = (kept == wanted[:, None]).int().argmax(dim=1)
         outputs = [row.gather(1, kept) for row in rows]
         models = torch.stack(outputs) if outputs else torch.empty(0, *kept.shape)
         return ModelOutput(public.gather(1, kept), models, place)
 
-    def _rows(self, prefix: list[int], wanted: Tensor) -> Iterator[Tensor]:
-        """Yields the log-probabilities of each model in turn, float32 [texts * n, V]."""
-        texts, count = wanted.shape
-        contexts = torch.cat([torch.tensor(prefix).expand(texts, -1), wanted[:, :-1]], dim=1).to(self._model.device)
-        cache = self._model.record(contexts)
+    def _rows(self, context: Tensor, count: int) -> Iterator[Tensor]:
+        """Yields the log-probabilities of each model in turn at the last tokens of a context [1, n], [count, V]."""
+        context = context.to(self._model.device)
+        cache = self._model.record(context)
         for name in self._names:
-            logits = self._model.logits(name, contexts, count, cache)
+            logits = self._model.logits(name, context, count, cache)
             yield torch.log_softmax(logits.float(), dim=-1).flatten(0, 1).cpu()

@@ -34,9 +34,7 @@ def of_users(
     """
     protocol = planned(settings, testbed.parts)
     models = testbed.models(protocol)
-    scores = [
-        _surprise(protocol, outputs, models, canary.length, queries) for canary, outputs in testbed.outputs.items()
-    ]
+    scores = [_surprise(protocol, outputs, models, queries) for outputs in testbed.outputs.values()]
     coins = [canary.included for canary in testbed.outputs]
     guessed = GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
     return finding(name, protocol, guessed, tokens_of(testbed, queries), settings.delta, confidence)
@@ -64,20 +62,18 @@ def correct_guesses(coins: ArrayLike, scores: Reals, guesses: int) -> int:
     return int((~included[:half]).sum() + included[len(included) - (guesses - half) :].sum())
 
 
-def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], length: int, queries: int) -> float:
+def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], queries: int) -> float:
     """Returns the count of the secret's tokens in samples, minus the count expected from the public model."""
-    own = slice(0, length)  # the first candidate is the true secret
-    public = torch.softmax(outputs.public[own].double(), dim=1).gather(1, outputs.wanted[own, None])[:, 0].numpy()
-    samples = np.array([_sampled(protocol, outputs, models, own) for _ in range(queries)])
-    return float(((samples == outputs.wanted[own].numpy()) - public).sum())
+    public = torch.softmax(outputs.public.double(), dim=1).gather(1, outputs.wanted[:, None])[:, 0].numpy()
+    samples = np.array([_sampled(protocol, outputs, models) for _ in range(queries)])
+    return float(((samples == outputs.wanted.numpy()) - public).sum())
 
 
-def _sampled(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> NDArray[np.int64]:
-    """Draws parts for each query of a block, releases once, and samples a token."""
-    public, rows = outputs.public[block], outputs.models[:, block]
-    drawn = [protocol.draw() for _ in range(len(public))]
-    own = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
-    answers = shape(public, torch.stack(own) if own else public[:0], drawn)
+def _sampled(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> NDArray[np.int64]:
+    """Draws parts for each query of a secret, releases once, and samples a token."""
+    drawn = [protocol.draw() for _ in range(len(outputs.public))]
+    own = [outputs.models[models[part], query] for query, parts in enumerate(drawn) for part in parts]
+    answers = shape(outputs.public, torch.stack(own) if own else outputs.public[:0], drawn)
     return np.array(sample(protocol.distribution(answers).weights))
 
 

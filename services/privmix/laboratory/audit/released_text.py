@@ -101,7 +101,7 @@ def score(trained: Sequence[TrainedEnsemble], canaries: Sequence[Canary]) -> lis
     models = LocalModels(resolve(), [one.files(one.manifest.parts[0]) for one in trained])
     added = []
     for canary in canaries:
-        public, *own = models.continuations(canary.prompt, [canary.secret], 1).of_wanted
+        public, *own = models.continuation(canary.prompt, canary.secret, 1).of_wanted
         added.append([float((each - public).mean()) for each in own])
     return list(np.array(added).T)
 

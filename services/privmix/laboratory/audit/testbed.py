@@ -9,7 +9,7 @@ from privmix.foundation.errors import InputError
 from privmix.foundation.files import write_atomically
 from privmix.foundation.options import Options
 from privmix.foundation.progress import Display
-from privmix.laboratory.audit.canaries import CORPUS, Canary, candidates, plant, read
+from privmix.laboratory.audit.canaries import CORPUS, Canary, plant, read
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
@@ -37,7 +37,7 @@ class Testbed:
     Attributes:
         parts: N, the number of parts. Models 0 … N - 1 are the parts' models, model N is the model of the whole corpus,
             and the models of half-parts follow if they are trained.
-        outputs: the models' outputs on each canary's candidates, the true secret first.
+        outputs: the models' outputs on each canary's secret.
         part: the part of each canary's user.
     """
 
@@ -135,11 +135,11 @@ def load_testbed(directory: Path) -> Testbed:
         InputError: the directory has none.
     """
     canaries, _ = planted(directory)
-    return evaluate_testbed(directory, canaries, count=2, top_k=64)
+    return evaluate_testbed(directory, canaries, top_k=64)
 
 
-def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
-    """Evaluates the models of a trained testbed on ``count`` candidates per canary and the ``top_k`` best tokens."""
+def evaluate_testbed(directory: Path, canaries: Sequence[Canary], top_k: int) -> Testbed:
+    """Evaluates the models of a trained testbed on each secret, with the ``top_k`` best tokens."""
     ensemble, single = (TrainedEnsemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
     adapters = (
         *map(ensemble.files, ensemble.manifest.parts),
@@ -147,6 +147,6 @@ def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, to
         *map(ensemble.files, ensemble.halves),
     )
     models = LocalModels(resolve(), adapters)
-    outputs = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
+    outputs = {canary: models.continuation(canary.prompt, canary.secret, top_k) for canary in canaries}
     parts, salt = ensemble.parts, read_salt(directory / SALT)
     return Testbed(parts, outputs, {canary: part_of(canary.user, salt, parts) for canary in canaries})

@@ -11,7 +11,7 @@ import torch
 
 from privmix.foundation.errors import InputError
 from privmix.laboratory.audit import canaries, extraction, testbed
-from privmix.laboratory.audit.canaries import CORPUS, Canary, candidates, plant, read
+from privmix.laboratory.audit.canaries import CORPUS, Canary, plant, read
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
 from privmix.laboratory.audit.one_run import correct_guesses, of_users
 from privmix.laboratory.audit.sizes import PlantedSize
@@ -28,15 +28,12 @@ DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0
 
 
-def outputs_on(canary: Canary, parts: int, knows: int | None, count: int = 8) -> ModelOutput:
+def outputs_on(canary: Canary, parts: int, knows: int | None) -> ModelOutput:
     """Returns the outputs of models with uniform distributions, except the model ``knows``, which knows the secret."""
-    secrets_ = candidates(canary, count)
-    wanted = torch.tensor([int(digit) for secret in secrets_ for digit in secret])
+    wanted = torch.tensor([int(digit) for digit in canary.secret])
     models = torch.zeros(parts, len(wanted), KEPT)
     if knows is not None:
-        # The model predicts the digit by its position alone, even after a wrong prefix.
-        true = torch.tensor([int(digit) for digit in canary.secret]).repeat(count)
-        models[knows, torch.arange(len(wanted)), true] = CONFIDENT
+        models[knows, torch.arange(len(wanted)), wanted] = CONFIDENT
     return ModelOutput(torch.zeros(len(wanted), KEPT).log_softmax(1), models.log_softmax(2), wanted)
 
 
@@ -53,13 +50,12 @@ def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
     result = attack(EnsembleSettings(), outputs_on(CANARY, 1, 0), 1)
     digit = math.exp(CONFIDENT) / (math.exp(CONFIDENT) + KEPT - 1)
     assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-3)
-    assert (result.rank, result.exposure) == (1, 3)
+    assert result.log_chance == pytest.approx(DIGITS * math.log(digit), rel=1e-3)
 
 
 def test_the_public_model_has_the_hit_rate_of_random_guesses() -> None:
     result = attack(PublicSettings(), outputs_on(CANARY, 1, 0), 1)
     assert result.hit_rate == pytest.approx(5 * KEPT**-DIGITS, rel=1e-3)
-    assert result.rank == pytest.approx(4.5), "all candidates tie"
     assert result.epsilon == 0
 
 
@@ -76,20 +72,18 @@ def test_every_protocol_has_a_chance_between_never_and_always(name: str) -> None
     settings = chosen.model_validate({"epsilon": 1e4, "tokens": 64} if chosen.derived else {})
     protocol = settings.plan(2)
     models = [0] * protocol.models
-    scores = extraction.log_chances(settings, protocol, outputs_on(CANARY, 1, 0, 2), models, DIGITS, 4)
-    assert scores.shape == (2,)
-    assert scores[0] <= 0
-    assert name == "public" or scores[0] > DIGITS * math.log(1 / KEPT)
+    chance = extraction.log_chance(settings, protocol, outputs_on(CANARY, 1, 0), models, 4)
+    assert chance <= 0
+    assert name == "public" or chance > DIGITS * math.log(1 / KEPT)
 
 
 def test_chances_are_averaged_over_the_draws_of_parts() -> None:
     """One of two parts is drawn for each token, and one of the two knows the secret."""
     settings = ExponentialSettings(epsilon=None, tokens=64, radius=6.0, sample=1)
-    outputs = outputs_on(CANARY, 2, 0, 2)
+    outputs = outputs_on(CANARY, 2, 0)
 
     def chance(models: list[int], draws: int) -> float:
-        scores = extraction.log_chances(settings, settings.plan(2), outputs, models, DIGITS, draws)
-        return float(np.exp(scores[0] / DIGITS))
+        return math.exp(extraction.log_chance(settings, settings.plan(2), outputs, models, draws) / DIGITS)
 
     assert chance([0, 1], 500) == pytest.approx((chance([0, 0], 1) + chance([1, 1], 1)) / 2, abs=0.1)
 
@@ -102,9 +96,9 @@ def test_submix_is_attacked_through_its_models_of_half_parts() -> None:
     trained = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
     subjects = [(name, PROTOCOLS[name].model_validate({"epsilon": 64.0, "tokens": 8})) for name in ("submix", "pmixed")]
     rows = {row.mechanism: row for row in extraction.attack_all(trained, subjects, attempts=10, draws=1)}
-    assert rows["submix"].rank == 1
+    assert rows["submix"].log_chance > rows["public model"].log_chance + 1
     assert rows["submix"].guarantee == "operational"
-    assert rows["pmixed"].rank == rows["public model"].rank
+    assert rows["pmixed"].log_chance == pytest.approx(rows["public model"].log_chance, rel=1e-4)
     without = testbed.Testbed(2, {CANARY: ModelOutput(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
     with pytest.raises(InputError, match="audit extraction --protocol submix"):
         list(extraction.attack_all(without, subjects, attempts=10, draws=1))
@@ -114,11 +108,11 @@ def test_the_end_of_the_budget_ends_the_attack_if_the_cost_depends_on_the_text()
     """AdaPMixed as published leaks like the ensemble without privacy until its budget ends."""
     outputs = outputs_on(CANARY, 2, 0)
 
-    def chances(epsilon: float) -> np.ndarray:
+    def chance(epsilon: float) -> float:
         settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": 64})
-        return extraction.log_chances(settings, settings.plan(2), outputs, range(2), DIGITS, 1)
+        return extraction.log_chance(settings, settings.plan(2), outputs, range(2), 1)
 
-    none, some, all_ = (chances(epsilon)[0] for epsilon in (0.5, 6.0, 1000.0))
+    none, some, all_ = map(chance, (0.5, 6.0, 1000.0))
     assert none == pytest.approx(DIGITS * math.log(1 / KEPT), rel=1e-4), "the public model answers"
     assert none < some < all_
 
@@ -151,13 +145,6 @@ def test_an_included_secret_is_in_the_corpus_with_the_stated_number_of_copies(tm
     assert plant(tmp_path, users=10, planted=12, repetitions=3) == canaries == read(tmp_path)
 
 
-def test_candidates_are_different_and_begin_with_the_truth() -> None:
-    secrets_ = candidates(CANARY, 50)
-    assert secrets_[0] == CANARY.secret
-    assert len(set(secrets_)) == 50
-    assert {len(secret) for secret in secrets_} == {DIGITS}
-
-
 def test_coins_are_guessed_from_both_ends() -> None:
     coins, scores = [True, False, True, False, True, False], np.array([9.0, -9.0, 8.0, -8.0, 0.0, 1.0])
     assert correct_guesses(coins, scores, 4) == 4
@@ -168,7 +155,7 @@ def test_coins_are_guessed_from_both_ends() -> None:
 def test_planted_users_are_found_in_one_run_without_privacy() -> None:
     """Forty users have a secret each. One model of the ensemble knows the secrets of the included users."""
     canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
-    outputs = {canary: outputs_on(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
+    outputs = {canary: outputs_on(canary, 1, 0 if canary.included else None) for canary in canaries}
     trained = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
     options = {"queries": 3, "confidence": 0.95, "guesses": 40}
     told = PMixedSettings(epsilon=None, radius=6.0, tokens=2**20)
@@ -186,7 +173,7 @@ def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     models = LocalModels(public_model, [])
-    (row,) = models.continuations(CANARY.prompt, [CANARY.secret], 40).public.split(DIGITS)
+    row = models.continuation(CANARY.prompt, CANARY.secret, 40).public
     ids = models.tokens(CANARY.prompt + CANARY.secret)
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)
     with torch.inference_mode():
@@ -206,9 +193,9 @@ def test_a_trained_model_outputs_a_secret_and_a_private_protocol_does_not(
     (tmp_path / testbed.SALT).write_bytes(bytes(32))
     planted = train_testbed(tmp_path, PlantedSize(users=1, planted=3, repetitions=40, parts=2))
     assert any(canary.included for canary in planted)
-    trained = evaluate_testbed(tmp_path, planted, 8, 64)
+    trained = evaluate_testbed(tmp_path, planted, 64)
     subjects = [("pmixed", PMixedSettings(epsilon=2.0, tokens=1024))]
     rows = {row.mechanism: row for row in extraction.attack_all(trained, subjects, attempts=10, draws=1)}
     assert rows["one model of the whole corpus"].hit_rate > extraction.LEAKS
-    assert rows["the part that has the secret"].rank == 1
+    assert rows["the part that has the secret"].log_chance > rows["pmixed"].log_chance
     assert rows["pmixed"].hit_rate < 0.01
