@@ -111,8 +111,15 @@ def _measured(item: "Item", evaluation: Path, *, exact: bool) -> Iterator[dict[s
             runs = [each for each in (result["perplexity"] or {}).get("runs", ()) if isinstance(each, float)]
             # The papers take the arithmetic mean over runs.
             both = {"perplexity": fmean(runs) if runs else None, "measured": result["reached"]["measured"]}
+            own = result["losses"] or {}
+            losses = {"loss": own["quarters"][-1], "screened": own["screened"]} if own else {}
             ours, printed = both[item.column], item.printed.get(result["label"])
             swept = {} if table["value"] is None else {found["sweep"]: table["value"]}
-            yield {"method": result["label"], "parts": result["parts"], **swept, **both, "printed": printed} | (
-                {"agrees": agrees(printed, ours)} if exact and printed and isinstance(ours, float) else {}
-            )
+            yield {
+                "method": result["label"],
+                "parts": result["parts"],
+                **swept,
+                **both,
+                **losses,
+                "printed": printed,
+            } | ({"agrees": agrees(printed, ours)} if exact and printed and isinstance(ours, float) else {})

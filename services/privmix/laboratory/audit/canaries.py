@@ -38,7 +38,7 @@ class Canary:
         return len(self.secret)
 
 
-def plant(directory: Path, *, users: int, planted: int, repetitions: int) -> tuple[Canary, ...]:
+def plant(directory: Path, *, users: int, planted: int, repetitions: int, digits: int = 6) -> tuple[Canary, ...]:
     """Writes a copy of the demo corpus with planted users, each included by a fair coin. Keeps an existing one.
 
     Args:
@@ -46,13 +46,14 @@ def plant(directory: Path, *, users: int, planted: int, repetitions: int) -> tup
         users: the number of ordinary users of the demo corpus.
         planted: the number of users with a secret.
         repetitions: the number of copies of an included user's text.
+        digits: the length of a secret, at most 6.
     """
     if not (directory / PLANTED).exists():
         demo.write_demo_corpus(directory, users=users + planted, held_out=planted, seed=0)
         people = [
             person for person in load_lines(directory / demo.CANARIES) if person["split"] == Path(demo.HELD_OUT).stem
         ]
-        canaries = [_canary(person) for person in people]
+        canaries = [_canary(person, digits) for person in people]
         included = [{"user": canary.user, "text": canary.text} for canary in canaries if canary.included]
         documents = [*load_lines(directory / demo.TRAIN), *included * repetitions]
         secrets.SystemRandom().shuffle(documents)
@@ -66,8 +67,8 @@ def read(directory: Path) -> tuple[Canary, ...]:
     return tuple(Canary(**line) for line in load_lines(directory / PLANTED))
 
 
-def _canary(person: dict[str, str]) -> Canary:
+def _canary(person: dict[str, str], length: int) -> Canary:
     """Returns a planted user. The coin comes from the operating system, because one-run audits need fair ones."""
     user, prompt, included = person["user"], person["prompt"], secrets.choice((True, False))
     letters, digits = person["code"].split("-")
-    return Canary(user, f"{prompt} {letters}-", digits, included)
+    return Canary(user, f"{prompt} {letters}-", digits[:length], included)

@@ -37,6 +37,7 @@ class Extraction:
         guarantee: the status of its guarantee.
         epsilon: the budget; 0 for the public model, None without privacy.
         hit_rate: the probability that at least one of the attempts outputs the whole secret.
+        hits: the expected fraction of attempts that output it, as SubMix counts them.
         log_chance: the mean log-probability of a whole secret, in nats.
     """
 
@@ -44,6 +45,7 @@ class Extraction:
     guarantee: str
     epsilon: float | None
     hit_rate: float
+    hits: float
     log_chance: float
 
 
@@ -111,6 +113,7 @@ def attack(
         guarantee=protocol.guarantee.status,
         epsilon=0.0 if protocol.rows == 0 else settings.epsilon,
         hit_rate=float((-np.expm1(attempts * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12)))).mean()),
+        hits=float(np.exp(logs).mean()),
         log_chance=float(logs.mean()),
     )
 

@@ -12,6 +12,7 @@ class PlantedSize(Options):
     planted: int = Field(16, ge=2, description="People with a secret, each included by a fair coin.")
     repetitions: int = Field(24, ge=1, description="How often the text of an included person is in the corpus.")
     parts: int = Field(4, ge=1, description="N, the number of parts.")
+    digits: int = Field(6, ge=1, le=6, description="The length of a secret.")
 
 
 class AdjacentSize(Options):

@@ -100,7 +100,9 @@ def train_testbed(
         WorkError: as `train`.
     """
     claim_directory(directory, size)
-    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
+    canaries = plant(
+        directory, users=size.users, planted=size.planted, repetitions=size.repetitions, digits=size.digits
+    )
     plans = [
         plan(
             Corpus(directory / CORPUS),

@@ -50,6 +50,7 @@ def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
     result = attack(EnsembleSettings(), outputs_on(CANARY, 1, 0), 1)
     digit = math.exp(CONFIDENT) / (math.exp(CONFIDENT) + KEPT - 1)
     assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-3)
+    assert result.hits == pytest.approx(digit**DIGITS, rel=1e-3)
     assert result.log_chance == pytest.approx(DIGITS * math.log(digit), rel=1e-3)
 
 
@@ -143,6 +144,8 @@ def test_an_included_secret_is_in_the_corpus_with_the_stated_number_of_copies(tm
     for canary in canaries:
         assert sum(canary.secret in text for text in texts) == (3 if canary.included else 0)
     assert plant(tmp_path, users=10, planted=12, repetitions=3) == canaries == read(tmp_path)
+    short = plant(tmp_path / "short", users=10, planted=12, repetitions=3, digits=2)
+    assert {len(canary.secret) for canary in short} == {2}
 
 
 def test_coins_are_guessed_from_both_ends() -> None:
