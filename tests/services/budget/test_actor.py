@@ -50,9 +50,10 @@ def running(started: Running) -> Running:
 
 
 def test_a_restarted_actor_has_its_whole_state(running: Running) -> None:
-    actor, epoch = running.actor, read(running.path).epoch
+    actor = running.actor
     kept = ray.get(actor.lease.remote(COARSE_JSON, 10, "kept"))
     ray.get(actor.lease.remote(COARSE_JSON, 20))
+    epoch = read(running.path).epoch
     ray.kill(actor, no_restart=False)
     while read(running.path).epoch == epoch:
         time.sleep(0.05)
