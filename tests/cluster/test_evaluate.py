@@ -69,6 +69,17 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
     }
 
 
+@pytest.mark.slow
+def test_submix_is_evaluated_on_every_ensemble_with_halves(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
+    smaller = [write_ensemble(tmp_path / f"parts-{parts}", parts, halves=True) for parts in (2, 3)]
+    given = [option for each in smaller for option in ("--ensemble", each)]
+    done = evaluate(held_out, ensemble, tmp_path / "report", *given, "--protocol", "submix", "--json")
+    assert done.exit_code == 0, done.output
+    results = [each for each in json.loads(done.stdout)["tables"][0]["results"] if each["label"] == "SubMix"]
+    assert [each["parts"] for each in results] == [3, 2]
+    assert all(each["losses"]["screened"] is None and each["losses"]["quarters"][-1] > 0 for each in results)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -75,7 +75,6 @@ class _Comparison:
         self._ensembles = ensembles
         self._options = options
         self._bench = bench
-        self._halves = bool(ensembles.main.halves)
         self._cases: dict[tuple[Path, Settings], Case | str] = {}
 
     def compute(self) -> None:
@@ -94,7 +93,7 @@ class _Comparison:
             apart=text.apart,
             context=options.context,
             parts=main.parts,
-            halves=self._halves,
+            halves=bool(main.halves),
             base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
             sweep=options.sweep,
             tables=tuple(
@@ -106,10 +105,9 @@ class _Comparison:
         )
 
     def _models(self) -> Iterator[tuple[TrainedEnsemble, Sequence[Adapter]]]:
-        main = self._ensembles.main
-        yield from ((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles.all)
-        if self._halves:
-            yield main, main.halves
+        for ensemble in self._ensembles.all:
+            yield ensemble, ensemble.manifest.parts
+            yield ensemble, ensemble.halves
 
     def _methods(self, value: str | None) -> Iterator[tuple[str, TrainedEnsemble, Settings]]:
         """Yields the label, the ensemble and the settings of each row of a table."""
@@ -124,16 +122,15 @@ class _Comparison:
             if (training := based.base_training) is not None and training.epsilon <= budget.epsilon:
                 references.append((based, methods.dp_sgd(budget, training)))
         yield from ((methods.label(settings), ensemble, settings) for ensemble, settings in references)
-        yield from self._private(main, value, self._halves)
+        yield from self._private(main, value)
         for other in sorted(ensembles.others, key=lambda ensemble: -ensemble.parts):
             yield methods.label(EnsembleSettings()), other, EnsembleSettings()
-            yield from self._private(other, value, halves=False)
+            yield from self._private(other, value)
 
-    def _private(
-        self, ensemble: TrainedEnsemble, value: str | None, halves: bool
-    ) -> Iterator[tuple[str, TrainedEnsemble, Settings]]:
+    def _private(self, ensemble: TrainedEnsemble, value: str | None) -> Iterator[tuple[str, TrainedEnsemble, Settings]]:
         """Yields each protocol once: a value of a field can make several alike. The budget pays a private base too."""
         training, labels = ensemble.base_training, dict[Settings, str]()
+        halves = bool(ensemble.halves)
         for label, settings in methods.chosen(self._options, value, ensemble.parts, halves, check=False):
             labels.setdefault(settings if training is None else settings.on_base(training.event), label)
         yield from ((label, ensemble, settings) for settings, label in labels.items())
