@@ -1,25 +1,67 @@
 """Claim: the coordinator serves every protocol and charges the full cost of tokens before their release."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+import ray
 
+from privmix.budget.actor import NAME
+from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
 from privmix.budget.statement import statement
-from privmix.coordinator.messages import Delta
+from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
+from privmix.coordinator.messages import Delta, Generation
 from privmix.engine.engine import EngineSettings
+from privmix.fleet.shard_map import PartGroup, ShardMap
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols import PROTOCOLS
+from privmix.privacy.settings import Settings
 from privmix.shards.shard import ShardActor
 from privmix.training.manifest import Manifest
 from tests.ensembles import write_ensemble
-from tests.services.coordinator.actors import end
-from tests.support.served_protocols import PARTS, TOKENS, coordinating, generate
+from tests.services.coordinator.actors import NAMESPACE, end, open_budget
+from tests.support.steps import until_ended
 from tests.tiny import write_tiny_model
 
+PARTS = 2
+TOKENS = 3
 SEQUENCES = 2
+
+PROMPT = (504, 253, 260)
+
+
+def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
+    if settings.mechanism.halves:
+        return dict(enumerate(half.name for part in manifest.parts for half in part.halves or ()))
+    return {part.index: part.name for part in manifest.parts[: 1 if settings.one_model else PARTS]}
+
+
+@asynccontextmanager
+async def coordinating(
+    settings: Settings, ledger: Path, manifest: Manifest, shard: str = "shard"
+) -> AsyncIterator[Coordinator]:
+    models = models_of(manifest, settings)
+    protocol = settings.plan(len(models) // (2 if settings.mechanism.halves else 1))
+    keeper = open_budget(ledger, PrivacyBudget.of(manifest.ensemble, settings, protocol))
+    chosen = CoordinatorSettings(
+        Path(manifest.base_model), NAMESPACE, NAME, when_exhausted=settings.when_exhausted, lease_tokens=4
+    )
+    coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, (shard,)),)))
+    try:
+        yield coordinator
+    finally:
+        await coordinator.close()
+        ray.get(keeper.give_up.remote())
+
+
+async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
+    """Returns all deltas of one generation per id."""
+    options = SamplingOptions(top_k=200)
+    await coordinator.submit("channel", [Generation(id_, PROMPT, options, tokens) for id_ in ids])
+    return await until_ended(coordinator, len(ids))
 
 
 @contextmanager
@@ -57,7 +99,7 @@ def test_every_protocol_is_served_and_charged(name: str, ledger: Path, manifest:
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
 
     async def serve() -> list[Delta]:
-        async with coordinating(settings, ledger, manifest) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest) as coordinator:
             return await generate(coordinator, [f"{name}-{index}" for index in range(SEQUENCES)])
 
     deltas = asyncio.run(serve())
@@ -89,7 +131,7 @@ def test_the_public_model_answers_after_submix_stops(ledger: Path, of_smollm2: M
     settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 3.2})
 
     async def serve(id_: str) -> list[Delta]:
-        async with coordinating(settings, ledger, of_smollm2, "large") as (coordinator, _):
+        async with coordinating(settings, ledger, of_smollm2, "large") as coordinator:
             return await generate(coordinator, [id_], 24)
 
     deltas = asyncio.run(serve("first"))

@@ -13,7 +13,6 @@ import ray
 from ray.actor import ActorHandle
 
 from privmix.budget.reader import read
-from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
 from privmix.engine.engine import EngineSettings
@@ -23,7 +22,7 @@ from privmix.structure import grammar
 from privmix.structure.errors import StructureError
 from tests.ensembles import write_adapters
 from tests.services.coordinator.actors import end
-from tests.support.steps import RecordingShard, coordinating, reasons, shard_map
+from tests.support.steps import RecordingShard, coordinating, reasons, shard_map, until_ended
 from tests.support.structure import GRAMMARS, TICKET, matcher, vocabulary
 from tests.support.texts import smollm
 from tests.tiny import write_tiny_model
@@ -53,16 +52,6 @@ def shard(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[ActorH
     end(started)
 
 
-async def generate(coordinator: Coordinator, *generations: Generation) -> list[Delta]:
-    await coordinator.submit("channel", generations)
-    deltas: list[Delta] = []
-    async for batch in coordinator.events("channel"):
-        deltas += batch
-        if len(reasons(deltas)) == len(generations):
-            return deltas
-    raise AssertionError("the channel ended before the generations")
-
-
 def asked(shard: ActorHandle) -> list[dict[str, int]]:
     """Returns the number of tokens of each sequence in each call of the engine since the last call."""
     operations = ray.get(shard.operations.remote())
@@ -78,7 +67,8 @@ def run(
     async def serve() -> list[Delta]:
         serving = shard_map(PMixed(PARTS, 0.5, 0.4), ("shard-0",))
         async with coordinating(engines, ledger, serving, **budget) as coordinator:
-            return await generate(coordinator, *generations)
+            await coordinator.submit("channel", generations)
+            return await until_ended(coordinator, len(generations))
 
     deltas = asyncio.run(serve())
     return deltas, sum(read(ledger).charged.values())
