@@ -155,7 +155,8 @@ def own(cluster: str) -> Iterator[str]:
 
 def start(namespace: str, name: str = "coordinator", capacity: int = 10_000, restarts: int = 0) -> ActorHandle:
     """Starts a coordinator. Retries, because a killed actor may hold its name for a moment."""
-    options = {"name": name, "namespace": namespace, "max_restarts": restarts}
+    # Detached, it goes on without a handle.
+    options = {"name": name, "namespace": namespace, "max_restarts": restarts, "lifetime": "detached"}
     for _ in range(100):
         try:
             actor = Repeater.options(**options).remote(capacity)  # type: ignore[attr-defined]
