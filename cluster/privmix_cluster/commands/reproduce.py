@@ -28,7 +28,7 @@ def reproduce(
     corpus: Annotated[Path | None, typer.Option(help="The paper's corpus, to train on.")] = None,
     held_out: Annotated[Path | None, typer.Option(help="The paper's held-out text.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small version: the demo corpus and model, a tenth of the parts.")
+        bool, typer.Option("--quick", help="A small version: the demo corpus and model, at most eight parts.")
     ] = False,
     output: Annotated[Path, typer.Option(help="The directory for what is trained and measured.")] = Path(
         "run/reproduce"
@@ -50,7 +50,7 @@ def reproduce(
         raise bad("name", f"there is no {name!r}; `privmix reproduce --list` names them all")
     if (corpus is None) != (held_out is None):
         raise bad("corpus", "needs --held-out too, and --held-out needs --corpus")
-    (paper, item), directory = names[name], output / name
+    (paper, item), directory = names[name], output / name / ("quick" if quick else "full")
     if quick and item.parts:
         corpus, held_out = _demo(directory)
     numbers = [number.row() for number in item.numbers]

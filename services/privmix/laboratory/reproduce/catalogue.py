@@ -98,7 +98,7 @@ class Paper(_Data):
         """Yields the commands that repeat an item, as arguments of `privmix`.
 
         Args:
-            quick: options of a small training in the place of the paper's. The ensembles have a tenth of the parts, and
+            quick: options of a small training in the place of the paper's. The largest ensemble has eight parts, and
                 DP-SGD is left out, which would take longest.
         """
         yield from (shlex.split(command.format(output=output)) for command in item.commands)
@@ -106,7 +106,8 @@ class Paper(_Data):
         recipe += ["--halves"] * (quick is not None and "--halves" in self.train)
         evaluated = ["evaluate", str(held_out), "--output", str(output / "evaluation"), *shlex.split(self.evaluate)]
         for parts in item.parts:
-            size, trained = (parts if quick is None else max(2, parts // 10)), str(output / f"parts-{parts}")
+            size = parts if quick is None else max(2, 8 * parts // max(item.parts))
+            trained = str(output / f"parts-{parts}")
             yield ["train", str(train), "--parts", str(size), "--output", trained, *recipe]
             evaluated += ["--ensemble", trained]
         if item.references:
