@@ -15,7 +15,7 @@ class LiveSequence:
 
     Attributes:
         channel: the channel of the gateway that submitted it.
-        tokens: the whole context, prompt and output.
+        tokens: the whole context, prompt and output. It grows at its end.
         public: whether the public model alone answers from now on, at no charge.
         options: the sampling options of the next token.
         started: whether a token was released.
@@ -31,7 +31,7 @@ class LiveSequence:
     ) -> None:
         self.channel = channel
         self.generation = generation
-        self.tokens = (*generation.prompt, *generation.released)
+        self.tokens = [*generation.prompt, *generation.released]
         self.public = False
         self.finish_reason: FinishReason | None = None
         self.waiting_since = time.monotonic()
@@ -140,7 +140,7 @@ class LiveSequence:
         fits = self._fits(sampled, position)
         text, begun = "", len(self.tokens)
         for token in (*sampled, *(position.forced if position else ())):
-            self.tokens = (*self.tokens, token)
+            self.tokens.append(token)
             text += self._text.push(token)
             if self._text.stopped:
                 break
@@ -150,7 +150,7 @@ class LiveSequence:
             text += self._text.finish()
         elif position is not None:
             self.options = replace(self.generation.options, legal=position.legal)
-        taken = self.tokens[begun:]
+        taken = tuple(self.tokens[begun:])
         self.uncached += len(taken)
         delta = Delta(self.id, text, taken, self.finish_reason, self.public, free=len(taken) - len(sampled))
         return delta if self.finish_reason or self._room else _joined(delta, self._completed("length"))

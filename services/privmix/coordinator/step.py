@@ -34,7 +34,7 @@ class Step:
     """
 
     sequences: tuple[str, ...]
-    contexts: tuple[tuple[int, ...], ...]
+    contexts: tuple[Sequence[int], ...]
     cache_salts: tuple[str | None, ...]
     options: tuple[SamplingOptions, ...]
     draws: tuple[tuple[int, ...], ...]

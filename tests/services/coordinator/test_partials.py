@@ -67,7 +67,7 @@ class FirstRows:
 
     def of(self, compute: Callable[[Sequence[Request]], torch.Tensor]) -> Callable[[Sequence[Request]], torch.Tensor]:
         def row(request: Request, part: str) -> torch.Tensor:
-            key = request.tokens, part
+            key = tuple(request.tokens), part
             if key not in self._rows:
                 self._rows[key] = compute([replace(request, adapters=(part,))])[0]
             return self._rows[key]
