@@ -36,14 +36,15 @@ class Request:
 
     Attributes:
         sequence: the id of the live sequence. The engine keeps caches under it until `Engine.drop_caches`.
-        tokens: the whole context, prompt and output so far.
+        tokens: the whole context, prompt and output so far. After the call it may grow at its end, and changes in no
+            other way: the same object continues what was read of it.
         adapters: the names of the models to run, with `PUBLIC` for the public row. Only `ZERO` may be repeated.
         cache_salt: sequences share cached prefixes only with sequences of the same salt, so that a client cannot infer
             from response times what a client with another salt has sent.
     """
 
     sequence: str
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     adapters: tuple[str, ...]
     cache_salt: str | None = None
 

@@ -91,7 +91,7 @@ class TransformersEngine(Engine):
         """Runs a model over the new tokens of a sequence; returns its cache and its row at the last position."""
         cached = self._cached((request.sequence, model), request.tokens)
         row = self._forward(model, request.tokens[len(cached.tokens) :], cached.values)
-        cached.tokens = request.tokens
+        cached.tokens = tuple(request.tokens)
         return cached, row
 
     def _forward(self, model: str, tokens: Sequence[int], cache: Any) -> torch.Tensor:
@@ -101,7 +101,7 @@ class TransformersEngine(Engine):
         logits: torch.Tensor = output.logits[0, -1]
         return logits
 
-    def _cached(self, key: tuple[str, str], tokens: tuple[int, ...]) -> Cached:
+    def _cached(self, key: tuple[str, str], tokens: Sequence[int]) -> Cached:
         """Returns the cache, cropped to the longest shared prefix that leaves at least one token to run."""
         cached = self._caches.pop(key, None) or Cached()
         shared = 0

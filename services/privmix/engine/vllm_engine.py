@@ -71,21 +71,22 @@ class Session:
 
     Attributes:
         request: the vLLM request.
-        tokens: those that vLLM has.
-        extended_by: the last context that was compared with `tokens` and continues it.
+        tokens: a context, which may have grown since.
+        known: the number of its first tokens that vLLM has.
     """
 
     request: VllmRequest
-    tokens: tuple[int, ...]
-    extended_by: tuple[int, ...] | None = None
+    tokens: Sequence[int]
+    known: int
 
-    def is_extended_by(self, tokens: tuple[int, ...]) -> bool:
+    def is_extended_by(self, tokens: Sequence[int]) -> bool:
         """Returns whether a context continues this session's. Compares each context only once."""
-        if self.extended_by is not tokens:
-            known = len(self.tokens)
-            if not (known < len(tokens) and tokens[:known] == self.tokens):
+        if self.known >= len(tokens):
+            return False
+        if tokens is not self.tokens:
+            if list(tokens[: self.known]) != list(self.tokens[: self.known]):
                 return False
-            self.extended_by = tokens
+            self.tokens = tokens
         return True
 
 
@@ -94,7 +95,7 @@ class SessionRequest:
     """Requests rows of one session at the last of `tokens`, with their positions in the result."""
 
     key: SessionKey
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     cache_salt: str | None
     own_row: int | None
     readers: Sequence[int]
@@ -175,7 +176,7 @@ class VllmEngine(Engine):
         if size % self._block_size:
             raise ValueError(f"text: must be a multiple of the cache's {self._block_size} tokens, not {size}")
         occupied = (len(texts) + 1) * (size // self._block_size + 1)
-        if occupied + self._blocks_for(range(self.context_length)) > self._blocks:
+        if occupied + self._blocks_for(self.context_length) > self._blocks:
             raise ValueError(
                 f"cache_gib: {len(texts)} texts of {size} tokens and one sequence need {occupied} blocks and more, but "
                 f"the cache has {self._blocks}; raise cache_gib, or lower parts_per_shard"
@@ -197,7 +198,7 @@ class VllmEngine(Engine):
     def _check(self, requests: Sequence[Request]) -> None:
         super()._check(requests)
         for request in requests:
-            if self._blocks_for(request.tokens) > self._blocks:
+            if self._blocks_for(len(request.tokens)) > self._blocks:
                 raise ValueError(
                     f"tokens: a context of {len(request.tokens)} tokens is more than the cache holds; raise "
                     "cache_gib, or lower context_length"
@@ -241,10 +242,10 @@ class VllmEngine(Engine):
         if before:
             self._compute(before, None)
 
-    def _unseen(self, key: SessionKey, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    def _unseen(self, key: SessionKey, tokens: Sequence[int]) -> Sequence[int]:
         """Returns the tokens of a context that its session lacks: all, if the context does not continue it."""
         session = self._sessions.get(key)
-        return tokens[len(session.tokens) :] if session is not None and session.is_extended_by(tokens) else tokens
+        return tokens[session.known :] if session is not None and session.is_extended_by(tokens) else tokens
 
     def _session_requests(self, requests: Sequence[Request], limits: StepLimits) -> Iterator[SessionRequest]:
         """Yields a request for each session, or several if a request has more readers than fit into a step."""
@@ -274,7 +275,7 @@ class VllmEngine(Engine):
         blocks = readers = 0
         keys: set[SessionKey] = set()
         for session_request in session_requests:
-            needed = self._blocks_for(session_request.tokens)
+            needed = self._blocks_for(len(session_request.tokens))
             if step and (
                 session_request.key in keys
                 or len(step) == limits.sequences
@@ -291,8 +292,8 @@ class VllmEngine(Engine):
         if step:
             yield step
 
-    def _blocks_for(self, tokens: Sequence[int]) -> int:
-        return len(tokens) // self._block_size + 1
+    def _blocks_for(self, tokens: int) -> int:
+        return tokens // self._block_size + 1
 
     def _compute(self, step: list[SessionRequest], rows: int | None) -> None:
         """Computes the rows of a step.
@@ -343,14 +344,14 @@ class VllmEngine(Engine):
         """Evicts the least recently used sessions until the step's sessions fit."""
         needed = {session_request.key for session_request in step}
         idle = [key for key in self._sessions if key not in needed]
-        free_blocks = self._blocks - sum(self._blocks_for(session_request.tokens) for session_request in step)
-        free_blocks -= sum(self._blocks_for(self._sessions[key].tokens) for key in idle)
+        free_blocks = self._blocks - sum(self._blocks_for(len(session_request.tokens)) for session_request in step)
+        free_blocks -= sum(self._blocks_for(self._sessions[key].known) for key in idle)
         free_sessions = MAX_SESSIONS - len(needed) - len(idle)
         evicted = []
         for key in idle:
             if free_blocks >= 0 and free_sessions >= 0:
                 break
-            free_blocks += self._blocks_for(self._sessions[key].tokens)
+            free_blocks += self._blocks_for(self._sessions[key].known)
             free_sessions += 1
             evicted.append(key)
         self._drop(evicted)
@@ -367,13 +368,13 @@ class VllmEngine(Engine):
             self._drop([key])  # the context does not extend the session's: restart, from the prefix cache
             session = None
         if session is None:
-            session = Session(self._start(session_request), tokens)
+            session = Session(self._start(session_request), tokens, len(tokens))
             self._sessions[key] = session
         else:
-            unseen = list(tokens[len(session.tokens) :])
+            unseen = list(tokens[session.known :])
             session.request.append_output_token_ids(unseen)
             appended[session.request.request_id] = unseen
-            session.tokens, session.extended_by = tokens, None
+            session.known = len(tokens)
         self._sessions.move_to_end(key)
         return session.request
 

@@ -76,14 +76,13 @@ class Asked:
     terms: Terms | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Session:
-    tokens: tuple[int, ...]
+    """Holds a sequence. Its tokens grow at their end: the engine sees that they continue what it has read."""
+
+    tokens: list[int]
     cache_salt: str | None
     options: SamplingOptions
-
-
-_NEW = _Session((), None, SamplingOptions())
 
 
 class Sessions:
@@ -139,21 +138,28 @@ class Sessions:
 
     def _sessions_of(self, asked: Asked) -> list[_Session]:
         """Returns the sequences as they are now. Remembers nothing of a call of which one is lost."""
-        sessions, news, first = [], asked.news.tolist(), 0
-        contexts = zip(asked.sequences, asked.known.tolist(), asked.lengths.tolist(), strict=True)
-        for place, (sequence, known, length) in enumerate(contexts):
-            before = self._sessions.get(sequence) if known else _NEW
-            if before is None or len(before.tokens) != known:
-                raise LostSessionError
-            tokens = (*before.tokens, *news[first : first + length - known])
-            sessions.append(_Session(tokens, *asked.changed.get(place, (before.cache_salt, before.options))))
-            first += length - known
-        for sequence, session in zip(asked.sequences, sessions, strict=True):
+        known = asked.known.tolist()
+        sessions = [
+            self._sessions.get(sequence) if count else _Session([], None, SamplingOptions())
+            for sequence, count in zip(asked.sequences, known, strict=True)
+        ]
+        found = [
+            session for session, count in zip(sessions, known, strict=True) if session and len(session.tokens) == count
+        ]
+        if len(found) < len(sessions):
+            raise LostSessionError
+        news, first = asked.news.tolist(), 0
+        for session, count in zip(found, (asked.lengths - asked.known).tolist(), strict=True):
+            session.tokens += news[first : first + count]
+            first += count
+        for place, (cache_salt, options) in asked.changed.items():
+            found[place].cache_salt, found[place].options = cache_salt, options
+        for sequence, session in zip(asked.sequences, found, strict=True):
             self._sessions.pop(sequence, None)  # the latest comes last
             self._sessions[sequence] = session
         while len(self._sessions) > MOST:
             del self._sessions[next(iter(self._sessions))]
-        return sessions
+        return found
 
 
 def _names(row: list[int], terms: Terms, padding: tuple[str, ...]) -> tuple[str, ...]:

@@ -248,12 +248,17 @@ def test_readers_in_some_steps_answer_like_readers_in_all_steps(
     assert_agree(engine, torch.cat(rows), expect(reference, requested))
 
 
-def test_a_sequence_may_advance_by_several_tokens(
+def test_a_sequence_may_advance_by_several_tokens_also_in_place(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
     """A structured text advances by a sampled token and those that its grammar forces after it."""
     lengths = (10, 11, 15, 16, 28, 29, 60)
     rows = [engine.next_token([Request("jumps", tokens[:length], EVERY)]) for length in lengths]
+    assert_agree(engine, torch.cat(rows), expect(reference, [(length, name) for length in lengths for name in EVERY]))
+    rows, context = [], list[int]()
+    for length in lengths:
+        context += tokens[len(context) : length]  # as a shard does, which keeps one object for a sequence
+        rows.append(engine.next_token([Request("grows", context, EVERY)]))
     assert_agree(engine, torch.cat(rows), expect(reference, [(length, name) for length in lengths for name in EVERY]))
 
 

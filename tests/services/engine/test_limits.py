@@ -283,7 +283,7 @@ def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None
     """Four contexts need four blocks each, so eight blocks hold two at a time. Each exceeds one batch."""
     requests = [Request(f"full-{seed}", context(CONTEXT - 3, seed), ("part-1", PUBLIC)) for seed in range(4)]
     for more in (0, 1, 2):
-        step = [replace(request, tokens=request.tokens + (7,) * more) for request in requests]
+        step = [replace(request, tokens=(*request.tokens, *(7,) * more)) for request in requests]
         assert_same(engine.next_token(step), expected(step))
     release(engine, requests)
 
@@ -296,7 +296,7 @@ def test_preempted_requests_continue(engine: VllmEngine, expected: Any) -> None:
     for more in range(1, 4):
         scheduler = engine._core.engine_core.scheduler
         assert scheduler.reset_prefix_cache(reset_running_requests=True)
-        batch = [replace(request, tokens=request.tokens + (9, 3) * more) for request in requests[more:]]
+        batch = [replace(request, tokens=(*request.tokens, *(9, 3) * more)) for request in requests[more:]]
         assert_same(engine.next_token(batch), expected(batch))
     assert {session.request.num_preemptions for session in engine._sessions.values()} == {3}
     release(engine, requests)
