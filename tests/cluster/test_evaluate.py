@@ -10,6 +10,7 @@ from typer.testing import Result
 
 from privmix.training.manifest import Manifest
 from tests.ensembles import write_ensemble
+from tests.inline import run_inline
 from tests.support.cli import privmix
 
 # With this salt, one of the three users is held out.
@@ -70,7 +71,10 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_submix_is_evaluated_on_every_ensemble_with_halves(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
+def test_submix_is_evaluated_on_every_ensemble_with_halves(
+    held_out: Path, ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_inline(monkeypatch)
     smaller = [write_ensemble(tmp_path / f"parts-{parts}", parts, halves=True) for parts in (2, 3)]
     given = [option for each in smaller for option in ("--ensemble", each)]
     done = evaluate(held_out, ensemble, tmp_path / "report", *given, "--protocol", "submix", "--json")
