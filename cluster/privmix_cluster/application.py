@@ -12,11 +12,14 @@ from pathlib import Path
 
 import ray
 from pydantic import BaseModel, ConfigDict
+from ray.exceptions import RayTaskError
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
 
 from privmix.fleet import fleet
 from privmix.fleet.replicas import ShardReplica
 from privmix.foundation.actors import HEAD
+from privmix.foundation.errors import InputError, WorkError
 from privmix_cluster.checks import check_ensemble, check_keys
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.launch import gateway, start_actors
@@ -38,11 +41,16 @@ def build(arguments: Arguments) -> Application:
     The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `privmix_cluster.checks`. Serve shows the
-            message as the application's status.
+        RayServeException: see `privmix_cluster.checks`. Serve shows the message as the application's status. Of another
+            error it would show three tracebacks, with the message at their end.
     """
     on_head = ray.remote(num_cpus=0, resources=HEAD, max_calls=1)(_build)
-    application: Application = ray.get(on_head.remote(arguments.config))
+    try:
+        application: Application = ray.get(on_head.remote(arguments.config))
+    except RayTaskError as error:
+        if isinstance(error.cause, InputError | WorkError):
+            raise RayServeException(str(error.cause)) from None
+        raise
     return application
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.serve.exceptions import RayServeException
 
 from privmix.budget import actor as budget
 from privmix.budget.privacy_budget import PrivacyBudget
@@ -30,12 +31,12 @@ def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tm
     config = configure(tmp_path, own_ensemble(ensemble, tmp_path))
     configuration = Configuration.load(config)
     namespace = configuration.namespace
-    with pytest.raises(ConfigurationError, match="privmix ledger init"):
+    with pytest.raises(RayServeException, match="privmix ledger init"):
         build(Arguments(config=config))
     check_ensemble(configuration, may_begin=True)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
-    with pytest.raises(ConfigurationError, match="another budget"):
+    with pytest.raises(RayServeException, match="another budget"):
         build(Arguments(config=config))
     assert ray.util.list_named_actors(all_namespaces=True) == [{"name": budget.NAME, "namespace": namespace}]
 

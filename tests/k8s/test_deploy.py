@@ -148,7 +148,8 @@ def test_the_manifests_application_deploys_and_keeps_its_actors(
 ) -> None:
     port = free_port()
     failed = cluster.deploy(located(manifests, tmp_path / "missing.yaml", port), tmp_path)
-    assert "missing.yaml: cannot be read" in failed["message"]
+    place = f"{tmp_path / 'missing.yaml'}: cannot be read"
+    assert failed["message"].startswith(f"Deploying app 'privmix' failed with exception:\n{place}")
 
     before: dict[str, int] = {}
     for name in ("first.yaml", "second.yaml"):
