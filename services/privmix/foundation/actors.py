@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import ray
@@ -30,8 +31,15 @@ def as_two_objects(method: Decorated) -> Decorated:
     return decorate(method)
 
 
+_LOOKUPS = ThreadPoolExecutor(32, "find_actor")
+_finding: dict[tuple[str, str], Future[ActorHandle]] = {}
+
+
 async def find_actor(name: str, namespace: str) -> ActorHandle:
     """Returns the living actor of a name.
+
+    While the head node is away, Ray looks for a minute, in a thread that nothing ends. So one lookup serves all who ask
+    for a name meanwhile, and it takes no thread of `asyncio.to_thread`, which other work would wait for.
 
     Raises:
         ValueError: there is none.
@@ -39,7 +47,10 @@ async def find_actor(name: str, namespace: str) -> ActorHandle:
     """
     if not ray.is_initialized():
         raise RuntimeError("Ray is not initialised")
-    return await asyncio.to_thread(ray.get_actor, name, namespace)
+    key = namespace, name
+    if (found := _finding.get(key)) is None or found.done():
+        found = _finding[key] = _LOOKUPS.submit(ray.get_actor, name, namespace)
+    return await asyncio.wrap_future(found)  # who no longer waits does not end a thread that looks
 
 
 @overload

@@ -20,6 +20,8 @@ from privmix.keys.records import Scope
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
+RETRY_AFTER_S = 5.0
+"""The wait after a failure of a part of the service, which Ray or Kubernetes replaces in seconds or minutes."""
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -68,8 +70,8 @@ def invalid(param: str, message: str, code: str = "invalid_value", status: int =
 
 
 def unavailable(message: str, code: str = "service_unavailable", headers: Mapping[str, str] | None = None) -> ApiError:
-    """Returns error 503: the request is valid, but a part of the service does not answer."""
-    return ApiError(503, message, code=code, headers=headers)
+    """Returns error 503: the request is valid, but a part of the service does not answer. By default, with a wait."""
+    return ApiError(503, message, code=code, headers=wait_header(RETRY_AFTER_S) if headers is None else headers)
 
 
 def limited(message: str, code: str, retry_after_s: float) -> ApiError:

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -36,6 +36,8 @@ ANSWER_S = 15.0
 
 RETRY_S = 1.0
 HEARTBEAT_S = 1.0
+SILENT_S = 10.0
+"""A keys actor that does not answer a heartbeat for this long is away, perhaps with the head node."""
 
 INVALID = (400, 413, 415, 422)
 """The statuses of requests that no later state of the service would accept."""
@@ -73,6 +75,7 @@ class KeyService:
         self._hosts, self._origins = hosts, origins
         self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
         self._handle: ActorHandle | None = None
+        self._away = asyncio.Event()
         self._gateway = uuid4().hex
         self._invalid = InvalidRequests(invalid_per_minute)
         message = f"a key may have {PLACES_OF_KEY} requests at a gateway that are not complete or not checked yet"
@@ -133,7 +136,7 @@ class KeyService:
     ) -> Admitted:
         """Returns when the request may start. It is charged then, so `settle` must follow.
 
-        Waits for other requests for as long as the actor is alive. One that hangs is noticed within twice `ANSWER_S`.
+        Waits for other requests for as long as the actor answers `send_heartbeats`.
 
         Args:
             identify: identifies the client again after the wait: its key may have been revoked meanwhile.
@@ -142,16 +145,21 @@ class KeyService:
             ApiError: 400, 401 or 429, nothing was charged; 503, the keys actor does not answer. If it admits the
                 request later, the request is ended in the background.
         """
+        self._check_presence()
         call = asyncio.ensure_future(self._call(Keys.admit, id_, identity, limits, wanted, generations, self._gateway))
+        away = asyncio.ensure_future(self._away.wait())
         try:
-            while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
-                await self.ask(Keys.ready)
+            await asyncio.wait((call, away), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise self._absent()
             outcome = call.result()
             if isinstance(outcome, Admitted):
                 await identify()
         except BaseException:  # also if the client leaves
             self._background.start(self._withdraw(id_, call))
             raise
+        finally:
+            away.cancel()
         if isinstance(outcome, Refused):
             raise refusal(outcome, generations)
         return outcome
@@ -190,9 +198,14 @@ class KeyService:
 
         async def send() -> None:
             update = take_update()
-            if self._actor is not None:
-                with suppress(ApiError):
-                    await self.ask(Keys.heartbeat, self._gateway, update)
+            if self._actor is None:
+                return
+            try:
+                async with asyncio.timeout(SILENT_S):
+                    await self._call(Keys.heartbeat, self._gateway, update)
+                self._away.clear()
+            except (ApiError, TimeoutError):
+                self._away.set()
 
         await periodically(send, HEARTBEAT_S, "no heartbeat was sent")
 
@@ -218,13 +231,23 @@ class KeyService:
         """Calls a method of the keys actor that does not wait for other requests.
 
         Raises:
-            ApiError: the actor refused the call, or 503 if it does not answer within `ANSWER_S`.
+            ApiError: the actor refused the call, or 503: at once while it is away, else if it does not answer within
+                `ANSWER_S`.
         """
+        self._check_presence()
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._call(method, *arguments, **named)
         except TimeoutError:
             raise unavailable(f"the actor {self._actor!r} does not answer within {ANSWER_S:g} s") from None
+
+    def _check_presence(self) -> None:
+        """Raises ApiError 503 while the actor is away: clients need not wait to hear it."""
+        if self._away.is_set():
+            raise self._absent()
+
+    def _absent(self) -> ApiError:
+        return unavailable(f"the actor {self._actor!r} does not answer")
 
     async def _call(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         if self._actor is None:
@@ -237,7 +260,7 @@ class KeyService:
             raise
         except (RayError, ValueError, RuntimeError):
             self._handle = None
-            raise unavailable(f"the actor {self._actor!r} does not answer") from None
+            raise self._absent() from None
 
     async def _find(self, name: str) -> ActorHandle:
         if self._handle is None:

@@ -258,7 +258,7 @@ async def test_a_stream_contains_the_complete_answer_in_few_writes(coordinator: 
     ("first", "status", "code", "headers"),
     [
         (OVERLOADED, 429, "overloaded", {"retry-after": "7"}),
-        (UNAVAILABLE, 503, "service_unavailable", {}),
+        (UNAVAILABLE, 503, "service_unavailable", {"retry-after": "5"}),
     ],
 )
 async def test_a_refused_submission_is_an_error_and_cancels_nothing(

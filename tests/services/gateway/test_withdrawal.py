@@ -22,13 +22,13 @@ from privmix.gateway.keys import KeyService
 from privmix.gateway.response_queue import ResponseQueue
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
-from privmix.keys.messages import AdmissionLimits, Admitted, Identity
+from privmix.keys.messages import AdmissionLimits, Admitted, Identity, TrafficUpdate
 from privmix.keys.records import Share, ShareUsage
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.key_store import RequestStore
 
 LIMITS = AdmissionLimits(8, max_waiting=8)
-ANSWER_S = 0.1
+SILENT_S = 0.1
 
 pytestmark = pytest.mark.anyio
 
@@ -57,9 +57,12 @@ class Actor:
         self.dead.set_result(None)
 
     def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(
-            remote=lambda *arguments: asyncio.shield(asyncio.ensure_future(self._call(method, *arguments)))
-        )
+        def remote(*arguments: object) -> Awaitable[object]:
+            call = asyncio.ensure_future(self._call(method, *arguments))
+            call.add_done_callback(lambda call: call.cancelled() or call.exception())  # also if nobody waits
+            return asyncio.shield(call)
+
+        return SimpleNamespace(remote=remote)
 
     async def _call(self, method: str, *arguments: object) -> object:
         self.calls.append(method)
@@ -130,16 +133,19 @@ class World:
         async with asyncio.timeout(60):
             while self.held() != (0, 0, 0, 0) or self.service._background.tasks:
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(2 * ANSWER_S)
+        await asyncio.sleep(2 * SILENT_S)
         assert self.held() == (0, 0, 0, 0)
         assert not self.actor.keys._open._requests
 
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(request_keys, "ANSWER_S", ANSWER_S)
-    monkeypatch.setattr(request_keys, "RETRY_S", 0.05)
-    yield World(str(tmp_path / "keys.db"))
+    for name, seconds in {"SILENT_S": SILENT_S, "RETRY_S": 0.05, "HEARTBEAT_S": 0.02}.items():
+        monkeypatch.setattr(request_keys, name, seconds)
+    world = World(str(tmp_path / "keys.db"))
+    heartbeats = asyncio.create_task(world.service.send_heartbeats(TrafficUpdate))
+    yield world
+    heartbeats.cancel()
 
 
 class Coordinators:
@@ -176,7 +182,7 @@ async def test_a_request_that_ends_while_the_actor_is_away_is_settled_when_it_is
     await world.admit("request", 10)
     world.actor.away()
     settling = asyncio.create_task(world.service.settle("request", 4))
-    await asyncio.sleep(2 * ANSWER_S)
+    await asyncio.sleep(2 * SILENT_S)
     assert not settling.done()
     assert world.held() == (10, 1, 1, 0)
     world.actor.back()
@@ -217,7 +223,6 @@ async def test_a_key_that_is_revoked_while_its_request_waits_starts_and_pays_not
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys_actor, "IDENTITY_AGE_S", 0)
-    monkeypatch.setattr(request_keys, "ANSWER_S", 60.0)
     monkeypatch.setattr(world, "identify", lambda: world.service._identity(world.secret))
     world.client = coordinators = Coordinators()
     await world.admit("running", 90)
@@ -243,8 +248,9 @@ async def test_a_request_waits_for_its_share_longer_than_for_an_answer(world: Wo
 
 
 async def unanswered(work: Awaitable[object]) -> None:
-    with pytest.raises(ApiError, match="does not answer"):
+    with pytest.raises(ApiError, match="does not answer") as refused:
         await work
+    assert (refused.value.status, refused.value.headers) == (503, {"retry-after": "5"})
 
 
 async def test_an_admission_whose_client_got_503_is_withdrawn_when_the_actor_is_back(world: World) -> None:
@@ -252,6 +258,7 @@ async def test_an_admission_whose_client_got_503_is_withdrawn_when_the_actor_is_
     world.actor.away()
     for _ in range(3):
         await unanswered(world.submit())
+    await unanswered(world.service.ask(Keys.identify, None))
     world.actor.back()
     await world.holds_nothing()
     assert (await world.admit("next", 100)).tokens == 100
@@ -260,11 +267,11 @@ async def test_an_admission_whose_client_got_503_is_withdrawn_when_the_actor_is_
 async def test_an_admission_whose_client_left_while_the_actor_was_away_is_withdrawn(world: World) -> None:
     world.actor.away()
     leaving = asyncio.create_task(world.submit())
-    await asyncio.sleep(ANSWER_S / 2)
+    await asyncio.sleep(SILENT_S / 2)
     leaving.cancel()
     await asyncio.wait([leaving])
     assert leaving.cancelled()
-    await asyncio.sleep(2 * ANSWER_S)
+    await asyncio.sleep(2 * SILENT_S)
     world.actor.back()
     await world.holds_nothing()
 
@@ -290,7 +297,7 @@ async def test_an_admission_is_withdrawn_although_the_actor_restarts_again(world
         world.actor.back()
         await asyncio.sleep(pause_s)
         world.actor.away()
-        await asyncio.sleep(2 * ANSWER_S)
+        await asyncio.sleep(2 * SILENT_S)
     world.actor.back()
     await world.holds_nothing()
 
