@@ -2,9 +2,7 @@
 
 Ray Serve calls `build` in a task on any node, once for each deployment of the configuration file. The configuration is
 read on the head node, which alone needs the secrets, and the actors that get them run there. Running actors
-are kept. A new deployment replaces only the HTTP route and the Serve deployment `shards`. The number of replicas of
-`shards` is the number of shards: change it in Serve's configuration file and deploy the file again to add or remove
-parts.
+are kept. A new deployment replaces only the HTTP route.
 """
 
 import logging
@@ -14,17 +12,21 @@ import ray
 from pydantic import BaseModel, ConfigDict
 from ray.exceptions import RayTaskError
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.exceptions import RayServeException
 
-from privmix.fleet import fleet
-from privmix.fleet.replicas import ShardReplica
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import InputError, WorkError
+from privmix.gateway.gateways import one_for_each_node
 from privmix_cluster.checks import check_ensemble, check_keys
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.launch import gateway, start_actors
 
 logger = logging.getLogger("ray.serve")
+
+MOST_GATEWAYS = 1000
+IDLE_S = 60.0
+"""How long a node without a shard keeps its gateway."""
 
 
 class Arguments(BaseModel):
@@ -38,7 +40,8 @@ class Arguments(BaseModel):
 def build(arguments: Arguments) -> Application:
     """Starts the actors that do not run yet and returns the HTTP route to them.
 
-    The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
+    Each node with a shard gets a gateway. The host and the port come from Serve's `http_options`; `http.host`,
+    `http.port` and `http.replicas` are not used.
 
     Raises:
         RayServeException: see `privmix_cluster.checks`. Serve shows the message as the application's status. Of another
@@ -59,5 +62,12 @@ def _build(config: Path) -> Application:
     check_keys(configuration, logger.warning, listens=False)
     checked = check_ensemble(configuration, logger.info)
     actors = start_actors(configuration, checked, logger.info, keep=True)
-    replicas = ShardReplica.options(num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
-    return gateway(configuration, checked, replicas.bind(configuration.namespace, fleet.NAME))
+    scaling = AutoscalingConfig(
+        min_replicas=1,
+        initial_replicas=max(1, ray.get(actors.fleet.nodes.remote())),
+        max_replicas=MOST_GATEWAYS,
+        upscale_delay_s=0,
+        downscale_delay_s=IDLE_S,
+        policy=AutoscalingPolicy(policy_function=one_for_each_node),
+    )
+    return gateway(configuration, checked, autoscaling_config=scaling, max_replicas_per_node=1)

@@ -23,7 +23,7 @@ VERBS: Mapping[str, str] = {
     "protocols": "List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters.",
     "serve": "Serve an ensemble over HTTP until Ctrl-C or SIGTERM.",
     "status": "Show the actors, parts and versions of a running service; exit with 1 if an actor does not work.",
-    "scale": "Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.",
+    "scale": "Add parts of the ensemble (shards) or throughput (copies), or remove some. Streams continue.",
     "budget": "Show the privacy budget, the spent part and the remaining part. Works with and without a running "
     "service.",
     "plan": "Compute the radius that a budget allows, or the epsilon that a radius costs.",

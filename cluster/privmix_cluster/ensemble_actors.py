@@ -16,8 +16,8 @@ from privmix.database.service import ServiceDatabase
 from privmix.fleet import fleet
 from privmix.fleet.fleet import Fleet, FleetActor, FleetSettings
 from privmix.fleet.plan import ShardPlan
-from privmix.fleet.shard_map import ShardMap
-from privmix.fleet.size import FleetSize
+from privmix.fleet.shard_map import ShardMap, Size
+from privmix.fleet.size import StoredSize
 from privmix.foundation.cpus import available_cpus
 from privmix.foundation.errors import ConfigurationError, CoordinatorUnavailable, FleetError, WorkError
 from privmix.gateway.settings import ServedEnsemble
@@ -56,7 +56,7 @@ def start_ensemble(
     """Starts the actors of one ensemble and waits until they are ready.
 
     Args:
-        database: the database of the service, which has the last number of shards that `privmix scale` set.
+        database: the database of the service, which has the last size that `privmix scale` set.
         keep: see `start_actors`.
 
     Raises:
@@ -68,21 +68,23 @@ def start_ensemble(
         gpus = ray.cluster_resources().get("GPU", 0)
         protocol = promised.protocol
         plans = plan_shards(configuration, checked.manifest, model, gpus, protocol.halves, protocol.rows)
-        serving, size = shards_served(configuration, checked.manifest), None
+        size = configured = Size(shards_served(configuration, checked.manifest), configuration.shards.copies)
+        stored = None
         if configuration.shards.count != "auto":
-            size = FleetSize(database, configuration.namespace, serving)
-            serving = min(size.read(), len(plans))
-        if size and serving != size.configured:
-            report(f"Serving {serving} of {len(plans)} shards, as `privmix scale` chose, not {size.configured}")
-        parts = sum(plan.parts for plan in plans[:serving])
-        report(f"Loading {parts} parts into {serving} shard{'s' * (serving > 1)}")
-        fleet_actor = _start_fleet(configuration, promised, plans, serving, size, keep)
+            stored = StoredSize(database, configuration.namespace, configured)
+            size = stored.read()
+            size = Size(min(size.shards, len(plans)), size.copies)
+        if size != configured:
+            report(f"Serving {size}, as `privmix scale` chose, not {configured}")
+        parts = sum(plan.parts for plan in plans[: size.shards])
+        report(f"Loading {parts} parts into {size}")
+        fleet_actor = _start_fleet(configuration, promised, plans, size, stored, keep)
         loaded = fleet_actor.start.remote()  # takes longest, so the other actors start meanwhile
         # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
         kept = _kept_budget(configuration, promised) if keep else None
         budget_actor = kept or _start_budget(configuration, checked, database)
-        if not _has_room(plans[:serving], configuration):
+        if not _has_room(plans[: size.shards], size.copies, configuration):
             _wait_for(loaded)  # the autoscaler adds nodes for the shards, over which coordinators can spread
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
@@ -123,11 +125,11 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
         time.sleep(1.0)
 
 
-def _has_room(plans: Sequence[ShardPlan], configuration: Configuration) -> bool:
+def _has_room(plans: Sequence[ShardPlan], copies: int, configuration: Configuration) -> bool:
     """Returns whether the nodes of the cluster have all resources that shards and coordinators reserve."""
     coordinator, total = configuration.coordinator, ray.cluster_resources()
-    cpus = coordinator.replicas * coordinator.num_cpus + sum(plan.copies * plan.num_cpus for plan in plans)
-    gpus = coordinator.replicas * coordinator.num_gpus + sum(plan.copies * plan.num_gpus for plan in plans)
+    cpus = coordinator.replicas * coordinator.num_cpus + copies * sum(plan.num_cpus for plan in plans)
+    gpus = coordinator.replicas * coordinator.num_gpus + copies * sum(plan.num_gpus for plan in plans)
     return bool(cpus <= total.get("CPU", 0) and gpus <= total.get("GPU", 0))
 
 
@@ -200,8 +202,8 @@ def _start_fleet(
     configuration: Configuration,
     promised: Promise,
     plans: Sequence[ShardPlan],
-    serving: int,
-    size: FleetSize | None,
+    size: Size,
+    stored: StoredSize | None,
     keep: bool,
 ) -> ActorHandle:
     settings = FleetSettings(
@@ -215,7 +217,7 @@ def _start_fleet(
         stalled_s=configuration.coordinator.step_timeout_s,
         planned=promised.protocol,
     )
-    fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving, size)
+    fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, size, stored)
     if keep and ray.get(fleet_actor.settings.remote()) != settings:
         raise ConfigurationError(
             f"namespace: {configuration.namespace} already serves with other settings; stop it, or choose another "

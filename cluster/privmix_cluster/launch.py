@@ -3,6 +3,7 @@
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray import serve
@@ -82,7 +83,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         report("Opening the HTTP route")
         if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
             report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
-        _open(gateway(configuration, checked))
+        _open(gateway(configuration, checked, num_replicas=configuration.http.replicas))
     url = http_url(configuration.http.host, configuration.http.port)
     return Service(url, configuration, checked.served, actors)
 
@@ -124,11 +125,10 @@ def _open(route: Application) -> None:
         raise
 
 
-def gateway(configuration: Configuration, checked: CheckedEnsemble, *beside: Application) -> Application:
-    """Returns the HTTP route as a Serve application, together with the deployments `beside` it."""
-    settings = request_settings(configuration, checked)
-    route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
-    application: Application = route.bind(settings, *beside)
+def gateway(configuration: Configuration, checked: CheckedEnsemble, **options: Any) -> Application:
+    """Returns the HTTP route as a Serve application. `options` are those of its deployment."""
+    route = Gateway.options(**options)  # type: ignore[attr-defined]
+    application: Application = route.bind(request_settings(configuration, checked))
     return application
 
 

@@ -51,7 +51,6 @@ def plan_shards(
             num_cpus=shards.num_cpus,
             num_gpus=num_gpus,
             environment=_environment(configuration, num_gpus),
-            copies=shards.copies,
         )
         for index, adapters in enumerate(_groups(models, shards.parts_per_shard * models_per_part))
     ]

@@ -127,7 +127,7 @@ class Failing:
 @pytest.mark.usefixtures("cluster")
 def test_a_start_that_fails_leaves_no_route(spoilable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("privmix_cluster.launch.start_actors", lambda *_, **__: {})
-    monkeypatch.setattr("privmix_cluster.launch.gateway", lambda *_: Failing.bind())  # type: ignore[attr-defined]
+    monkeypatch.setattr("privmix_cluster.launch.gateway", lambda *_, **__: Failing.bind())  # type: ignore[attr-defined]
     with pytest.raises(WorkError, match="route could not be opened: Deploying"):
         launch(load(tmp_path, spoilable))
     while APPLICATION in serve.status().applications:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 from transformers import LlamaConfig
 
+from privmix.fleet.plan import numbers_of
 from privmix.foundation.errors import ConfigurationError
 from privmix.training.manifest import Manifest, Part
 from privmix_cluster.configuration import Configuration
@@ -33,7 +34,7 @@ def configuration(tmp_path: Path) -> Configuration:
 @pytest.mark.parametrize("trained_halves", [False, True])
 def test_parts_are_spread_in_blocks(configuration: Configuration, trained_halves: bool) -> None:
     plans = plan_shards(configuration, ensemble(3, trained_halves), MODEL, gpus=0)
-    assert [plan.shards for plan in plans] == [("shard-000",), ("shard-001",)]
+    assert [plan.shards(1) for plan in plans] == [("shard-000",), ("shard-001",)]
     assert [plan.models for plan in plans] == [{0: "part-000", 1: "part-001"}, {2: "part-002"}]
     assert [plan.parts for plan in plans] == [2, 1]
     assert plans[1].engine.adapters == {"part-002": configuration.ensemble / "parts" / "part-002"}
@@ -118,10 +119,12 @@ def test_kernels_on_a_gpu_are_batch_invariant_only_on_demand(tmp_path: Path, inv
 
 
 def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
-    shards = {"parts_per_shard": 2, "copies": 2, "count": 1}
+    shards = {"parts_per_shard": 2, "count": 1}
     configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path)
     plans = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0)
-    assert [plan.shards for plan in plans] == [("shard-000", "shard-000-copy-1"), ("shard-001", "shard-001-copy-1")]
+    names = [plan.shards(2) for plan in plans]
+    assert names == [("shard-000", "shard-000-copy-1"), ("shard-001", "shard-001-copy-1")]
+    assert [[numbers_of(name) for name in group] for group in names] == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
     assert (shards_served(configuration, ensemble(3, False)), parts_served(configuration, ensemble(3, False))) == (1, 2)
 
 

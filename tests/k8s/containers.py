@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.k8s.manifests import K8S, Manifests
 
-PROGRAMS = ("buildah", "podman", "runc", "debootstrap", "ip")
-PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2")
+PROGRAMS = ("buildah", "podman", "runc", "debootstrap", "ip", "redis-server")
+PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2", "redis-server")
 LIBRARIES = "ca-certificates,libssl3,libsqlite3-0,libffi8,zlib1g,libbz2-1.0,liblzma5,libreadline8,libexpat1"
 """What a Python built from source links to."""
 PASSED_ON = ("PIP_CERT", "SSL_CERT_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -98,9 +98,10 @@ class Pod:
     template: Mapping[str, Any]
 
     def start(self, image: str, command: Sequence[str], *, entrypoint: bool = True) -> None:
-        """Starts the container in the background, as a kubelet does after the last one of this name has ended."""
+        """Starts the container in the background, and again whenever it ends, as a kubelet does."""
         subprocess.run(["podman", "rm", "--force", "--ignore", self.name], check=True, stdout=subprocess.DEVNULL)
-        run = ["podman", "--runtime", "runc", "run", "--detach", f"--name={self.name}", *self.arguments]
+        run = ["podman", "--runtime", "runc", "run", "--detach", "--restart=always", f"--name={self.name}"]
+        run += self.arguments
         subprocess.run([*run, image, *command], check=True, stdout=subprocess.DEVNULL)
 
     def run(self, image: str, command: Sequence[str], check: bool = True) -> "subprocess.CompletedProcess[str]":
@@ -118,7 +119,7 @@ class Pod:
 
     def kill(self) -> None:
         """Kills all processes of the container, like the loss of its node."""
-        subprocess.run(["podman", "kill", "--signal=KILL", self.name], check=False, capture_output=True)
+        subprocess.run(["podman", "rm", "--force", "--time=0", self.name], check=False, capture_output=True)
 
     def get(self, path: str, port: int, *, key: str | None = None, body: Any = None) -> "tuple[int, str]":
         """Asks the pod's address from this machine; returns the status and the body. 0: nothing answered."""
@@ -144,6 +145,23 @@ class Machine:
     configuration: str
     network: int
     pods: list[Pod] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """The address of this machine on the bridge."""
+        return f"10.214.{self.network}.1"
+
+    @contextmanager
+    def redis(self, password: str) -> Iterator[None]:
+        """Runs a Redis server at `address`, as the page tells an operator to."""
+        folder = self._owned(self.folder / "redis", 0o700)
+        options = {"bind": self.address, "dir": str(folder), "requirepass": password, "appendonly": "yes"}
+        command = ["redis-server", *(word for name, value in options.items() for word in (f"--{name}", value))]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+            try:
+                yield
+            finally:
+                server.terminate()
 
     def volume(self, claim: str) -> Path:
         """Returns the folder of a PersistentVolumeClaim, which the pods' group owns."""
@@ -223,9 +241,9 @@ def machine(
     network = next(number for number in range(100) if not Path(f"/sys/class/net/pmxc{number}").exists())
     bridge = f"pmxc{network}"
     _ip("link", "add", bridge, "type", "bridge")
-    _ip("address", "add", f"10.214.{network}.1/24", "dev", bridge)
-    _ip("link", "set", bridge, "up")
     made = Machine(folder, manifests, image, secrets, configuration, network)
+    _ip("address", "add", f"{made.address}/24", "dev", bridge)
+    _ip("link", "set", bridge, "up")
     try:
         yield made
     finally:
@@ -236,10 +254,15 @@ def machine(
         _ip("link", "delete", bridge)
 
 
-def start_command(group: Mapping[str, Any], head: str | None) -> list[str]:
-    """Returns the command that KubeRay gives the container of a group. `head`: the head's host, None for the head."""
+def start_command(group: Mapping[str, Any], head: str | None, **more: str) -> list[str]:
+    """Returns the command that KubeRay gives the container of a group.
+
+    Args:
+        head: the head's host; None for the head.
+        more: further parameters of `ray start`.
+    """
     container = group["template"]["spec"]["containers"][0]
-    parameters = {"dashboard-agent-listen-port": "52365", "block": "true", **group["rayStartParams"]}
+    parameters = {"dashboard-agent-listen-port": "52365", "block": "true", **group["rayStartParams"], **more}
     role = "--head" if head is None else f"--address={head}:6379"
     memory = container["resources"]["limits"]["memory"]
     assert memory.endswith("Gi")
@@ -250,14 +273,19 @@ def start_command(group: Mapping[str, Any], head: str | None) -> list[str]:
     return ["/bin/bash", "-c", "--", line]
 
 
-def ray_environment(head: str) -> list[str]:
-    """Returns the variables that KubeRay adds, as options of podman: the cluster's token and where its head is."""
+def ray_environment(head: str, **more: str) -> list[str]:
+    """Returns the variables that KubeRay adds, as options of podman: the cluster's token and where its head is.
+
+    And one by which a node waits longer for a busy machine.
+    """
     variables = {
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
         "FQ_RAY_IP": head,
         "RAY_IP": head,
         "RAY_PORT": "6379",
+        **more,
     }
     return [f"--env={name}={value}" for name, value in variables.items()]
 

@@ -18,7 +18,7 @@ from tests.tiny import write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-IMAGE, KEY = "localhost/privmix:test", secrets.token_hex(16)
+IMAGE, KEY, PASSWORD = "localhost/privmix:test", secrets.token_hex(16), secrets.token_hex(16)
 START_S = 300.0
 ASKED = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 4}
 
@@ -141,55 +141,116 @@ def test_the_cron_jobs_own_script_backs_the_ledger_up(
     assert pod.run(image, ["privmix", "ledger", "verify", f"/backup/{restored.name}"]).returncode == 0
 
 
-def test_workers_have_no_secret_and_come_back(image: str, postgresql: Server, tmp_path: Path) -> None:
-    """The pods of `gpu`, with `num_gpus: 0` as the only change: a head, two workers and a PostgreSQL server."""
-    manifests = render("gpu")
+@pytest.fixture
+def large(image: str, postgresql: Server, tmp_path: Path) -> Iterator[Machine]:
+    """Volumes for `gpu-ha`, with an ensemble and its ledger in PostgreSQL. Six CPUs stand for a worker's GPU."""
+    manifests = render("gpu-ha")
     values = {**yaml.safe_load(manifests.configuration()), "model": "/models/base"}
-    values["shards"]["num_gpus"] = 0
+    values["shards"] |= {"num_gpus": 0, "num_cpus": 6, "copies": 2}
     database = conninfo_to_dict(postgresql.database())["dbname"]
     postgresql.folder.chmod(0o755)  # the pods' user reaches the server's socket in it
-    password = secrets.token_hex(16)
     stored = {
         "privmix-api-keys": {"api-keys": json.dumps([KEY])},
-        "privmix-ledger": {"url": f"postgresql://postgres:{password}@/{database}?host=/run/postgresql"},
+        "privmix-ledger": {"url": f"postgresql://postgres:{PASSWORD}@/{database}?host=/run/postgresql"},
     }
-    with machine(tmp_path / "pods", manifests, image, stored, yaml.safe_dump(values)) as pods:
+    with machine(tmp_path / "pods", manifests, image, stored, yaml.safe_dump(values)) as pods, pods.redis(PASSWORD):
         model = pods.volume("privmix-models") / "base"
         write_served_model(model, 2048)
         write_ensemble(pods.volume("privmix-ensembles") / "first", 2, model=model)
         pods.own()
-        socket = f"--volume={postgresql.folder}:/run/postgresql"
         job = with_components("gpu", tmp_path / "k8s", "ledger-init").one("Job", "privmix-ledger-init")
         template = job["spec"]["template"]
         begins = pods.pod("ledger-init", template)
-        begins.arguments = [*begins.arguments, socket]
+        begins.arguments = [*begins.arguments, socket_of(postgresql)]
         begun = begins.run(image, template["spec"]["containers"][0]["command"], check=False)
         assert begun.returncode == 0, begun.stderr
+        yield pods
 
-        head = pods.pod("privmix-head-svc", manifests.pods()[0])
-        head.arguments = [*head.arguments, *ray_environment("127.0.0.1"), socket]
-        hosts = {head.name: head.address}
-        workers = [pods.pod(f"worker-{number}", manifests.pods()[1], hosts) for number in range(2)]
-        (group,) = manifests.workers
-        head.start(image, start_command(manifests.cluster["headGroupSpec"], None))
-        until(lambda: head.get("/api/healthz", 52365)[0] == 200, START_S, head.logs)
-        for worker in workers:
-            worker.arguments = [*worker.arguments, *ray_environment(head.name)]
-            worker.start(image, start_command(group, head.name))
-        submit(head, manifests)
-        ready = manifests.pods()[1]["spec"]["containers"][0]["readinessProbe"]["httpGet"]["path"]
-        for worker in workers:
-            until(lambda worker=worker: worker.get(ready, 8000)[0] == 200, START_S, worker.logs)  # type: ignore[misc]
-            until(lambda worker=worker: answers(worker), START_S, worker.logs)  # type: ignore[misc]
-            shown = worker.execute("sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline").stdout
-            assert worker.execute("ls", "/secrets", check=False).returncode
-            assert "RAY_AUTH_MODE" in shown
-            assert not {word for word in (KEY, password) if word in shown}
 
-        workers[0].kill()
-        until(lambda: answers(workers[1]), START_S, workers[1].logs)
-        workers[0].start(image, start_command(group, head.name))
-        until(lambda: answers(workers[0]), START_S, workers[0].logs)
+def socket_of(server: Server) -> str:
+    """Returns the option of podman with which a pod reaches a PostgreSQL server of this machine."""
+    return f"--volume={server.folder}:/run/postgresql"
+
+
+class RayCluster:
+    """The pods of one Ray cluster of `gpu-ha`, as KubeRay starts them; the head's host is `name`."""
+
+    def __init__(self, pods: Machine, server: Server, image: str, name: str, workers: int) -> None:
+        self.image, (self._group,) = image, pods.manifests.workers
+        redis = pods.manifests.cluster["gcsFaultToleranceOptions"]["redisAddress"]
+        kept = {"RAY_REDIS_ADDRESS": redis, "REDIS_PASSWORD": PASSWORD, "RAY_external_storage_namespace": name}
+        patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+        self._head_group = pods.manifests.cluster["headGroupSpec"]
+        self.head = pods.pod(name, pods.manifests.pods()[0], {"privmix-redis": pods.address})
+        self.head.arguments = [*self.head.arguments, *ray_environment("127.0.0.1", **kept), socket_of(server)]
+        hosts = {name: self.head.address}
+        self.workers = [pods.pod(f"{name}-worker-{n}", pods.manifests.pods()[1], hosts) for n in range(workers)]
+        for worker in self.workers:
+            worker.arguments = [*worker.arguments, *ray_environment(name, **patience)]
+
+    def start_head(self) -> None:
+        command = start_command(self._head_group, None, **{"redis-password": "$REDIS_PASSWORD"})
+        self.head.start(self.image, command)
+        until(lambda: self.head.get("/api/healthz", 52365)[0] == 200, START_S, self.head.logs)
+
+    def start_worker(self, number: int) -> Pod:
+        worker = self.workers[number]
+        worker.start(self.image, start_command(self._group, self.head.name))
+        return worker
+
+    def serves(self, number: int) -> None:
+        """Waits until a worker is ready, and answers."""
+        worker, probe = self.workers[number], self._group["template"]["spec"]["containers"][0]["readinessProbe"]
+        until(lambda: worker.get(probe["httpGet"]["path"], 8000)[0] == 200, START_S, worker.logs)
+        until(lambda: answers(worker), START_S, worker.logs)
+
+
+def test_a_cluster_grows_loses_its_pods_and_is_followed_by_another(
+    large: Machine, postgresql: Server, image: str
+) -> None:
+    """The pods of `gpu-ha` with three workers: Redis and PostgreSQL outlive the head."""
+    first = RayCluster(large, postgresql, image, "privmix-head-svc", 3)
+    first.start_head()
+    for number in range(2):
+        first.start_worker(number)
+    submit(first.head, large.manifests)
+    for number in range(2):
+        first.serves(number)
+        worker = first.workers[number]
+        shown = worker.execute("sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline").stdout
+        assert worker.execute("ls", "/secrets", check=False).returncode
+        assert "RAY_AUTH_MODE" in shown
+        assert not {word for word in (KEY, PASSWORD) if word in shown}
+
+    first.start_worker(2)  # as the autoscaler does, because a copy waits
+    scaled = first.head.execute("privmix", "scale", "--copies", "3", check=False)
+    assert "1 shard with 3 copies each serves 2 parts" in scaled.stdout, scaled.stderr
+    first.serves(2)
+
+    first.workers[0].kill()
+    until(lambda: answers(first.workers[1]), START_S, first.workers[1].logs)
+    first.start_worker(0)
+    first.serves(0)
+
+    before = charged(first.workers[1])
+    first.head.kill()
+    until(lambda: not answers(first.workers[1]), START_S, first.workers[1].logs)
+    assert first.workers[1].get("/v1/completions", 8000, key=KEY, body=ASKED)[0] == 503
+    first.start_head()
+    for number in range(3):
+        first.serves(number)
+    assert charged(first.workers[1]) > before
+
+    second = RayCluster(large, postgresql, image, "privmix-next-head-svc", 2)
+    second.start_head()
+    for number in range(2):
+        second.start_worker(number)
+    submit(second.head, large.manifests)
+    until(lambda: second.workers[0].get("/readyz", 8000)[0] == 200, START_S, second.head.logs)
+    assert answers(first.workers[1]), "until the next cluster charges"
+    second.serves(0)
+    assert "another deployment has the ledger" in first.workers[1].get("/health", 8000)[1]
+    assert charged(second.workers[0]) > before
 
 
 def answers(pod: Pod) -> bool:

@@ -163,28 +163,3 @@ def test_the_manifests_application_deploys_and_keeps_its_actors(
         assert not {word for word in (KEY, LEDGER) for environ in cluster.environments() if word in environ}
         assert ask(port, "another key").status_code == 401
         assert ask(port, KEY).raise_for_status().json()["usage"]["completion_tokens"] == 4
-
-
-def test_serves_replica_count_is_the_number_of_shards(cluster: Cluster, manifests: Manifests, tmp_path: Path) -> None:
-    port = free_port()
-    values = yaml.safe_load(manifests.configuration())
-    values["shards"] |= {"parts_per_shard": 2, "num_cpus": 0.1}
-    (file := tmp_path / "privmix.yaml").write_text(yaml.safe_dump({**values, "engine": {"kind": "transformers"}}))
-    serve = located(manifests, file, port)
-    gateway = serve["applications"][0]["deployments"]
-    for replicas in (1, 2):
-        serve["applications"][0]["deployments"] = [*gateway, {"name": "shards", "num_replicas": replicas}]
-        deployed = cluster.deploy(serve, tmp_path)
-        assert deployed["status"] == "RUNNING", deployed["message"]
-        deadline = time.monotonic() + START_S
-        while parts_charged(port) != 2 * replicas:
-            assert time.monotonic() < deadline, "Serve's number did not reach the ensemble"
-            time.sleep(1)
-
-
-def parts_charged(port: int) -> int:
-    """Returns the number of parts of a newly charged token."""
-    headers = {"authorization": f"Bearer {KEY}"}
-    stated = httpx.get(f"http://127.0.0.1:{port}/v1/privacy", headers=headers, timeout=60).raise_for_status().json()
-    parts: int = stated["event"]["parts"]
-    return parts

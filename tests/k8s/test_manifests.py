@@ -280,14 +280,6 @@ def test_who_has_the_ledgers_url_reaches_its_database_alone(manifests: Manifests
     assert rule["ports"] == [{"protocol": "TCP", "port": 5432}]
 
 
-def test_every_worker_has_a_gateway_of_its_own(manifests: Manifests, configuration: Configuration) -> None:
-    (application,) = manifests.serve_config()["applications"]
-    (gateway,) = application["deployments"]
-    assert gateway["max_replicas_per_node"] == 1
-    assert "num_replicas" not in gateway, "the configuration says how many"
-    assert configuration.http.replicas == sum(group["replicas"] for group in manifests.workers) or not manifests.workers
-
-
 def test_prometheus_finds_the_metrics_of_every_pod(manifests: Manifests) -> None:
     monitor = manifests.one("PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]

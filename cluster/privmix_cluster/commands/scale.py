@@ -1,6 +1,7 @@
-"""Implements `privmix scale`, which changes the number of shards of a running service."""
+"""Implements `privmix scale`, which changes the numbers of shards and of their copies in a running service."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,15 +14,16 @@ if TYPE_CHECKING:
 
 
 def scale(
-    shards: Annotated[int, typer.Option(min=1, help="The new number of shards.")],
+    shards: Annotated[int | None, typer.Option(min=1, help="The new number of shards.")] = None,
+    copies: Annotated[int | None, typer.Option(min=1, help="The new number of copies of each shard.")] = None,
     address: AddressOption = RUNNING,
     namespace: NamespaceOption = NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
-    """Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.
+    """Add parts of the ensemble (shards) or throughput (copies), or remove some. Streams continue.
 
     The number of parts N changes the cost of a token: `privmix plan --parts N` shows it in advance, /v1/privacy shows
-    it afterwards.
+    it afterwards. Copies change neither.
     """
     import ray
 
@@ -29,11 +31,9 @@ def scale(
     from privmix_cluster.named_actors import fleet_of
 
     with joined(address):
-        shard_map: ShardMap = ray.get(fleet_of(namespace).scale.remote(shards))
+        shard_map: ShardMap = ray.get(fleet_of(namespace).scale.remote(shards, copies))
+    size, protocol = shard_map.size, shard_map.protocol
     if as_json:
-        event = shard_map.protocol.event.as_dict()
-        print(
-            json.dumps({"shards": len(shard_map.groups), "parts": shard_map.protocol.parts, "event": event}, indent=2)
-        )
+        print(json.dumps({**asdict(size), "parts": protocol.parts, "event": protocol.event.as_dict()}, indent=2))
     else:
-        Console().print(f"{len(shard_map.groups)} shards serve {shard_map.protocol.parts} parts")
+        Console().print(f"{size} serve{'s' * (size.shards == 1)} {protocol.parts} parts")

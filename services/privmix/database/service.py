@@ -67,17 +67,19 @@ reservations_table = Table(
     Column("gateway", String(64), nullable=False),
 )
 
-# The number of shards that an operator chose for each namespace: `privmix.fleet.size`.
+# How many shards and copies an operator chose for each namespace: `privmix.fleet.size`.
 fleets_table = Table(
     "privmix_fleets",
     metadata,
     Column("namespace", String(255), primary_key=True),
-    Column("configured", Integer, nullable=False),
+    Column("configured_shards", Integer, nullable=False),
+    Column("configured_copies", Integer, nullable=False),
     Column("shards", Integer, nullable=False),
+    Column("copies", Integer, nullable=False),
 )
 
 NUMBER_TABLE = "privmix_keys_schema"
-_schema = Schema(metadata, NUMBER_TABLE, 1)
+_schema = Schema(metadata, NUMBER_TABLE, 2)
 
 
 def default_database(ledger: str) -> str:

@@ -4,22 +4,21 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import Any
 
 import ray
 from ray._private.state import actors
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util import list_named_actors
 
 from privmix.fleet.metrics import FleetMetrics
-from privmix.fleet.plan import START_TIMEOUT_S, ShardPlan
-from privmix.fleet.shard_map import PartGroup, ShardMap
-from privmix.fleet.size import FleetSize
+from privmix.fleet.plan import START_TIMEOUT_S, ShardPlan, numbers_of
+from privmix.fleet.shard_map import PartGroup, ShardMap, Size
+from privmix.fleet.size import StoredSize
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import FleetError, KeysUnavailable
 from privmix.foundation.periodic import periodically
@@ -87,24 +86,24 @@ class ShardHealth:
 
 
 class Fleet:
-    """Serves the first `n` part groups of the plan. Keeps only `n`; after a restart, recovers it from living actors.
+    """Serves the first part groups of the plan. Keeps only its size; after a restart, recovers it from living actors.
 
     Shards are detached: they and the coordinators continue while this actor is away. When the whole cluster is lost,
-    the next deployment starts with the number that `scale` stored.
+    the next deployment starts with the size that `scale` stored.
     """
 
-    def __init__(self, settings: FleetSettings, shards: int, size: FleetSize | None = None) -> None:
+    def __init__(self, settings: FleetSettings, size: Size, stored: StoredSize | None = None) -> None:
         self._settings = settings
-        self._size = size
+        self._stored = stored
         self._changing = asyncio.Lock()
         self._begun = asyncio.Event()
         self._restarted: bool = ray.get_runtime_context().was_current_actor_reconstructed
         if self._restarted:
-            shards = self._count_living()
+            size = _size_of(self._living())
             self._begun.set()
-        self._shard_map = self._shard_map_of(shards)
+        self._shard_map = self._shard_map_of(size)
         self._published = not self._restarted  # a scaling that nobody repeats may have started or ended shards
-        self._replicas: int | None = None
+        self._nodes: dict[str, str] = {}
         self._metrics = FleetMetrics(settings.namespace)
         # After a restart, shards that hung before it are replaced too, but shards that are still starting are not.
         started = filter(self._has_started, self._shard_map.shards) if self._restarted else ()
@@ -119,7 +118,7 @@ class Fleet:
             FleetError: a shard could not be started.
         """
         async with self._changing:
-            await self._start_groups(range(len(self._shard_map.groups)))
+            await self._start(self._shard_map.shards)
             self._begun.set()
             return self._shard_map
 
@@ -134,27 +133,20 @@ class Fleet:
         """Returns the settings with which this fleet was created."""
         return self._settings
 
-    async def scale(self, shards: int) -> ShardMap:
-        """Serves the first `shards` part groups, also after the loss of the cluster.
+    async def nodes(self) -> int:
+        """Returns on how many nodes the shards of the shard map are, as far as they have answered."""
+        return len({self._nodes[name] for name in self._shard_map.shards if name in self._nodes})
 
-        New groups join once they answer; old groups finish their requests.
+    async def scale(self, shards: int | None = None, copies: int | None = None) -> ShardMap:
+        """Serves the first `shards` part groups with `copies` each, also after the loss of the cluster. None: as now.
+
+        New shards join once they answer; old shards finish their requests.
 
         Raises:
-            FleetError: there are fewer groups, a shard could not be started, or the number could not be stored. The
+            FleetError: there are fewer groups, a shard could not be started, or the size could not be stored. The
                 fleet has not changed.
         """
-        return await self._scale(shards, self._size)
-
-    async def replicas(self, count: int) -> None:
-        """Scales to Ray Serve's replica count when that count changes. A call of `scale` holds until the next change.
-
-        After a restart, ignores the first replica count, because it repeats an old one.
-        """
-        before, self._replicas = self._replicas, count
-        if count == before or (before is None and self._restarted):
-            return
-        if count != len(self._shard_map.groups):
-            await self._try_to_scale(count)
+        return await self._scale(shards, copies, self._stored)
 
     async def health(self) -> list[ShardHealth]:
         """Returns the state of every shard in the shard map, probed now."""
@@ -182,90 +174,91 @@ class Fleet:
     async def close(self) -> None:
         """Ends every shard permanently."""
         self._watching.cancel()
-        self._stop_groups(range(len(self._settings.plans)))
+        self._stop(self._living())
 
-    def _shard_map_of(self, shards: int) -> ShardMap:
-        plans = self._settings.plans[:shards]
+    def _shard_map_of(self, size: Size) -> ShardMap:
+        plans = self._settings.plans[: size.shards]
         protocol = self._settings.protocol(sum(plan.parts for plan in plans))
-        return ShardMap(
-            time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
-        )
+        groups = (PartGroup(plan.index, plan.models, plan.shards(size.copies)) for plan in plans)
+        return ShardMap(time.time_ns(), protocol, tuple(groups))
 
-    def _count_living(self) -> int:
-        """Returns how many part groups, counted from the first without a gap, have a living actor."""
-        for count, plan in enumerate(self._settings.plans):
-            if not any(self._find(name) for name in plan.shards):
-                return max(1, count)
-        return len(self._settings.plans)
+    def _living(self) -> list[str]:
+        """Returns the names of all shards whose actors live, or are restarted by Ray."""
+        actors = list_named_actors(all_namespaces=True)
+        names = [actor["name"] for actor in actors if actor["namespace"] == self._settings.namespace]
+        return list(filter(numbers_of, names))
 
-    async def _scale(self, shards: int, size: FleetSize | None = None) -> ShardMap:
-        if not 1 <= shards <= len(self._settings.plans):
-            raise FleetError(
-                f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {shards}"
-            )
+    async def _scale(
+        self, shards: int | None = None, copies: int | None = None, stored: StoredSize | None = None
+    ) -> ShardMap:
         async with self._changing:
             before = self._shard_map
-            await self._start_groups(range(len(before.groups), shards))
+            size = Size(
+                before.size.shards if shards is None else shards, before.size.copies if copies is None else copies
+            )
+            if not 1 <= size.shards <= len(self._settings.plans):
+                raise FleetError(
+                    f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {size.shards}"
+                )
+            if size.copies < 1:
+                raise FleetError(f"copies: must be at least 1, not {size.copies}")
             try:
-                shard_map = self._shard_map_of(shards)
-                if size:
-                    await asyncio.to_thread(size.write, shards)
-            except (ValueError, KeysUnavailable) as error:
-                self._stop_groups(range(len(before.groups), shards))
+                shard_map = self._shard_map_of(size)
+            except ValueError as error:
+                raise FleetError(f"shards: {error}") from error
+            added = [name for name in shard_map.shards if name not in before.shards]
+            await self._start(added)
+            try:
+                if stored:
+                    await asyncio.to_thread(stored.write, size)
+            except KeysUnavailable as error:
+                self._stop(added)
                 raise FleetError(f"shards: {error}") from error
             self._shard_map = shard_map
             await self._publish()
-            self._stop_groups(range(shards, len(before.groups)))
-            logger.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
+            self._stop(name for name in before.shards if name not in shard_map.shards)
+            logger.info("%d x %d shards serve %d parts", size.shards, size.copies, shard_map.protocol.parts)
             return self._shard_map
 
-    async def _start_groups(self, groups: Sequence[int]) -> None:
+    async def _start(self, names: Sequence[str]) -> None:
+        """Starts these shards, those of one GPU one after another, and waits until all answer.
+
+        Raises:
+            FleetError: a shard could not be started. None of them runs.
+        """
         try:
-            actors = []
-            for plan in [self._settings.plans[index] for index in groups]:
-                for actor in self._actors(plan):
-                    actors.append(actor)
-                    if 0 < plan.num_gpus < 1:
-                        # A starting engine measures the memory that is free on its GPU, so no other may fill it then.
-                        await self._wait_for([actor])
-            await self._wait_for(actors)
-            names = [name for index in groups for name in self._settings.plans[index].shards]
+            started = []
+            for name in names:
+                started.append(self._actor(name))
+                if 0 < self._plan_of(name).num_gpus < 1:
+                    # A starting engine measures the memory that is free on its GPU, so no other may fill it then.
+                    await self._wait_for(started[-1:])
+            statuses = await self._wait_for(started)
+            self._nodes |= {name: status.node for name, status in zip(names, statuses, strict=True)}
             self._answered |= dict.fromkeys(names, time.monotonic())
         except (RayError, TimeoutError, ValueError) as error:
-            self._stop_groups(groups)
+            self._stop(names)
             raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error
 
-    async def _wait_for(self, actors: Sequence[ActorHandle]) -> None:
+    async def _wait_for(self, actors: Sequence[ActorHandle]) -> list[ShardStatus]:
         """Waits until all these shards answer. Raises TimeoutError if they take longer than a start may."""
         async with asyncio.timeout(self._settings.start_timeout_s):
-            await asyncio.gather(*(actor.status.remote() for actor in actors))
+            statuses: list[ShardStatus] = await asyncio.gather(*(actor.status.remote() for actor in actors))
+            return statuses
 
-    def _actors(self, plan: ShardPlan) -> Iterator[ActorHandle]:
-        group = self._group(plan) if plan.copies > 1 else None
-        for position, name in enumerate(plan.shards):
-            strategy = PlacementGroupSchedulingStrategy(group, position) if group else "DEFAULT"
-            yield ShardActor.options(
-                name=name,
-                namespace=self._settings.namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=plan.num_cpus,
-                num_gpus=plan.num_gpus,
-                scheduling_strategy=strategy,
-                runtime_env={"env_vars": dict(plan.environment)},
-            ).remote(plan.engine)
-
-    def _group(self, plan: ShardPlan) -> PlacementGroup:
-        """Reserves resources for the copies, on different nodes if possible. Ray's autoscaler sees a pending group."""
-        name = self._group_name(plan)
-        with suppress(ValueError):
-            return ray.util.get_placement_group(name)
-        bundle = {"CPU": plan.num_cpus, "GPU": plan.num_gpus}
-        required = {resource: amount for resource, amount in bundle.items() if amount}
-        return placement_group([required] * plan.copies, strategy="SPREAD", name=name, lifetime="detached")
-
-    def _group_name(self, plan: ShardPlan) -> str:
-        return f"{self._settings.namespace}-{plan.shards[0]}"
+    def _actor(self, name: str) -> ActorHandle:
+        """Returns the actor of a shard, and makes it if there is none. Shards are on different nodes if possible."""
+        plan = self._plan_of(name)
+        return ShardActor.options(
+            name=name,
+            namespace=self._settings.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=plan.num_cpus,
+            num_gpus=plan.num_gpus,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": dict(plan.environment)},
+        ).remote(plan.engine)
 
     async def _watch(self) -> None:
         """Checks the shards periodically and, with `grow`, starts the next part group when the cluster has room."""
@@ -279,20 +272,19 @@ class Fleet:
                 async with self._changing:
                     await self._publish()
         if self._settings.grow and not self._changing.locked() and self._has_room():
-            await self._try_to_scale(len(self._shard_map.groups) + 1)
+            await self._grow()
 
     def _has_room(self) -> bool:
         """Returns whether the cluster has the free resources that the next part group reserves."""
-        next_plan = self._settings.plans[len(self._shard_map.groups) : len(self._shard_map.groups) + 1]
-        idle = ray.available_resources()
+        size, idle = self._shard_map.size, ray.available_resources()
         return any(
-            idle.get("CPU", 0) >= plan.copies * plan.num_cpus and idle.get("GPU", 0) >= plan.copies * plan.num_gpus
-            for plan in next_plan
+            idle.get("CPU", 0) >= size.copies * plan.num_cpus and idle.get("GPU", 0) >= size.copies * plan.num_gpus
+            for plan in self._settings.plans[size.shards : size.shards + 1]
         )
 
-    async def _try_to_scale(self, shards: int) -> None:
+    async def _grow(self) -> None:
         try:
-            await self._scale(shards)
+            await self._scale(self._shard_map.size.shards + 1)
         except FleetError as error:
             logger.warning("%s", error)
 
@@ -317,13 +309,9 @@ class Fleet:
                 logger.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
         return [result for result in results if not isinstance(result, BaseException)]
 
-    def _stop_groups(self, groups: Sequence[int]) -> None:
-        for plan in (self._settings.plans[index] for index in groups):
-            for actor in filter(None, map(self._find, plan.shards)):
-                ray.kill(actor)
-            if plan.copies > 1:
-                with suppress(ValueError):
-                    remove_placement_group(ray.util.get_placement_group(self._group_name(plan)))
+    def _stop(self, names: Iterable[str]) -> None:
+        for actor in filter(None, map(self._find, names)):
+            ray.kill(actor)
 
     async def _probe(self, name: str) -> ShardHealth:
         parts = tuple(self._plan_of(name).part_numbers)
@@ -339,7 +327,7 @@ class Fleet:
             self._answered.pop(name, None)
             seen = f"its process is gone ({type(error).__name__})"
             return ShardHealth(name, parts, False, None, await self._why_absent(name, seen))
-        self._answered[name] = time.monotonic()
+        self._answered[name], self._nodes[name] = time.monotonic(), status.node
         trouble = status.trouble(self._settings.stalled_s)
         return ShardHealth(name, parts, trouble is None, status.resident_bytes, trouble)
 
@@ -374,17 +362,24 @@ class Fleet:
         if actor is not None:
             ray.kill(actor, no_restart=False)
         else:
-            for _ in self._actors(self._plan_of(shard.name)):
-                pass
+            self._actor(shard.name)
 
     def _plan_of(self, name: str) -> ShardPlan:
-        return next(plan for plan in self._settings.plans if name in plan.shards)
+        numbers = numbers_of(name)
+        return next(plan for plan in self._settings.plans if numbers and plan.index == numbers[0])
 
     def _find(self, name: str) -> ActorHandle | None:
         try:
             return ray.get_actor(name, self._settings.namespace)
         except ValueError:
             return None
+
+
+def _size_of(names: Sequence[str]) -> Size:
+    """Returns the size of a fleet that has these shards. Its groups count up to the first without a shard."""
+    numbers = [found for name in names if (found := numbers_of(name))] or [(0, 0)]
+    groups, copies = zip(*numbers, strict=True)
+    return Size(max(1, next(number for number in count() if number not in groups)), 1 + max(copies))
 
 
 FleetActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1)(Fleet)

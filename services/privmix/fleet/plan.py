@@ -1,5 +1,6 @@
 """Describes the part groups that the fleet can start."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,13 +12,12 @@ START_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Describes one part group: its models, its engine, and the resources that Ray reserves for each copy.
+    """Describes one part group: its models, its engine, and the resources that Ray reserves for each of its copies.
 
     Attributes:
         parts: the number of parts in the group.
         models: the adapters' names, by model number.
         environment: environment variables of the actors, derived from the machine that computed the plan.
-        copies: the number of actors that serve the group.
     """
 
     index: int
@@ -27,7 +27,6 @@ class ShardPlan:
     num_cpus: float
     num_gpus: float
     environment: Mapping[str, str] = field(compare=False)
-    copies: int = 1
 
     @property
     def part_numbers(self) -> range:
@@ -35,8 +34,12 @@ class ShardPlan:
         first = min(self.models) * self.parts // len(self.models)
         return range(first, first + self.parts)
 
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """The Ray names of the actors."""
-        name = f"shard-{self.index:03d}"
-        return (name, *(f"{name}-copy-{copy}" for copy in range(1, self.copies)))
+    def shards(self, copies: int) -> tuple[str, ...]:
+        """Returns the Ray names of the first copies."""
+        return tuple(f"shard-{self.index:03d}" + f"-copy-{copy}" * (copy > 0) for copy in range(copies))
+
+
+def numbers_of(name: str) -> tuple[int, int] | None:
+    """Returns the part group and the copy with this Ray name, each counted from 0; None if it is no shard's."""
+    found = re.fullmatch(r"shard-(\d+)(?:-copy-(\d+))?", name)
+    return found and (int(found[1]), int(found[2] or 0))

@@ -7,6 +7,18 @@ from functools import cached_property
 from privmix.privacy.protocol import Protocol
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Says how many part groups serve, and how many copies each of them has."""
+
+    shards: int
+    copies: int = 1
+
+    def __str__(self) -> str:
+        shards = f"{self.shards} shard{'s' * (self.shards > 1)}"
+        return shards if self.copies == 1 else f"{shards} with {self.copies} copies each"
+
+
 @dataclass(frozen=True)
 class PartGroup:
     """Holds consecutive parts of the ensemble that the same shards serve.
@@ -38,6 +50,10 @@ class ShardMap:
         drawn = self.protocol.parts * (2 if self.protocol.halves else 1)
         if served != list(range(drawn)):
             raise ValueError(f"the groups serve the models {served}, and the protocol draws from the first {drawn}")
+
+    @property
+    def size(self) -> Size:
+        return Size(len(self.groups), len(self.groups[0].shards))
 
     @cached_property
     def shards(self) -> tuple[str, ...]:

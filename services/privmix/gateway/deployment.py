@@ -7,12 +7,12 @@ from contextlib import suppress
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
 from privmix.gateway.app import build_app
+from privmix.gateway.gateways import NODES
 from privmix.gateway.models import ServedModel
 from privmix.gateway.places import PLACES
 from privmix.gateway.settings import RequestSettings
@@ -41,8 +41,7 @@ class Gateway:
     The keys actor and the coordinator limit the load, and a `KeyService` the places that one key has before.
     """
 
-    def __init__(self, settings: RequestSettings, *beside: DeploymentHandle) -> None:
-        """`beside` makes Serve deploy these deployments together with the gateway. They are not called."""
+    def __init__(self, settings: RequestSettings) -> None:
         self._settings = settings
         _log_with_serve()
 
@@ -53,6 +52,11 @@ class Gateway:
         # Serve's proxy adds the request id to the response.
         served = await asyncio.to_thread(ServedModel.of, self._settings.ensemble)
         return build_app(self._settings, served, answer_request_id=False)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns what `one_for_each_node` needs. Ray Serve calls it."""
+        ensemble = self._settings.ensemble
+        return {NODES: await remote(Fleet.nodes)(await find_actor(ensemble.fleet, ensemble.namespace))}
 
     async def _started(self) -> bool:
         """Waits until all parts are loaded for the first time, and the other actors exist.

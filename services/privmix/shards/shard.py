@@ -42,6 +42,7 @@ class ShardStatus:
     """Reports the state of a shard.
 
     Attributes:
+        node: the id of its Ray node.
         resident_bytes: the memory of its process, the model included.
         busy_s: the duration of its engine's current call so far; 0 when it is idle.
         failure: the type of the error with which its engine failed; None while the engine works.
@@ -50,6 +51,7 @@ class ShardStatus:
     adapters: tuple[str, ...]
     vocabulary: int
     context_length: int
+    node: str
     resident_bytes: int
     process: int
     busy_s: float
@@ -256,6 +258,7 @@ class Shard:
             adapters=self._engine.adapters,
             vocabulary=self._engine.vocabulary,
             context_length=self._engine.context_length,
+            node=ray.get_runtime_context().get_node_id(),
             resident_bytes=psutil.Process().memory_info().rss,
             process=os.getpid(),
             busy_s=0.0 if began is None else time.monotonic() - began,

@@ -9,7 +9,7 @@ from privmix.privacy.protocols.pmixed import PMixedSettings
 SETTINGS = PMixedSettings(tokens=5000, q=0.5)
 
 
-def plans(model: Path, adapters: dict[str, Path], copies: int = 1, num_cpus: float = 0.2) -> tuple[ShardPlan, ...]:
+def plans(model: Path, adapters: dict[str, Path], num_cpus: float = 0.2) -> tuple[ShardPlan, ...]:
     return tuple(
         ShardPlan(
             index=index,
@@ -19,7 +19,6 @@ def plans(model: Path, adapters: dict[str, Path], copies: int = 1, num_cpus: flo
             num_cpus=num_cpus,
             num_gpus=0,
             environment={"OMP_NUM_THREADS": "1"},
-            copies=copies,
         )
         for index, (name, path) in enumerate(adapters.items())
     )

@@ -21,8 +21,8 @@ from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, Coord
 from privmix.coordinator.messages import Delta, Generation
 from privmix.fleet.fleet import FleetActor, FleetSettings
 from privmix.fleet.plan import ShardPlan
-from privmix.fleet.shard_map import PartGroup, ShardMap
-from privmix.fleet.size import FleetSize
+from privmix.fleet.shard_map import PartGroup, ShardMap, Size
+from privmix.fleet.size import StoredSize
 from privmix.foundation.errors import FleetError
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
@@ -40,7 +40,7 @@ class Running:
 
     namespace: str
     fleet: ActorHandle
-    size: FleetSize
+    stored: StoredSize
     ledger: Path
     coordinator: CoordinatorSettings
 
@@ -69,19 +69,19 @@ def cluster() -> Iterator[None]:
 def running(
     cluster: None, adapters: dict[str, Path], public_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    yield from _running("fleet-tests", plans(public_model, adapters), tmp_path_factory.mktemp("fleet"))
+    yield from _running("fleet-tests", plans(public_model, adapters), tmp_path_factory.mktemp("fleet"), Size(1))
 
 
 @pytest.fixture
 def copied(cluster: None, adapters: dict[str, Path], public_model: Path, tmp_path: Path) -> Iterator[Running]:
-    yield from _running("fleet-copies", plans(public_model, adapters, copies=2)[:1], tmp_path)
+    yield from _running("fleet-copies", plans(public_model, adapters)[:1], tmp_path, Size(1, copies=2))
 
 
-def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iterator[Running]:
+def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path, size: Size) -> Iterator[Running]:
     settings = FleetSettings(namespace, plans, SETTINGS, None, ("coordinator",))
-    size = FleetSize(str(folder / "database" / "keys.db"), namespace, 1)
-    Path(size.database).parent.mkdir()
-    fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, 1, size)
+    stored = StoredSize(str(folder / "database" / "keys.db"), namespace, size)
+    Path(stored.database).parent.mkdir()
+    fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, size, stored)
     ray.get(fleet.shard_map.remote())
     begun = fleet.begun.remote()
     assert ray.wait([begun], timeout=0)[0] == [], "gateways wait until the parts are loaded"
@@ -90,7 +90,7 @@ def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iter
     terms = PrivacyBudget(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
     keeper = budget.start(str(folder / "ledger.db"), terms, namespace=namespace)
     chosen = CoordinatorSettings(plans[0].engine.model, namespace, budget.NAME, lease_tokens=4, patience_s=0.5)
-    yield Running(namespace, fleet, size, folder / "ledger.db", chosen)
+    yield Running(namespace, fleet, stored, folder / "ledger.db", chosen)
     ray.get(fleet.close.remote())
     ray.kill(fleet)
     ray.kill(keeper)
@@ -118,9 +118,9 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     events = coordinator.events.remote("line")
     ray.get(coordinator.submit.remote("line", generations))
     deltas: list[Delta] = ray.get(next(events))
-    for shards in (3, 1):
-        shard_map = ray.get(running.fleet.scale.remote(shards))
-        assert shard_map.protocol.parts == shards
+    for shards, copies in ((3, 1), (None, 2), (1, 1)):
+        shard_map = ray.get(running.fleet.scale.remote(shards, copies))
+        assert shard_map.protocol.parts == (shards or 3)
         for _ in range(3):
             deltas += ray.get(next(events))
         assert sum(delta.finish_reason is not None for delta in deltas) < len(ids), "streams go on"
@@ -139,10 +139,10 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
 @pytest.mark.slow
 def test_an_impossible_size_changes_nothing(running: Running) -> None:
     before, living = ray.get(running.fleet.shard_map.remote()), running.living()
-    for shards in (0, PARTS + 1):
-        with pytest.raises(FleetError, match="1 to 3"):
-            ray.get(running.fleet.scale.remote(shards))
-    database = Path(running.size.database)
+    for shards, copies, refused in ((0, 1, "1 to 3"), (PARTS + 1, 1, "1 to 3"), (1, 0, "copies: must be at least 1")):
+        with pytest.raises(FleetError, match=refused):
+            ray.get(running.fleet.scale.remote(shards, copies))
+    database = Path(running.stored.database)
     hidden = database.parent.rename(database.parent.with_suffix(".hidden"))
     with pytest.raises(FleetError, match="there is no directory"):
         ray.get(running.fleet.scale.remote(2))
@@ -153,9 +153,8 @@ def test_an_impossible_size_changes_nothing(running: Running) -> None:
 
 @pytest.mark.slow
 def test_a_restarted_fleet_recovers_its_shards(running: Running) -> None:
-    ray.get(running.fleet.replicas.remote(1))
-    grown = ray.get(running.fleet.scale.remote(2))
-    assert running.size.read() == 2, "for the next deployment"
+    grown = ray.get(running.fleet.scale.remote(2, 3))
+    assert running.stored.read() == Size(2, 3), "for the next deployment"
     ray.kill(running.fleet, no_restart=False)
     while (restored := ray.get(running.fleet.shard_map.remote())).version == grown.version:
         time.sleep(0.1)  # the old actor still answers
@@ -163,12 +162,8 @@ def test_a_restarted_fleet_recovers_its_shards(running: Running) -> None:
     assert restored.version > grown.version
     ray.get(running.fleet.begun.remote())
     assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
-    for replicas, shards in ((1, 2), (2, 2), (1, 1)):
-        ray.get(running.fleet.replicas.remote(replicas))
-        shard_map = ray.get(running.fleet.shard_map.remote())
-        assert len(shard_map.groups) == shards, (
-            "a repeated replica count from Serve changes nothing, even after a restart"
-        )
+    ray.get(running.fleet.scale.remote(1, 1))
+    assert running.living() == {"shard-000"}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from ray.cluster_utils import Cluster
 
 from privmix.fleet.fleet import FleetActor, FleetSettings
-from privmix.fleet.shard_map import ShardMap
+from privmix.fleet.shard_map import ShardMap, Size
 from tests.services.fleet.plans import SETTINGS, plans
 
 PATIENCE_S = 180.0
@@ -43,7 +43,7 @@ def disconnected() -> Iterator[None]:
 def fleet(public_model: Path, adapters: dict[str, Path], *, grow: bool) -> ActorHandle:
     """Starts a fleet that serves the first of its part groups; each reserves one CPU."""
     settings = FleetSettings("growing", plans(public_model, adapters, num_cpus=1.0), SETTINGS, None, (), grow=grow)
-    started = FleetActor.options(name="fleet", namespace="growing").remote(settings, 1)
+    started = FleetActor.options(name="fleet", namespace="growing").remote(settings, Size(1))
     ray.get(started.start.remote())
     return started
 

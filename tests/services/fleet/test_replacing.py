@@ -14,6 +14,7 @@ from privmix.budget.reader import read
 from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
 from privmix.coordinator.messages import Delta, Generation
 from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.fleet.shard_map import Size
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
@@ -34,7 +35,7 @@ def test_streams_continue_with_the_shard_that_the_fleet_restarts(tmp_path: Path,
     adapters = write_adapters(tmp_path / "parts", ["part-000"], model)
     with ray_cluster(4, namespace=NAMESPACE):
         settings = FleetSettings(NAMESPACE, plans(model, adapters), SETTINGS, None, (), stalled_s=STALLED_S)
-        fleet = FleetActor.options(name="fleet", namespace=NAMESPACE).remote(settings, 1)
+        fleet = FleetActor.options(name="fleet", namespace=NAMESPACE).remote(settings, Size(1))
         ray.get(fleet.start.remote())
         terms = PrivacyBudget(ensemble="e", epsilon=100.0, delta=1e-5, order=4.0, adjacency="user")
         budget.start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE, lifetime="detached")

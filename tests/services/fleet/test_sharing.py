@@ -9,7 +9,8 @@ import ray
 from ray.actor import ActorHandle
 
 from privmix.fleet.fleet import Fleet, FleetSettings
-from privmix.fleet.plan import ShardPlan
+from privmix.fleet.shard_map import Size
+from privmix.shards.shard import ShardStatus
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster
@@ -19,18 +20,18 @@ from tests.tiny import write_tiny_model
 class RecordingFleet(Fleet):
     """Records when it starts a shard and when shards answer."""
 
-    def __init__(self, settings: FleetSettings, shards: int) -> None:
-        super().__init__(settings, shards)
+    def __init__(self, settings: FleetSettings, size: Size) -> None:
+        super().__init__(settings, size)
         self._events: list[str] = []
 
-    def _actors(self, plan: ShardPlan) -> Iterator[ActorHandle]:
-        for actor, name in zip(super()._actors(plan), plan.shards, strict=True):
-            self._events.append(f"{name} starts")
-            yield actor
+    def _actor(self, name: str) -> ActorHandle:
+        self._events.append(f"{name} starts")
+        return super()._actor(name)
 
-    async def _wait_for(self, actors: Sequence[ActorHandle]) -> None:
-        await super()._wait_for(actors)
+    async def _wait_for(self, actors: Sequence[ActorHandle]) -> list[ShardStatus]:
+        statuses = await super()._wait_for(actors)
         self._events.append(f"{len(actors)} answer")
+        return statuses
 
     async def events(self) -> list[str]:
         return self._events
@@ -48,10 +49,10 @@ def test_engines_on_one_gpu_start_one_after_another(tmp_path: Path) -> None:
     """And nothing waits for an engine that has no part of a GPU."""
     model = write_tiny_model(tmp_path / "model")
     apart, sharing = plans(model, write_adapters(tmp_path / "parts", ["part-000", "part-001"], model))
-    sharing = replace(sharing, num_gpus=0.5, copies=2)
+    sharing = replace(sharing, num_gpus=0.5)
     settings = FleetSettings("sharing", (apart, sharing), SETTINGS, None, ())
-    fleet = ray.remote(num_cpus=0)(RecordingFleet).remote(settings, 2)
+    fleet = ray.remote(num_cpus=0)(RecordingFleet).remote(settings, Size(2, copies=2))
     ray.get(fleet.start.remote())
-    alone, first, second = (f"{name} starts" for plan in settings.plans for name in plan.shards)
-    assert ray.get(fleet.events.remote()) == [alone, first, "1 answer", second, "1 answer", "3 answer"]
+    alone, copy, first, second = (f"{name} starts" for plan in settings.plans for name in plan.shards(2))
+    assert ray.get(fleet.events.remote()) == [alone, copy, first, "1 answer", second, "1 answer", "4 answer"]
     ray.get(fleet.close.remote())
