@@ -241,7 +241,7 @@ async def test_a_key_that_is_revoked_while_its_request_waits_starts_and_pays_not
 async def test_a_request_waits_for_its_share_longer_than_for_an_answer(world: World) -> None:
     await world.admit("running", 100)
     waiting = asyncio.ensure_future(world.admit("waits"))
-    await asyncio.sleep(5 * ANSWER_S)
+    await asyncio.sleep(5 * SILENT_S)
     assert not waiting.done(), "the actor works"
     await world.service.settle("running", 60)
     assert (await waiting).tokens == 30
