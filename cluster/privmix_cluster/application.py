@@ -21,12 +21,9 @@ from privmix.gateway.gateways import one_for_each_node
 from privmix_cluster.checks import check_ensemble, check_keys
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.launch import gateway, start_actors
+from privmix_cluster.named_actors import fleet_of
 
 logger = logging.getLogger("ray.serve")
-
-MOST_GATEWAYS = 1000
-IDLE_S = 60.0
-"""How long a node without a shard keeps its gateway."""
 
 
 class Arguments(BaseModel):
@@ -61,13 +58,12 @@ def _build(config: Path) -> Application:
     configuration = Configuration.load(config)
     check_keys(configuration, logger.warning, listens=False)
     checked = check_ensemble(configuration, logger.info)
-    actors = start_actors(configuration, checked, logger.info, keep=True)
+    start_actors(configuration, checked, logger.info, keep=True)
     scaling = AutoscalingConfig(
-        min_replicas=1,
-        initial_replicas=max(1, ray.get(actors.fleet.nodes.remote())),
-        max_replicas=MOST_GATEWAYS,
+        initial_replicas=max(1, ray.get(fleet_of(configuration.namespace).nodes.remote())),
+        max_replicas=1000,
         upscale_delay_s=0,
-        downscale_delay_s=IDLE_S,
+        downscale_delay_s=60,
         policy=AutoscalingPolicy(policy_function=one_for_each_node),
     )
     return gateway(configuration, checked, autoscaling_config=scaling, max_replicas_per_node=1)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -32,28 +31,14 @@ PATIENCE_S = 60.0
 """How long a start waits for shards that run but are too busy to answer."""
 
 
-@dataclass(frozen=True)
-class EnsembleActors:
-    """Holds the actors of one ensemble. All are detached and have names. The fleet owns the shards."""
-
-    promise: Promise
-    fleet: ActorHandle
-    coordinators: tuple[ActorHandle, ...]
-    budget: ActorHandle
-
-    def shard_map(self) -> ShardMap:
-        shard_map: ShardMap = ray.get(self.fleet.shard_map.remote())
-        return shard_map
-
-
 def start_ensemble(
     checked: CheckedEnsemble,
     database: str,
     report: Report = lambda step: None,
     *,
     keep: bool = False,
-) -> EnsembleActors:
-    """Starts the actors of one ensemble and waits until they are ready.
+) -> ShardMap:
+    """Starts the actors of one ensemble, which are detached, and waits until they are ready.
 
     Args:
         database: the database of the service, which has the last size that `privmix scale` set.
@@ -78,21 +63,21 @@ def start_ensemble(
             report(f"Serving {size}, as `privmix scale` chose, not {configured}")
         parts = sum(plan.parts for plan in plans[: size.shards])
         report(f"Loading {parts} parts into {size}")
-        fleet_actor = _start_fleet(configuration, promised, plans, size, stored, keep)
-        loaded = fleet_actor.start.remote()  # takes longest, so the other actors start meanwhile
+        # It takes longest, so the other actors start meanwhile.
+        loaded = _start_fleet(configuration, promised, plans, size, stored, keep).start.remote()
         # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
-        kept = _kept_budget(configuration, promised) if keep else None
-        budget_actor = kept or _start_budget(configuration, checked, database)
+        if not (keep and _kept_budget(configuration, promised)):
+            _start_budget(configuration, checked, database)
         if not _has_room(plans[: size.shards], size.copies, configuration):
             _wait_for(loaded)  # the autoscaler adds nodes for the shards, over which coordinators can spread
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         report("Waiting for parts and coordinators")
-        _wait_for(loaded)
+        shard_map = _wait_for(loaded)
         wait_until_healthy(coordinators)
-    return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
+    return shard_map
 
 
 def stop_ensemble(ensemble: ServedEnsemble) -> None:
@@ -133,14 +118,15 @@ def _has_room(plans: Sequence[ShardPlan], copies: int, configuration: Configurat
     return bool(cpus <= total.get("CPU", 0) and gpus <= total.get("GPU", 0))
 
 
-def _wait_for(loaded: "ray.ObjectRef[ShardMap]") -> None:
+def _wait_for(loaded: "ray.ObjectRef[ShardMap]") -> ShardMap:
     """Waits until the fleet has started its shards.
 
     Raises:
         ConfigurationError: a shard could not be started.
     """
     try:
-        ray.get(loaded)
+        shard_map: ShardMap = ray.get(loaded)
+        return shard_map
     except FleetError as error:
         raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
 

@@ -14,6 +14,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
 from privmix.coordinator.coordinator import Coordinator
+from privmix.fleet.shard_map import ShardMap
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, WorkError
 from privmix.foundation.urls import http_url
@@ -29,7 +30,7 @@ from privmix_cluster.checks import (
     keys_database,
 )
 from privmix_cluster.configuration import Configuration
-from privmix_cluster.ensemble_actors import EnsembleActors, start_ensemble, stop_ensemble
+from privmix_cluster.ensemble_actors import start_ensemble, stop_ensemble
 from privmix_cluster.named_actors import all_or_none, call, kill
 from privmix_cluster.ports import cannot_listen, claimed
 
@@ -43,13 +44,13 @@ class Service:
     Attributes:
         url: the base URL of the HTTP route.
         ensemble: the names of its actors, for gateways.
-        actors: the actors of its ensemble.
+        shard_map: what it served at its start.
     """
 
     url: str
     configuration: Configuration
     ensemble: ServedEnsemble
-    actors: EnsembleActors
+    shard_map: ShardMap
 
     def stop(self) -> None:
         """Stops the service.
@@ -79,13 +80,13 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
     check_keys(configuration, report)
     with _port_claimed(configuration), all_or_none(configuration.namespace):
         _listen(configuration)
-        actors = start_actors(configuration, checked, report)
+        shard_map = start_actors(configuration, checked, report)
         report("Opening the HTTP route")
         if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
             report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
         _open(gateway(configuration, checked, num_replicas=configuration.http.replicas))
     url = http_url(configuration.http.host, configuration.http.port)
-    return Service(url, configuration, checked.served, actors)
+    return Service(url, configuration, checked.served, shard_map)
 
 
 def start_actors(
@@ -94,7 +95,7 @@ def start_actors(
     report: Report = lambda step: None,
     *,
     keep: bool = False,
-) -> EnsembleActors:
+) -> ShardMap:
     """Starts all actors behind the HTTP route and waits until they are ready.
 
     Args:

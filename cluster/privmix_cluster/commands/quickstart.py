@@ -90,8 +90,8 @@ def request_completion(service: "Service") -> dict[str, Any]:
         "completion": answer["choices"][0]["text"],
         "completion_tokens": answer["usage"]["completion_tokens"],
         **{name: statement[name] for name in ("epsilon_spent", "epsilon", "delta", "tokens_left")},
-        "parts": service.actors.promise.protocol.parts,
-        "shards": len(service.actors.shard_map().shards),
+        "parts": service.shard_map.protocol.parts,
+        "shards": len(service.shard_map.shards),
     }
 
 

@@ -15,12 +15,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from privmix.fleet.metrics import FleetMetrics
 from privmix.fleet.plan import START_TIMEOUT_S, ShardPlan, numbers_of
 from privmix.fleet.shard_map import PartGroup, ShardMap, Size
 from privmix.fleet.size import StoredSize
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import FleetError, KeysUnavailable
+from privmix.foundation.metrics import EnsembleMetrics
 from privmix.foundation.periodic import periodically
 from privmix.privacy.events import Accountant
 from privmix.privacy.protocol import Protocol
@@ -104,7 +104,8 @@ class Fleet:
         self._shard_map = self._shard_map_of(size)
         self._published = not self._restarted  # a scaling that nobody repeats may have started or ended shards
         self._nodes: dict[str, str] = {}
-        self._metrics = FleetMetrics(settings.namespace)
+        healthy = "1 where a shard answers, else 0."
+        self._healthy = EnsembleMetrics(settings.namespace).gauge("privmix_shard_healthy", healthy, "shard")
         # After a restart, shards that hung before it are replaced too, but shards that are still starting are not.
         started = filter(self._has_started, self._shard_map.shards) if self._restarted else ()
         self._answered: dict[str, float] = dict.fromkeys(started, time.monotonic())
@@ -157,7 +158,7 @@ class Fleet:
         async with self._checking:
             shards = await self.health()
             for shard in shards:
-                self._metrics.probed(shard.name, shard.answers)
+                self._healthy.set(float(shard.answers), {"shard": shard.name})
                 if self._must_be_replaced(shard):
                     self._replace(shard)
             return shards
@@ -200,8 +201,6 @@ class Fleet:
                 raise FleetError(
                     f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {size.shards}"
                 )
-            if size.copies < 1:
-                raise FleetError(f"copies: must be at least 1, not {size.copies}")
             try:
                 shard_map = self._shard_map_of(size)
             except ValueError as error:

@@ -45,9 +45,5 @@ class StoredSize:
 
     @property
     def _key(self) -> dict[str, str | int]:
-        configured = self.configured
-        return {
-            "namespace": self.namespace,
-            "configured_shards": configured.shards,
-            "configured_copies": configured.copies,
-        }
+        shards, copies = self.configured.shards, self.configured.copies
+        return {"namespace": self.namespace, "configured_shards": shards, "configured_copies": copies}
