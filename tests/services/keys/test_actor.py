@@ -151,6 +151,18 @@ async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(plac
     assert isinstance((await asyncio.gather(*waiting))[0], Refused)
 
 
+async def test_a_request_that_the_full_queue_refuses_costs_nothing(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(tokens=10))
+    limits = AdmissionLimits(1, max_waiting=0)
+    assert await keys.admit("runs", identity, limits, 4, 1, GATEWAY) == Admitted(4)
+    refused = await keys.admit("refused", identity, limits, 4, 1, GATEWAY)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "overloaded"
+    usage = keys.store.account("k").usage
+    assert (usage.spent, usage.held) == (0, 4)
+
+
 async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
