@@ -149,6 +149,7 @@ async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(plac
     assert [outcome.reason for outcome in refused if isinstance(outcome, Refused)] == ["overloaded"] * 4
     await keys.settle("held", 5)
     assert isinstance((await asyncio.gather(*waiting))[0], Refused)
+    assert for_tokens(keys) == 0, "the key may wait again"
 
 
 async def test_a_request_that_the_full_queue_refuses_costs_nothing(place: str) -> None:

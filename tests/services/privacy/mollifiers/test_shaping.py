@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmix.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
+from privmix.privacy.mollifiers import shaping
+from privmix.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape, shape_public
 from privmix.privacy.protocol import Answers
 
 Row = NDArray[np.float64]
@@ -149,3 +150,10 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         shape(public, parts, [(0, 1, 2)])
     with pytest.raises(ValueError, match="float32"):
         Answers(public.double(), parts, ((0,), (1, 2)))
+
+
+def test_a_sequence_has_its_own_options_in_whatever_block_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_p = logits(len(OPTIONS), 0)
+    whole = shape_public(log_p, OPTIONS)
+    monkeypatch.setattr(shaping, "rows_at_once", lambda rows: 3)
+    torch.testing.assert_close(shape_public(log_p, OPTIONS), whole)

@@ -1,11 +1,13 @@
 """Claim: AdaPMixED follows its Algorithm 1, charges what a transcription charges, and its losses keep to the bound."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from privmix.privacy import accounting
@@ -23,6 +25,7 @@ from privmix.privacy.protocols.adapmixed import (
     screening_divergence,
 )
 from privmix.privacy.protocols.pmixed import PMixed, RatioEvent
+from privmix.privacy.sampling import noise
 from tests.services.privacy.mechanism import Rows, climb, laws, literally, log_softmax, random_rows, renyi_divergence
 
 ORDERS = (1.5, 3.0, 18.0)
@@ -150,6 +153,24 @@ def test_no_input_loses_more_than_the_bound(
     event, rng = protocol.event, np.random.default_rng(parts)
     largest, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (parts + 1, 3), 80, rng)
     assert 0.2 < largest <= 1
+
+
+def test_the_screening_has_noise_for_what_rounding_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part moves the mean by sqrt(2) / N if its row sums to 1, and rounding moves each of k entries by a step."""
+    drawn = list[tuple[NDArray[np.int64], float]]()
+
+    def noiseless(steps: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
+        drawn.append((steps, scale))
+        return steps
+
+    monkeypatch.setattr(noise, "discrete_gaussian", noiseless)
+    protocol, query = AdaPMixed(2, radius=1.0), answers(*random_rows(2, 80))
+    protocol.distribution(replace(query, ratios=8 * query.ratios))
+    ((steps, scale),) = drawn
+    step = 2.0**-44
+    assert steps.sum() <= protocol.mix / step + steps.shape[1] / 2
+    apart = math.sqrt(2) * protocol.mix / 2
+    assert scale * step / protocol.sigma >= 1 + math.sqrt(steps.shape[1]) * step / apart
 
 
 def test_the_screening_without_its_cost_is_caught() -> None:
