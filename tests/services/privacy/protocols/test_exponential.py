@@ -22,6 +22,7 @@ from tests.services.privacy.mechanism import (
     climb,
     hockey_stick,
     log_softmax,
+    released,
     renyi_divergence,
     token_distribution,
 )
@@ -221,3 +222,9 @@ def test_without_slack_rounding_leaves_the_range(monkeypatch: pytest.MonkeyPatch
     assert widest() <= allowed
     monkeypatch.setattr("privmix.privacy.protocols.exponential.slack", lambda *_: 0.0)
     assert widest() > allowed
+
+
+def test_a_sequence_with_another_number_of_rows_is_refused() -> None:
+    public, *rows = log_softmax(np.random.default_rng(0).normal(size=(4, 5)))
+    with pytest.raises(ValueError, match="must name 2 parts"):
+        released(Exponential(3, 2, 0.5), public, np.array(rows), [(0,), (0, 1, 2)])
