@@ -29,17 +29,6 @@ KEYED = "keys.receipt"
 Report = Callable[[str], None]
 
 
-def check_service(configuration: Configuration) -> None:
-    """Checks what a service needs before Ray starts: its ensemble, ledger and keys.
-
-    Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError, KeysError: the message says what is wrong and
-            how to fix it.
-    """
-    check_keys(configuration, listens=False)
-    check_ensemble(configuration)
-
-
 def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:
     """Checks that a service without keys accepts only local clients, unless `http.anonymous` allows others.
 

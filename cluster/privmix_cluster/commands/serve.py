@@ -19,9 +19,10 @@ def serve(
 
     configuration = Configuration.load(config)
     if check:
-        from privmix_cluster.checks import check_service
+        from privmix_cluster.checks import check_ensemble, check_keys
 
-        check_service(configuration)
+        check_keys(configuration, listens=False)
+        check_ensemble(configuration)
         return
     steps = Steps()
     with serving(configuration, steps, address) as service:

@@ -30,10 +30,6 @@ class PublicModelError(InputError):
     """The named public model cannot be used. The message says why and how to fix it."""
 
 
-class EmbeddedModelError(PublicModelError):
-    """The package with the embedded model is not installed."""
-
-
 class ReaderError(InputError, ValueError):
     """The model or the adapter does not support reader attention. The message names the cause."""
 

