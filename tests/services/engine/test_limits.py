@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
-from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
@@ -43,9 +42,6 @@ def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "small":
-            patch.setenv("VLLM_CACHE_ROOT", str(settings.model.with_name("cache")))
-            patch.setattr(registry, "_run_in_subprocess", lambda _: pytest.fail("vLLM starts another process"))
-            registry._try_inspect_model_cls.cache_clear()
             patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
             patch.setattr(vllm_engine, "MAX_READERS", 6)
             patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
