@@ -22,6 +22,7 @@ from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, Coord
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
 from privmix.fleet.fleet import FleetActor, FleetSettings
+from privmix.fleet.shard_map import Size
 from privmix.gateway.coordinator_client import CoordinatorClient
 from privmix.keys import actor as keys
 from privmix.privacy.mollifiers.shaping import SamplingOptions
@@ -96,7 +97,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     plan = plans(model, write_adapters(folder / "parts", ["part-000"], model))
     with ray_cluster(4, namespace=NAMESPACE):
         settings = FleetSettings(NAMESPACE, plan, SETTINGS, None, (*CORRECT, *FAULTY))
-        fleet = FleetActor.options(name="fleet").remote(settings, 1)
+        fleet = FleetActor.options(name="fleet").remote(settings, Size(1))
         ray.get(fleet.start.remote())
         terms = PrivacyBudget(ensemble="e", epsilon=1000.0, delta=1e-5, order=4.0, adjacency="user")
         budget.start(str(ledger), terms, namespace=NAMESPACE, lifetime="detached")
