@@ -94,7 +94,7 @@ def test_a_line_far_over_the_limit_is_never_in_memory(tmp_path: Path) -> None:
 def test_any_bytes_are_read_or_counted(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     path = write(tmp_path_factory.mktemp("any") / "corpus.jsonl", GOOD, *(line + b"\n" for line in lines))
     corpus = Corpus(path, skip_bad=True)
-    blank = sum(not line.strip(b" \t\r\xef\xbb\xbf") for line in lines)
+    blank = sum(not line.replace(b"\xef\xbb\xbf", b"").strip(b" \t\r") for line in lines)
     assert len(list(corpus)) + corpus.skipped.total() == 1 + len(lines) - blank
 
 
