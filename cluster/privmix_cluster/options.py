@@ -37,8 +37,8 @@ class CorpusOptions:
         str | None,
         typer.Option(
             metavar="row|block:TOKENS",
-            help="What a user is, if not whom --user-field names: a row, or so many tokens of the text in order, as in "
-            "papers. The guarantee is then for one of these, not for a person.",
+            help="Make each row, or each block of TOKENS tokens, a user, as papers do. The default is --user-field. "
+            "The guarantee is then for a row or a block, not for a person.",
         ),
     ] = None
     text_field: TextFieldOption = "text"

@@ -52,8 +52,8 @@ class Corpus:
         user_field: the field with the user's id.
         text_field: the field with the text or the conversation.
         skip_bad: skip bad rows and count them in `skipped`, instead of raising.
-        users: what a user is, in the place of whom the field names, as experiments of papers have it: ``row`` (rows
-            with one text are one user), or ``block:512``, so many tokens of the whole text in order.
+        users: None takes users from the field. ``row`` makes each row a user; rows with one text are one user.
+            ``block:512`` makes each 512 tokens of the whole text a user.
 
     Attributes:
         block: the number of tokens of a user; None if users are not blocks. Documents then have one user.
