@@ -226,12 +226,6 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         """Returns how many tokens all passes have computed."""
         return self._tokens_computed
 
-    def adapter_bytes(self) -> int:
-        """Returns the memory of the adapter slots on the device."""
-        modules = self.lora_manager._adapter_manager.modules.values()
-        stacked = (weights for module in modules for weights in (*module.lora_a_stacked, *module.lora_b_stacked))
-        return sum(weights.nbytes for weights in stacked)
-
     def begin_texts(self, texts: Mapping[str, int]) -> None:
         """Announces the requests that the coming steps ingest as texts: the texts' ids by vLLM request id."""
         self._texts = texts

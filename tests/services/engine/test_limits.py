@@ -103,7 +103,9 @@ def test_the_memory_of_adapters_is_in_proportion_to_the_layers_that_they_change(
     for layers in (1, 2):
         adapters = write_adapters(tmp_path / str(layers), NAMES, settings.model, layers=layers)
         engine = VllmEngine(replace(settings, adapters=adapters))
-        sizes.append(engine._worker("adapter_bytes"))
+        modules = engine._worker("__getattribute__", "lora_manager")._adapter_manager.modules.values()
+        stacked = (weights for module in modules for weights in (*module.lora_a_stacked, *module.lora_b_stacked))
+        sizes.append(sum(weights.nbytes for weights in stacked))
         engine.close()
     assert 0 < 2 * sizes[0] == sizes[1]
 
