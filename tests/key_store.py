@@ -6,7 +6,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from privmix.keys import reservations, store
-from privmix.keys.records import Key, KeyAccount, ShareLimit, ShareUsage
+from privmix.keys.records import Key, KeyAccount
 from privmix.keys.reservations import Exhausted
 from privmix.keys.store import KeyStore
 
@@ -16,10 +16,7 @@ T = TypeVar("T")
 class RequestStore(KeyStore):
     def account(self, id_or_name: str) -> KeyAccount:
         key = self._do(lambda connection: store._named(connection, id_or_name))
-        return KeyAccount(key=key, usage=self.usages().get(key.id, ShareUsage()))
-
-    def usages(self) -> dict[str, ShareUsage]:
-        return self._do(store.usages)
+        return next(account for account in self.accounts() if account.key.id == key.id)
 
     def find(self, hash_: str) -> Key | None:
         return self._do(lambda connection: reservations.find(connection, hash_))
@@ -30,7 +27,7 @@ class RequestStore(KeyStore):
     def settle(self, id_: str, used: int | None) -> None:
         self._do(lambda connection: reservations.settle(connection, id_, used))
 
-    def spent_ratios(self) -> dict[tuple[str, ShareLimit], float]:
+    def spent_ratios(self) -> dict[str, float]:
         return self._do(reservations.spent_ratios)
 
     def _do(self, work: Callable[[Connection], T]) -> T:

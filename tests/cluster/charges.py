@@ -32,8 +32,8 @@ class Charges:
         cls, ledger: str | Path, store: RequestStore | None = None, keys: Mapping[str, Key] | None = None
     ) -> "Charges":
         """Reads the charges, for a service with keys also those of its keys, by name."""
-        balance, usages = read(ledger), {} if store is None else store.usages()
-        charged = {key: usage.charged for key, usage in usages.items()}
+        balance, accounts = read(ledger), [] if store is None else store.accounts()
+        charged = {account.key.id: account.usage.charged for account in accounts}
         return cls(
             tokens=sum(balance.charged.values()),
             parts=frozenset(event.parts for event in balance.charged),  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ MAX_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + 2))
 """A lease covers steps of all streams and probes (`privmix.budget.client.BudgetClient`)."""
 
 KEYS = ("ada", "bob", "carl")
-SHARE = Share(tokens=1_000_000, tokens_per_day=1_000_000, live_streams=64)
+SHARE = Share(tokens=1_000_000, live_streams=64)
 
 REST_S = 4.0
 """The charges are at rest if they do not change for this long."""
@@ -116,7 +116,7 @@ class ClusterService:
 
     def held_by_requests(self) -> int:
         """Returns the tokens that running requests hold in the shares of their keys."""
-        return sum(usage.held for usage in self._store.usages().values())
+        return sum(account.usage.held for account in self._store.accounts())
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

@@ -33,11 +33,11 @@ def test_keys_are_made_listed_limited_rotated_and_revoked(database: str) -> None
     assert made["key"]["scopes"] == ["generate", "privacy"]
     rotated = json.loads(keys("rotate", "team", "--json", database=database).stdout)
     assert rotated["secret"] != made["secret"]
-    assert "tokens_per_day 20" in keys("limit", "team", "--tokens-per-day", "20", database=database).stdout
+    assert "live_streams 20" in keys("limit", "team", "--live-streams", "20", database=database).stdout
     assert keys("revoke", "team", database=database).exit_code == 0
     (listed,) = json.loads(keys("list", "--json", database=database).stdout)
     assert listed["key"]["revoked"] is not None
-    assert listed["key"]["share"]["tokens_per_day"] == 20
+    assert listed["key"]["share"]["live_streams"] == 20
     assert listed["key"]["share"]["tokens"] is None
     table = keys("list", database=database).stdout
     assert "team" in table
@@ -61,7 +61,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
         (("create", ""), "name: String should have at least 1 character"),
         (("create", "reader", "--owner", "o" * 129), "owner: String should have at most 128 characters"),
         (("limit", "team", "--tokens", "-1"), "tokens"),
-        (("limit", "team", "--tokens-per-day", "9" * 30), "tokens"),
+        (("limit", "team", "--tokens", "9" * 30), "tokens"),
     ],
 )
 def test_an_impossible_command_has_a_clear_error(database: str, arguments: tuple[str, ...], said: str) -> None:

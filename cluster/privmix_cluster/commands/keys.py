@@ -33,7 +33,6 @@ MOST = 2**53 - 1  # every database and JSON reader can hold it
 TokensOption = Annotated[
     int | None, typer.Option(min=0, max=MOST, help="The total number of tokens of the privacy budget.")
 ]
-DayOption = Annotated[int | None, typer.Option(min=0, max=MOST, help="Tokens of the privacy budget per day (UTC).")]
 StreamsOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="The maximum number of concurrent streams.")]
 
 
@@ -64,7 +63,6 @@ def create(
     ] = None,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     tokens: TokensOption = None,
-    tokens_per_day: DayOption = None,
     live_streams: StreamsOption = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -98,7 +96,6 @@ def limit(
     context: typer.Context,
     key: KeyArgument,
     tokens: TokensOption = None,
-    tokens_per_day: DayOption = None,
     live_streams: StreamsOption = None,
     database: DatabaseOption = None,
 ) -> None:
@@ -155,6 +152,4 @@ def _row(account: "KeyAccount") -> dict[str, Any]:
         "state": "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid",
         "tokens used": usage.charged,
         "of": share.tokens,
-        "today": usage.spent_today + usage.held_today,
-        "of a day": share.tokens_per_day,
     }

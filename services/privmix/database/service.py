@@ -44,16 +44,8 @@ keys_table = Table(
     Column("expires", String(40)),
     Column("revoked", String(40)),
     Column("tokens", BigInteger),
-    Column("tokens_per_day", BigInteger),
     Column("live_streams", BigInteger),
-)
-
-usage_table = Table(
-    "privmix_usage",
-    metadata,
-    Column("key", String(64), primary_key=True),
-    Column("day", String(10), primary_key=True),
-    Column("spent", BigInteger, nullable=False),
+    Column("spent", BigInteger, nullable=False, default=0),
 )
 
 reservations_table = Table(
@@ -61,7 +53,6 @@ reservations_table = Table(
     metadata,
     Column("id", String(64), primary_key=True),
     Column("key", String(64), nullable=False, index=True),
-    Column("day", String(10), nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("generations", BigInteger, nullable=False),
     Column("gateway", String(64), nullable=False),
@@ -79,7 +70,7 @@ fleets_table = Table(
 )
 
 NUMBER_TABLE = "privmix_keys_schema"
-_schema = Schema(metadata, NUMBER_TABLE, 2)
+_schema = Schema(metadata, NUMBER_TABLE, 3)
 
 
 def default_database(ledger: str) -> str:

@@ -137,22 +137,18 @@ def from_coordinator(error: CoordinatorError) -> ApiError:
 
 def refusal(refused: Refused, generations: int) -> ApiError:
     """Returns the HTTP error for a refusal of the keys actor."""
-    limit, headers = refused.limit, {}
+    limit = refused.limit
     match refused.reason:
         case "request_too_large":
             message = f"prompts x n is {generations}, but a request of this key may have {limit}; send several requests"
             return invalid("n", message, "request_too_large")
         case "share_exhausted":
             return _spent("this key's share of the privacy budget is exhausted; it does not refill", "share_exhausted")
-        case "daily_share_exhausted":
-            message = "this key's tokens for today are used up; it has new ones after midnight UTC"
-            code, headers = "daily_share_exhausted", NO_RETRY
         case "live_streams":
             message, code = f"this key already has {limit} concurrent answers, its maximum", "too_many_streams"
         case "overloaded":
             message, code = "too many requests wait; try again soon", "overloaded"
-    if refused.retry_after_s is not None:
-        headers = headers | wait_header(refused.retry_after_s)
+    headers = {} if refused.retry_after_s is None else wait_header(refused.retry_after_s)
     return ApiError(429, message, code=code, headers=headers)
 
 

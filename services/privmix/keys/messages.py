@@ -7,7 +7,6 @@ from privmix.keys.records import Scope
 
 Refusal = Literal[
     "share_exhausted",
-    "daily_share_exhausted",
     "live_streams",
     "overloaded",
     "request_too_large",

@@ -4,20 +4,16 @@ from collections.abc import Mapping
 
 from ray.util.metrics import Gauge
 
-from privmix.keys.records import ShareLimit
-
 
 class ShareMetrics:
-    """Records the spent fraction of every limit of every share in a gauge."""
+    """Records the spent fraction of every share in a gauge."""
 
     def __init__(self) -> None:
-        self._spent = Gauge(
-            "privmix_share_spent_ratio", "Tokens that a share has spent, of those it has.", ("share", "limit")
-        )
-        self._shown: dict[tuple[str, ShareLimit], float] = {}
+        self._spent = Gauge("privmix_share_spent_ratio", "Tokens that a share has spent, of those it has.", ("share",))
+        self._shown: dict[str, float] = {}
 
-    def update(self, ratios: Mapping[tuple[str, ShareLimit], float]) -> None:
+    def update(self, ratios: Mapping[str, float]) -> None:
         """Records `spent_ratios`. Sets removed limits to 0, because Ray cannot remove a series."""
         self._shown = dict.fromkeys(self._shown, 0.0) | dict(ratios)
-        for (name, limit), ratio in self._shown.items():
-            self._spent.set(ratio, {"share": f"key {name}", "limit": limit})
+        for name, ratio in self._shown.items():
+            self._spent.set(ratio, {"share": f"key {name}"})

@@ -5,9 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 
-from privmix.database.clock import now
 from privmix.database.deadline import DATABASE_TIMEOUT_S
 from privmix.foundation.errors import KeysUnavailable
 from privmix.foundation.retrying import repeated
@@ -137,8 +135,6 @@ class OpenRequests:
                 return Admitted(outcome)
             request.reserves = False
             if not outcome.held:
-                if outcome.limit == "tokens_per_day":
-                    return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
                 return Refused("share_exhausted")
             # A request that waits for its share occupies this actor, as one in the queue does.
             if self._waiting[key] >= max(1, self.queue.limits.max_waiting_of_key):
@@ -176,10 +172,3 @@ class OpenRequests:
         )
         if key is not None and (event := self._settled.pop(key, None)):
             event.set()
-
-
-def _seconds_until_midnight() -> float:
-    """Returns the seconds until midnight UTC, when daily shares start again."""
-    time_ = now()
-    midnight = (time_ + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    return (midnight - time_).total_seconds()

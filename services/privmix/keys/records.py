@@ -14,7 +14,6 @@ from sqlalchemy import RowMapping
 
 Scope = Literal["generate", "privacy"]
 """`generate`: the routes that generate text, and tokenization; `privacy`: `/v1/privacy` and the console."""
-ShareLimit = Literal["tokens", "tokens_per_day"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -41,14 +40,12 @@ class Share(BaseModel):
 
     Attributes:
         tokens: the total number of private tokens.
-        tokens_per_day: private tokens from midnight to midnight UTC.
         live_streams: concurrent generations, counting every choice of every prompt.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tokens: NonNegativeInt | None = None
-    tokens_per_day: NonNegativeInt | None = None
     live_streams: PositiveInt | None = None
 
 
@@ -90,8 +87,6 @@ class ShareUsage(BaseModel):
 
     spent: int = 0
     held: int = 0
-    spent_today: int = 0
-    held_today: int = 0
 
     @property
     def charged(self) -> int:

@@ -5,13 +5,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from privmix.database.clock import now
-from privmix.database.service import ServiceDatabase, keys_table, reservations_table, usage_table
+from privmix.database.service import ServiceDatabase, keys_table, reservations_table
 from privmix.foundation.errors import DatabaseConflict, KeysError
 from privmix.keys.records import SCOPES, Key, KeyAccount, Scope, Secret, Share, ShareUsage, is_id, new_id
-from privmix.keys.reservations import are_required, sums, today
+from privmix.keys.reservations import are_required
 
 
 class KeyStore:
@@ -68,8 +68,10 @@ class KeyStore:
         """Returns every key with its usage, oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
-            used = usages(connection)
-        return [KeyAccount(key=key, usage=used.get(key.id, ShareUsage())) for key in map(Key.of, rows)]
+            owner, tokens = reservations_table.c.key, func.sum(reservations_table.c.tokens)
+            held = {key: int(sum_) for key, sum_ in connection.execute(select(owner, tokens).group_by(owner))}
+        usages = (ShareUsage(spent=row["spent"], held=held.get(row["id"], 0)) for row in rows)
+        return [KeyAccount(key=Key.of(row), usage=usage) for row, usage in zip(rows, usages, strict=True)]
 
     def limit(self, id_or_name: str, share: Share) -> None:
         """Replaces the share of a key.
@@ -107,16 +109,6 @@ class KeyStore:
                 key = key.model_copy(update={"revoked": now()})
                 _change(connection, key, revoked=key.row()["revoked"])
         return key
-
-
-def usages(connection: Connection) -> dict[str, ShareUsage]:
-    """Returns what was used, by the ids of keys. A key that used nothing is missing."""
-    found: dict[str, dict[str, int]] = {}
-    for name, tokens in (("spent", usage_table.c.spent), ("held", reservations_table.c.tokens)):
-        owner = tokens.table.c.key
-        for key, sum_, sum_today in connection.execute(select(owner, *sums(tokens, today())).group_by(owner)):
-            found.setdefault(key, {}).update({name: int(sum_), f"{name}_today": int(sum_today)})
-    return {key: ShareUsage(**usage) for key, usage in found.items()}
 
 
 def _named(connection: Connection, id_or_name: str) -> Key:

@@ -188,7 +188,7 @@ async def test_a_request_that_ends_while_the_actor_is_away_is_settled_when_it_is
     assert world.held() == (10, 1, 1, 0)
     world.actor.back()
     await settling
-    assert world.store.account("ada").usage == ShareUsage(spent=4, spent_today=4)
+    assert world.store.account("ada").usage == ShareUsage(spent=4)
 
 
 async def test_an_answer_for_which_a_share_has_no_token_never_starts(world: World) -> None:

@@ -11,7 +11,6 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.database.clock import now
 from privmix.database.service import NUMBER_TABLE, ServiceDatabase, keys_table
 from privmix.foundation.errors import KeysError, KeysUnavailable
-from privmix.keys import reservations
 from privmix.keys.records import Secret, Share
 from privmix.keys.reservations import Exhausted
 from tests.key_store import RequestStore
@@ -92,38 +91,14 @@ def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: Req
     assert store.reserve("a", key.id, 15, 1, "gateway") == 15
     assert store.reserve("a", key.id, 15, 1, "gateway") == 15, "a repeated call"
     assert store.account("team").usage.held == 15
-    assert store.reserve("b", key.id, 10, 1, "gateway") == Exhausted("tokens", held=True), (
-        "the first request may return tokens"
-    )
+    assert store.reserve("b", key.id, 10, 1, "gateway") == Exhausted(held=True), "it may return tokens"
     store.settle("a", 4)
     store.settle("a", 4)
     assert store.reserve("b", key.id, 18, 1, "gateway") == 16, "the rest of the share"
     store.settle("b", None)
-    assert store.reserve("c", key.id, 1, 1, "gateway") == Exhausted("tokens", held=False)
+    assert store.reserve("c", key.id, 1, 1, "gateway") == Exhausted(held=False)
     usage = store.account("team").usage
-    assert (usage.spent, usage.held, usage.spent_today) == (20, 0, 20)
-
-
-def test_tokens_that_a_request_holds_count_today(store: RequestStore) -> None:
-    key, _ = store.create("daily", share=Share(tokens_per_day=8))
-    assert store.reserve("a", key.id, 5, 1, "g") == 5
-    assert store.reserve("b", key.id, 5, 1, "g") == Exhausted("tokens_per_day", held=True)
-
-
-def test_a_daily_share_starts_again_the_next_day(store: RequestStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, _ = store.create("daily", share=Share(tokens=20, tokens_per_day=8))
-    assert store.reserve("a", key.id, 10, 1, "g") == 8
-    store.settle("a", 8)
-    assert store.reserve("b", key.id, 1, 1, "g") == Exhausted("tokens_per_day", held=False)
-    monkeypatch.setattr(reservations, "now", lambda: now() + timedelta(days=1))
-    assert store.reserve("b", key.id, 5, 1, "g") == 5
-    monkeypatch.undo()
-    assert store.reserve("c", key.id, 1, 1, "g") == Exhausted("tokens_per_day", held=False), "charged to its day"
-    usage = store.account("daily").usage
-    assert (usage.spent, usage.held, usage.spent_today, usage.held_today) == (8, 5, 8, 0)
-    store.settle("b", None)
-    usage = store.account("daily").usage
-    assert (usage.spent, usage.held, usage.spent_today) == (13, 0, 8)
+    assert (usage.spent, usage.held) == (20, 0)
 
 
 def test_a_share_can_be_changed_after_it_was_used(store: RequestStore) -> None:
@@ -131,25 +106,21 @@ def test_a_share_can_be_changed_after_it_was_used(store: RequestStore) -> None:
     store.reserve("a", key.id, 2, 1, "g")
     store.settle("a", 2)
     store.limit("team", Share(tokens=1))
-    assert store.reserve("b", key.id, 1, 1, "g") == Exhausted("tokens", held=False)
+    assert store.reserve("b", key.id, 1, 1, "g") == Exhausted(held=False)
     store.limit("team", Share())
     assert store.reserve("b", key.id, 5, 1, "g") == 5
     store.settle("b", 6)
     assert store.account("team").usage.spent == 7, "no more than was reserved"
 
 
-def test_the_spent_part_of_each_limit_is_told_of_keys_that_are_not_revoked(store: RequestStore) -> None:
-    for name, share in {
-        "a": Share(tokens=8, tokens_per_day=4),
-        "b": Share(live_streams=1),
-        "gone": Share(tokens=9),
-    }.items():
+def test_the_spent_part_of_each_share_is_told_of_keys_that_are_not_revoked(store: RequestStore) -> None:
+    for name, share in {"a": Share(tokens=8), "b": Share(live_streams=1), "gone": Share(tokens=9)}.items():
         key, _ = store.create(name, share=share)
         store.reserve(name, key.id, 2, 1, "g")
         store.settle(name, 2)
     store.create("unused", share=Share(tokens=5))
     store.revoke("gone")
-    assert store.spent_ratios() == {("a", "tokens"): 0.25, ("a", "tokens_per_day"): 0.5, ("unused", "tokens"): 0.0}
+    assert store.spent_ratios() == {"a": 0.25, "unused": 0.0}
 
 
 def test_keys_of_another_layout_are_refused(store: RequestStore, place: str) -> None:
