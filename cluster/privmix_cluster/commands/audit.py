@@ -182,39 +182,6 @@ def extraction_(
         steps("The attack is too weak for a conclusion: even models without privacy do not output their secrets")
 
 
-@audit.command(name="one-run")
-@grouped
-def one_run(
-    budget: Budget,
-    methods: MethodOptions,
-    directory: Directory = DIRECTORY,
-    queries: Annotated[int, typer.Option(min=1, help="The number of queries about each token of a secret.")] = 4,
-    guesses: Guesses = 0.5,
-    confidence: Confidence = 0.95,
-    as_json: JsonOption = False,
-) -> None:
-    """Guess which users `privmix audit extraction` planted, from tokens of its ensemble, and bound epsilon from below.
-
-    A fair coin includes each planted user, and one attack guesses all coins. It releases as many tokens as the budget
-    must last for, without --tokens. Protocols without a certified epsilon are left out.
-    """
-    from privmix.laboratory.audit import one_run as attack
-    from privmix.laboratory.audit import testbed
-
-    steps = Steps()
-    steps("Asking the models for the planted secrets")
-    trained = testbed.load_testbed(directory)
-    options = ComparisonOptions.checked(**methods.values, **{"tokens": attack.tokens_of(trained, queries), **budget})
-    count, findings = round(guesses * len(trained.outputs)), []
-    for name, settings in _subjects(options, trained.parts):
-        if settings.plan(trained.parts).guarantee.status == "certified":
-            steps(f"{name}: {len(trained.outputs)} planted users")
-            findings.append(
-                attack.of_users(name, settings, trained, queries=queries, confidence=confidence, guesses=count)
-            )
-    _finish("One run", findings, as_json)
-
-
 @audit.command()
 def released(
     texts: Annotated[Path, typer.Argument(help="A job of `privmix generate`, or JSON Lines.")],

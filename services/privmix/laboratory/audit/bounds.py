@@ -64,3 +64,11 @@ def one_run_epsilon(planted: int, guesses: int, correct: int, delta: float, conf
         return _MAX_EPSILON
     low, high = 0.0, _MAX_EPSILON
     return max(0.0, float(bisect(excess, low, high, xtol=1e-9)) - 1e-9)
+
+
+def correct_guesses(coins: ArrayLike, scores: Reals, guesses: int) -> int:
+    """Guesses that the highest scores belong to included users and the lowest to others; counts correct guesses."""
+    order = np.argsort(scores, kind="stable")
+    included = np.asarray(coins, np.bool_)[order]
+    half = guesses // 2
+    return int((~included[:half]).sum() + included[len(included) - (guesses - half) :].sum())

@@ -130,16 +130,6 @@ def planted(directory: Path) -> tuple[tuple[Canary, ...], TrainedEnsemble]:
     return read(directory), TrainedEnsemble.load(directory / SINGLE)
 
 
-def load_testbed(directory: Path) -> Testbed:
-    """Loads and evaluates the trained testbed of ``directory``.
-
-    Raises:
-        InputError: the directory has none.
-    """
-    canaries, _ = planted(directory)
-    return evaluate_testbed(directory, canaries, top_k=64)
-
-
 def evaluate_testbed(directory: Path, canaries: Sequence[Canary], top_k: int) -> Testbed:
     """Evaluates the models of a trained testbed on each secret, with the ``top_k`` best tokens."""
     ensemble, single = (TrainedEnsemble.load(directory / name) for name in (ENSEMBLE, SINGLE))

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from privmix.laboratory.audit.bounds import one_run_epsilon
+from privmix.laboratory.audit.bounds import correct_guesses, one_run_epsilon
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.audit.one_run import correct_guesses
 from privmix.laboratory.audit.roc import Roc, best_test, epsilon_of, held_out_epsilons
 from privmix.laboratory.heads import methods
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses

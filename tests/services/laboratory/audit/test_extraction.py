@@ -11,9 +11,9 @@ import torch
 
 from privmix.foundation.errors import InputError
 from privmix.laboratory.audit import canaries, extraction, testbed
+from privmix.laboratory.audit.bounds import correct_guesses
 from privmix.laboratory.audit.canaries import CORPUS, Canary, plant, read
 from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
-from privmix.laboratory.audit.one_run import correct_guesses, of_users
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.audit.testbed import evaluate_testbed, train_testbed
 from privmix.privacy.protocols import PROTOCOLS
@@ -153,22 +153,6 @@ def test_coins_are_guessed_from_both_ends() -> None:
     assert correct_guesses(coins, scores, 4) == 4
     assert correct_guesses(coins, scores, 6) == 4
     assert correct_guesses(coins, -scores, 4) == 0
-
-
-def test_planted_users_are_found_in_one_run_without_privacy() -> None:
-    """Forty users have a secret each. One model of the ensemble knows the secrets of the included users."""
-    canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
-    outputs = {canary: outputs_on(canary, 1, 0 if canary.included else None) for canary in canaries}
-    trained = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
-    options = {"queries": 3, "confidence": 0.95, "guesses": 40}
-    told = PMixedSettings(epsilon=None, radius=6.0, tokens=2**20)
-    found = of_users("told", told, trained, **options)  # type: ignore[arg-type]
-    assert found.details["correct"] == 40
-    assert found.lower > 2
-    assert found.verdict == "holds"
-    assert found.details["tokens"] == 40 * DIGITS * 3
-    hidden = PMixedSettings(epsilon=None, radius=0.001, tokens=2**20)
-    assert of_users("hidden", hidden, trained, **options).certain == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
