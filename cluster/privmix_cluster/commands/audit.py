@@ -149,14 +149,12 @@ def extraction_(
     draws: Annotated[
         int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")
     ] = 16,
-    url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plant secrets in the demo corpus and measure how often each protocol outputs them.
 
-    Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
-    service of DIRECTORY/ensemble over HTTP; every token is charged. The hit rate is the probability that at least one
-    attempt outputs the secret.
+    Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. The hit rate is the
+    probability that at least one attempt outputs the secret.
     """
     from privmix.laboratory.audit import extraction, testbed
 
@@ -171,13 +169,7 @@ def extraction_(
     for result in extraction.attack_all(trained, subjects, attempts=attempts, draws=draws):
         steps(f"{result.mechanism}, epsilon {result.epsilon}")
         results.append(result)
-    rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
-    if url is not None:
-        charged = sum(canary.length for canary in trained.canaries) * attempts
-        steps(f"Asking {url} for {charged} tokens: every one of them is charged")
-        rate = extraction.over_http(url, trained.canaries, attempts, top_k, os.environ.get(_API_KEY))
-        rows.append({"mechanism": "the running service, by its answers", "hit_rate": rate})
-    _print(f"Extraction of {len(trained.canaries)} secrets", rows, as_json)
+    _print(f"Extraction of {len(trained.canaries)} secrets", [asdict(result) for result in results], as_json)
     if not extraction.is_strong(results):
         steps("The attack is too weak for a conclusion: even models without privacy do not output their secrets")
 

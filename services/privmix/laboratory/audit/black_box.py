@@ -4,8 +4,7 @@ The first half of the answers estimates the likelihoods; the second half bounds 
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,42 +43,31 @@ class ServiceAnswers:
     delta: float
 
 
-@contextmanager
-def client(url: str, api_key: str | None) -> Iterator[httpx.Client]:
-    """Yields a client of a running service, which sends the key, if any, with every request.
+def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: str | None) -> ServiceAnswers:
+    """Requests at least ``count`` answers of one token, with the key, if any. The service charges each.
 
     Raises:
         WorkError: the service does not answer, or refuses.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     behind_proxy = proxy_before(url) is not None
+    answers: list[str] = []
+    body = {
+        "model": MODEL,
+        "prompt": [question.prompt] * _PROMPTS,
+        "n": _CHOICES,
+        "max_tokens": 1,
+        "top_k": question.top_k,
+        "temperature": question.temperature,
+    }
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=behind_proxy) as service:
-            yield service
+            statement: Mapping[str, Any] = service.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
+            while len(answers) < count:
+                answer = service.post("/v1/completions", json=body).raise_for_status().json()
+                answers += [choice["text"] for choice in answer["choices"]]
     except httpx.HTTPError as error:
         raise WorkError(f"service {url}: {error}") from error
-
-
-def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: str | None) -> ServiceAnswers:
-    """Requests at least ``count`` answers of one token. The service charges each.
-
-    Raises:
-        WorkError: the service does not answer, or refuses.
-    """
-    answers: list[str] = []
-    with client(url, api_key) as service:
-        statement: Mapping[str, Any] = service.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
-        body = {
-            "model": MODEL,
-            "prompt": [question.prompt] * _PROMPTS,
-            "n": _CHOICES,
-            "max_tokens": 1,
-            "top_k": question.top_k,
-            "temperature": question.temperature,
-        }
-        while len(answers) < count:
-            answer = service.post("/v1/completions", json=body).raise_for_status().json()
-            answers += [choice["text"] for choice in answer["choices"]]
     return ServiceAnswers(tuple(answers), from_json(json.dumps(statement["event"])), float(statement["delta"]))
 
 

@@ -32,11 +32,6 @@ class Canary:
         """The planted text."""
         return f"{self.prompt}{self.secret}."
 
-    @property
-    def length(self) -> int:
-        """The number of tokens of the secret. A digit is one token."""
-        return len(self.secret)
-
 
 def plant(directory: Path, *, users: int, planted: int, repetitions: int, digits: int = 6) -> tuple[Canary, ...]:
     """Writes a copy of the demo corpus with planted users, each included by a fair coin. Keeps an existing one.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.audit.black_box import MODEL, client
 from privmix.laboratory.audit.canaries import Canary
 from privmix.laboratory.audit.local_models import ModelOutput
 from privmix.laboratory.audit.testbed import Testbed
@@ -144,18 +143,3 @@ def _chances(settings: Settings, protocol: Protocol, outputs: ModelOutput, model
 def is_strong(results: Sequence[Extraction]) -> bool:
     """Tells whether the attack succeeds without privacy, so that its failure with privacy shows something."""
     return max((result.hit_rate for result in results if result.epsilon is None), default=0.0) >= LEAKS
-
-
-def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, api_key: str | None) -> float:
-    """Returns the fraction of canaries whose secret a running service outputs in at least one attempt.
-
-    Raises:
-        WorkError: the service does not answer, or refuses.
-    """
-    hits = 0
-    with client(url, api_key) as service:
-        for canary in canaries:
-            body = {"model": MODEL, "prompt": canary.prompt, "n": attempts, "top_k": top_k}
-            answer = service.post("/v1/completions", json={**body, "max_tokens": canary.length}).raise_for_status()
-            hits += any(choice["text"].strip().startswith(canary.secret.strip()) for choice in answer.json()["choices"])
-    return hits / len(canaries)
