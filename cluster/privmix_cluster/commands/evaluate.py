@@ -61,7 +61,7 @@ def evaluate(
         return
     for table in evaluation.tables:
         _show(table, evaluation.sweep)
-    print(f"{written[0]}: all results, in {time.monotonic() - started:.0f} s; the plot is {written[1].name}")
+    print(f"{' and '.join(map(str, written))}: all results, in {time.monotonic() - started:.0f} s")
 
 
 def _show(table: "ResultTable", sweep: str | None) -> None:

@@ -98,13 +98,11 @@ def test_impossible_settings_have_a_reason(evaluation: Evaluation) -> None:
     assert all(each.perplexity is None for each in missing)
 
 
-@pytest.mark.parametrize("values", [("1", "2"), ("clip", "mix"), (None,)])
-def test_the_plot_has_a_line_or_a_row_for_each_method(
-    evaluation: Evaluation, tmp_path: Path, values: tuple[str | None, ...]
-) -> None:
+@pytest.mark.parametrize("values", [("1", "2"), ("clip", "mix")])
+def test_a_sweep_over_numbers_has_a_plot(evaluation: Evaluation, tmp_path: Path, values: tuple[str, ...]) -> None:
     first = evaluation.tables[0]
     tables = tuple(ResultTable(value, first.budget, first.results) for value in values)
-    shown = Evaluation(12, 3, 100, 2, True, 256, PARTS, True, "m", "field" if values[0] else None, tables)
-    pixels = imread(write_report(shown, tmp_path)[1])
-    assert pixels.std() > 0.05, "the figure is not empty"
-    assert (tmp_path / PLOT_FILE).exists()
+    write_report(Evaluation(12, 3, 100, 2, True, 256, PARTS, True, "m", "field", tables), tmp_path)
+    assert (tmp_path / PLOT_FILE).exists() == (values == ("1", "2"))
+    if values == ("1", "2"):
+        assert imread(tmp_path / PLOT_FILE).std() > 0.05, "the figure is not empty"
