@@ -2,7 +2,6 @@
 
 import json
 from datetime import timedelta
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,13 +35,6 @@ TokensOption = Annotated[
 StreamsOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="The maximum number of concurrent streams.")]
 
 
-class ScopeChoice(Enum):
-    """Lists the scopes, because Typer needs an enumeration for a repeated choice."""
-
-    GENERATE = "generate"
-    PRIVACY = "privacy"
-
-
 def _store(database: str | None, *, create: bool = False) -> "KeyStore":
     from privmix.database.service import ServiceDatabase, default_database
     from privmix.keys.store import KeyStore
@@ -57,10 +49,6 @@ def _store(database: str | None, *, create: bool = False) -> "KeyStore":
 def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A unique name for the key.")],
-    owner: Annotated[str, typer.Option(help="The person responsible for the key.")] = "",
-    scope: Annotated[
-        list[ScopeChoice] | None, typer.Option(help="What the key may do; repeat for more.", show_default=False)
-    ] = None,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     tokens: TokensOption = None,
     live_streams: StreamsOption = None,
@@ -69,12 +57,9 @@ def create(
 ) -> None:
     """Create a key. Its secret is printed only once; the service stores only a hash."""
     from privmix.database.clock import now
-    from privmix.keys.records import SCOPES
 
     key, secret = _store(database, create=True).create(
         name,
-        owner=owner,
-        scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else SCOPES,
         expires=now() + timedelta(days=days) if days else None,
         share=_share_of(context),
     )
@@ -147,8 +132,6 @@ def _row(account: "KeyAccount") -> dict[str, Any]:
     return {
         "name": key.name,
         "id": key.id,
-        "owner": key.owner,
-        "scopes": ", ".join(key.scopes),
         "state": "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid",
         "tokens used": usage.charged,
         "of": share.tokens,

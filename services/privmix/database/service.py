@@ -18,7 +18,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    Text,
 )
 
 from privmix.database.backend import DatabaseUsage
@@ -35,8 +34,6 @@ keys_table = Table(
     metadata,
     Column("id", String(16), primary_key=True),
     Column("name", String(64), nullable=False, unique=True),
-    Column("owner", String(128), nullable=False),
-    Column("scopes", Text, nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
     Column("previous_hash", String(64), index=True),
     Column("previous_until", String(40)),

@@ -17,7 +17,6 @@ from privmix.gateway.openapi import body
 from privmix.gateway.preparation import read_body
 from privmix.gateway.schema import DetokenizeRequest, TokenizeRequest
 from privmix.gateway.settings import RequestSettings
-from privmix.keys.records import Scope
 
 RETRY_AFTER_S = "5"
 
@@ -61,9 +60,6 @@ def public_routes(served: ServedModel, keys: KeyService) -> APIRouter:
     return router
 
 
-# Every key may list `/v1/models`.
-_SCOPES: dict[str, Scope] = {"/v1/privacy": "privacy", "/tokenize": "generate", "/detokenize": "generate"}
-
 COUNTED_CONTEXTS = 8
 """How many contexts of a model a text may fill whose tokens `/tokenize` counts."""
 
@@ -88,7 +84,7 @@ class CatalogueRoutes:
         return router
 
     async def _authorise(self, request: Request) -> None:
-        await self._keys.identify(request, _SCOPES.get(request.url.path))
+        await self._keys.identify(request)
 
     async def _sent(self, request: Request) -> bytes:
         sent, _ = await read_body(request, self._settings.max_body_bytes, partial(self._authorise, request))

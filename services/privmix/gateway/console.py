@@ -72,7 +72,7 @@ class ConsoleRoutes:
 
     async def console(self, request: Request) -> Response:
         """Stream a snapshot every second as server-sent events, for the console."""
-        identity = await self._keys.identify(request, "privacy")
+        identity = await self._keys.identify(request)
         snapshots = self._snapshots(request, identity)
         return EventStream(await anext(snapshots), snapshots, {})
 
@@ -82,7 +82,7 @@ class ConsoleRoutes:
                 yield event((await self._snapshot(identity)).model_dump_json().encode())
                 await asyncio.sleep(INTERVAL_S)
                 try:
-                    identity = await self._keys.identify(request, "privacy")
+                    identity = await self._keys.identify(request)
                 except ApiError:  # The key was revoked. The page reconnects and gets the error.
                     return
 

@@ -16,7 +16,6 @@ from privmix.foundation.errors import (
 )
 from privmix.gateway.unsupported import reason
 from privmix.keys.messages import InvalidKey, Refused
-from privmix.keys.records import Scope
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
@@ -159,10 +158,6 @@ def unauthorised(refused: InvalidKey) -> ApiError:
         "revoked": "this API key was revoked; ask the service's administrator for a new one",
     }[refused.reason]
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-
-
-def forbidden(scope: Scope) -> ApiError:
-    return ApiError(403, f"this route needs a key with the scope {scope!r}; use another key", code="missing_scope")
 
 
 def from_http(error: HTTPException) -> ApiError:

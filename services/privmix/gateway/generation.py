@@ -64,7 +64,7 @@ class GenerationRoutes:
 
     async def _answer(self, request: Request, kind: type[CompletionRequest | ChatRequest]) -> Response:
         requests.inc()
-        identify = partial(self._keys.identify, request, "generate")
+        identify = partial(self._keys.identify, request)
         await identify()
         with self._keys.opened(request):
             sent, identity = await read_body(request, self._settings.max_body_bytes, identify)

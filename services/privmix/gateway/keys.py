@@ -20,15 +20,15 @@ from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
 from privmix.gateway.access_log import access_record
 from privmix.gateway.background import Background
-from privmix.gateway.errors import ApiError, forbidden, limited, refusal, unauthorised, unavailable
+from privmix.gateway.errors import ApiError, limited, refusal, unauthorised, unavailable
 from privmix.gateway.places import PLACES, InvalidRequests, Places
 from privmix.gateway.settings import ClientSettings
 from privmix.gateway.web_pages import check_sender
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
-from privmix.keys.records import SCOPES, Scope, Secret
+from privmix.keys.records import Secret
 
-ANONYMOUS = Identity("anonymous", "anonymous", SCOPES, charged=False)
+ANONYMOUS = Identity("anonymous", "anonymous", charged=False)
 """The identity of every client while no keys exist: it has no share."""
 
 ANSWER_S = 15.0
@@ -82,8 +82,8 @@ class KeyService:
         self._open = Places(PLACES_OF_KEY, PLACES, (f"{message}; send fewer at a time", "too_many_open_requests"))
         self._background = Background()
 
-    async def identify(self, connection: HTTPConnection, scope: Scope | None) -> Identity:
-        """Returns the identity of the client, which needs `scope`, and adds it to the access log.
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """Returns the identity of the client, and adds it to the access log.
 
         Raises:
             ApiError: 401, 403, or 503 if the keys actor does not answer; 429, the key sent too many invalid requests.
@@ -95,8 +95,6 @@ class KeyService:
             raise limited(message, "too_many_invalid_requests", wait_s)
         if identity is ANONYMOUS:
             check_sender(connection, self._hosts, self._origins)
-        if scope is not None and scope not in identity.scopes:
-            raise forbidden(scope)
         return identity
 
     def count_refusal(self, connection: HTTPConnection, status: int) -> None:
@@ -225,7 +223,7 @@ class KeyService:
 
     def _of_configuration(self, number: int) -> Identity:
         name, charged = f"api-key-{number + 1}", self._actor is not None
-        return Identity(name, f"http.api_keys[{number}]", SCOPES, charged=charged)
+        return Identity(name, f"http.api_keys[{number}]", charged=charged)
 
     async def ask(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the keys actor that does not wait for other requests.

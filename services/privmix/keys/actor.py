@@ -138,7 +138,7 @@ class Keys:
 def _identity(key: Key) -> Identity | InvalidKey:
     if not key.valid(now()):
         return InvalidKey("revoked" if key.revoked else "expired")
-    return Identity(key.id, key.name, key.scopes, key.share.live_streams)
+    return Identity(key.id, key.name, key.share.live_streams)
 
 
 KeysActor = ray.remote(num_cpus=0, resources=HEAD, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)

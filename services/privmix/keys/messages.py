@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from privmix.keys.records import Scope
-
 Refusal = Literal[
     "share_exhausted",
     "live_streams",
@@ -25,7 +23,6 @@ class Identity:
 
     id: str
     name: str
-    scopes: tuple[Scope, ...]
     live_streams: int | None = None
     charged: bool = True
 

@@ -1,21 +1,15 @@
 """Defines keys, shares and usage as plain data."""
 
-import json
 import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from sqlalchemy import RowMapping
-
-Scope = Literal["generate", "privacy"]
-"""`generate`: the routes that generate text, and tokenization; `privacy`: `/v1/privacy` and the console."""
-
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 PREFIX = "pmx_"
 SECRET_BYTES = 32
@@ -56,8 +50,6 @@ class Key(BaseModel):
 
     id: str
     name: str = Field(min_length=1, max_length=64)
-    owner: str = Field("", max_length=128)
-    scopes: tuple[Scope, ...] = SCOPES
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
@@ -68,12 +60,11 @@ class Key(BaseModel):
         """Returns the key of a row of the table of keys."""
         values = {name: row[name] for name in cls.model_fields if name != "share"}
         share = {name: row[name] for name in Share.model_fields}
-        return cls.model_validate({**values, "scopes": json.loads(row["scopes"]), "share": share})
+        return cls.model_validate({**values, "share": share})
 
     def row(self) -> dict[str, Any]:
         """Returns the key's columns in the table of keys."""
-        values = self.model_dump(mode="json", exclude={"share"})
-        return {**values, "scopes": json.dumps(self.scopes), **self.share.model_dump()}
+        return self.model_dump(mode="json", exclude={"share"}) | self.share.model_dump()
 
     def valid(self, now: datetime) -> bool:
         """Returns whether the key is neither revoked nor expired."""

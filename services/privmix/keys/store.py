@@ -1,6 +1,5 @@
 """Manages keys and their shares. Every method is one transaction; it is on disk when the method returns."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +9,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from privmix.database.clock import now
 from privmix.database.service import ServiceDatabase, keys_table, reservations_table
 from privmix.foundation.errors import DatabaseConflict, KeysError
-from privmix.keys.records import SCOPES, Key, KeyAccount, Scope, Secret, Share, ShareUsage, is_id, new_id
+from privmix.keys.records import Key, KeyAccount, Secret, Share, ShareUsage, is_id, new_id
 from privmix.keys.reservations import are_required
 
 
@@ -25,19 +24,11 @@ class KeyStore:
         with self._database.transaction() as connection:
             return are_required(connection)
 
-    def create(
-        self,
-        name: str,
-        *,
-        owner: str = "",
-        scopes: Sequence[Scope] = SCOPES,
-        expires: datetime | None = None,
-        share: Share | None = None,
-    ) -> tuple[Key, Secret]:
+    def create(self, name: str, *, expires: datetime | None = None, share: Share | None = None) -> tuple[Key, Secret]:
         """Creates a key. Only a hash of its secret is stored, so nothing returns the secret again.
 
         Raises:
-            KeysError: another key has the name, the name has the form of an id, or a text is empty or too long.
+            KeysError: another key has the name, the name has the form of an id, is empty or too long.
         """
         if is_id(name):
             raise KeysError(
@@ -45,15 +36,7 @@ class KeyStore:
             )
         secret = Secret.new()
         try:
-            key = Key(
-                id=new_id(),
-                name=name,
-                owner=owner,
-                scopes=tuple(scopes),
-                created=now(),
-                expires=expires,
-                share=share or Share(),
-            )
+            key = Key(id=new_id(), name=name, created=now(), expires=expires, share=share or Share())
         except ValidationError as error:
             wrong = error.errors()[0]
             raise KeysError(f"{wrong['loc'][0]}: {wrong['msg']}") from None

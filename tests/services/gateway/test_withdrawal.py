@@ -92,7 +92,7 @@ class World:
     def __init__(self, place: str) -> None:
         self.store = RequestStore(ServiceDatabase(place))
         key, secret = self.store.create("ada", share=Share(tokens=100, live_streams=4))
-        self.identity = Identity(key.id, key.name, key.scopes, key.share.live_streams)
+        self.identity = Identity(key.id, key.name, key.share.live_streams)
         self.secret = secret.text
         self.actor = Actor(place)
         self.service = KeyService([], "namespace", "keys")

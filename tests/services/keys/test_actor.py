@@ -236,9 +236,9 @@ async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_r
 async def test_only_valid_keys_are_identified(place: str) -> None:
     keys = start(place)
     assert await keys.identify(None) == InvalidKey("unknown", required=False)
-    key, secret = keys.store.create("k", scopes=("privacy",), share=Share(live_streams=3))
+    key, secret = keys.store.create("k", share=Share(live_streams=3))
     assert await keys.identify(None) == InvalidKey("unknown")
-    assert await keys.identify(secret.hash) == Identity(key.id, "k", ("privacy",), live_streams=3)
+    assert await keys.identify(secret.hash) == Identity(key.id, "k", live_streams=3)
     keys.store.revoke("k")
     await asyncio.sleep(keys_actor.IDENTITY_AGE_S)
     assert await keys.identify(secret.hash) == InvalidKey("revoked")
