@@ -27,7 +27,7 @@ def budget(
         bool,
         typer.Option(
             "--operator",
-            help="Also show what depends on the private text: epsilons, the parts' accounts. Not for clients.",
+            help="Also show the epsilons that depend on the private text. Not for clients.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -79,9 +79,6 @@ def _totals(stated: "LedgerStatement") -> Table:
         enforced = "; the budget limits this number" if stated.enforced == "measured" else ""
         table.add_row("measured", _number(stated.epsilon_measured), f"eps(D) at order {stated.order:g}{enforced}")
         table.add_row("", _number_left(stated.epsilon_measured_left), "left; both numbers are private")
-        if (accounts := stated.accounts) is not None:
-            table.add_row("accounts", f"{accounts.median:.1%}", "left of the median part's account; private")
-            table.add_row("", f"{accounts.silent} of {accounts.parts}", "parts are silent; private")
     table.add_row("tokens charged", str(stated.tokens_charged), f"including {stated.tokens_held} in open leases")
     left = "-" if stated.tokens_left is None else str(stated.tokens_left)
     if stated.base is not None:

@@ -3,12 +3,10 @@
 import json
 import math
 from decimal import Decimal
-from statistics import median
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from privmix.budget.accounts import Accounts
 from privmix.budget.filter import UNLIMITED, Filter
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.sentence import DIGITS, guarantee_sentence, promised_epsilon
@@ -16,11 +14,7 @@ from privmix.budget.state import Balance
 from privmix.budget.token_counter import TokenCounter
 from privmix.privacy import accounting
 from privmix.privacy.events import Event
-from privmix.privacy.protocols.individual import WHOLE
 from privmix.privacy.settings import Enforced
-
-SILENT = 0.01
-"""The fraction of an account below which a part counts as silent."""
 
 NOTE = (
     "The guarantee is epsilon and delta, for everything that is ever released. epsilon_spent, epsilon_left and "
@@ -127,41 +121,6 @@ class LedgerStatement(Statement):
     head: str
 
 
-class AccountsStatement(BaseModel):
-    """Summarizes what is left of the parts' accounts, as fractions of a full one. It is private.
-
-    Attributes:
-        parts: the number of parts that were charged so far.
-        silent: how many of them have less than `SILENT` left.
-        least, median, most: what is left of them.
-        held: the largest fraction that open leases hold.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    parts: int
-    silent: int
-    least: float
-    median: float
-    most: float
-    held: float
-
-    @classmethod
-    def of(cls, accounts: Accounts) -> "AccountsStatement | None":
-        """Returns the summary; None if no part was charged."""
-        left = sorted(max(0.0, 1 - charged / WHOLE) for charged in accounts.charged)
-        if not left:
-            return None
-        return cls(
-            parts=len(left),
-            silent=sum(fraction < SILENT for fraction in left),
-            least=left[0],
-            median=median(left),
-            most=left[-1],
-            held=max(accounts.held, default=0) / WHOLE,
-        )
-
-
 class OperatorStatement(LedgerStatement):
     """Adds what only the operator may know: what depends on the private text.
 
@@ -169,12 +128,10 @@ class OperatorStatement(LedgerStatement):
         epsilon_measured: the epsilon of all tokens at `order`, for the part with the largest loss; None if no losses
             were measured.
         epsilon_measured_left: `epsilon` minus `epsilon_measured`, if the budget limits measured losses.
-        accounts: what is left of the parts' accounts; None without accounts.
     """
 
     epsilon_measured: float | None
     epsilon_measured_left: float | None
-    accounts: AccountsStatement | None = None
 
     def ledger(self) -> LedgerStatement:
         """Returns the fields that do not depend on the private text."""
@@ -216,7 +173,6 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         tokens_left=left,
         stopped=balance.stopped,
         note=_note(terms),
-        accounts=AccountsStatement.of(balance.accounts),
         event=None if event is None else event.as_dict(),
         charges=tuple(
             Charge(event=paid.as_dict(), status=paid.guarantee.status, tokens=count) for paid, count in charged.items()
