@@ -231,7 +231,7 @@ class PrivateBaseBench:
         """
         options, private = DP_SGD_TRAINING, DpSgdOptions(epsilon=epsilon, delta=self.delta)
         tokenizer = AutoTokenizer.from_pretrained(self.public_model)
-        texts = contributions(self.train, tokenizer, "user", private.blocks * options.block)
+        texts = contributions(self.train, tokenizer, private.blocks * options.block)
         order = np.random.default_rng(0).permutation(len(texts))[: self.population]
         units = [texts[index] for index in order if len(texts[index]) > 1]
         event = planned(private)  # at full batch

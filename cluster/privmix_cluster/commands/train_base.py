@@ -8,7 +8,7 @@ from privmix_cluster.commands.train import report_training, train_model
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import CorpusArgument, CorpusOptions, RunOptions
 
-GUARANTEE = ("epsilon", "delta", "unit", "clip", "blocks", "steps", "expected_batch", "population")
+GUARANTEE = ("epsilon", "delta", "clip", "blocks", "steps", "expected_batch", "population")
 RECIPE = {
     "LoRA": ("rank", "alpha", "targets"),
     "Optimiser": ("learning_rate", "weight_decay", "block", "precision"),

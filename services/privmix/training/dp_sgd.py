@@ -1,6 +1,6 @@
 """Trains one adapter with DP-SGD from a private corpus and a public model.
 
-    run_training(plan(Corpus(Path("train.jsonl")), Path("ensemble"), private=DpSgdOptions(unit="user", epsilon=8)))
+    run_training(plan(Corpus(Path("train.jsonl")), Path("ensemble"), private=DpSgdOptions(epsilon=8)))
 
 The output is an ensemble of one part, whose manifest records the guarantee and the privacy event.
 """
@@ -73,9 +73,7 @@ def plan(
         tokenizer = base.load_tokenizer()
         corpus.people = PeopleText(tokenizer)
         limit = private.blocks * options.block
-        units = corpus.read_into(
-            partial(contributions, tokenizer=tokenizer, unit=private.unit, limit=limit, block=corpus.block)
-        )
+        units = corpus.read_into(partial(contributions, tokenizer=tokenizer, limit=limit, block=corpus.block))
         chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
         recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
         name = fingerprint("dp-sgd", salt, recipe, units)
@@ -107,7 +105,7 @@ def planned(private: DpSgdOptions, *, roughly: bool = False) -> DpSgdEvent:
             noise = noise_multiplier(private.epsilon, private.delta, rate, steps)
     except ValueError as error:
         raise InputError(f"epsilon: {error}") from error
-    return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
+    return DpSgdEvent("user", noise, rate, steps, uuid.uuid4().hex)
 
 
 def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions) -> Recipe:
@@ -126,7 +124,7 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, event=event)
-    batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
+    batch = "all users" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
     note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
 

@@ -48,8 +48,8 @@ class PrivateTraining(BaseModel):
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
-    clip: float = Field(gt=0, description="the L2 norm to which the gradient of each record, or user, was clipped")
-    blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
+    clip: float = Field(gt=0, description="the L2 norm to which the gradient of each user was clipped")
+    blocks: int = Field(ge=1, description="the maximum number of blocks of each user")
     event: DpSgdEvent
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from privmix.engine import PartKind
 from privmix.foundation.errors import InputError
 from privmix.foundation.options import Options
-from privmix.foundation.units import DELTA, EPSILON, MIN_CLIP, Unit
+from privmix.foundation.units import DELTA, EPSILON, MIN_CLIP
 
 READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The modules that a reader may change."""
@@ -116,32 +116,31 @@ AUTO_BASE = "auto"
 
 
 class DpSgdOptions(Options):
-    """Configures the guarantee of DP-SGD and its mechanism.
+    """Configures the guarantee of DP-SGD for a user and its mechanism.
 
-    A step takes all units, unless `expected_batch` and `population` are given.
+    A step takes all users, unless `expected_batch` and `population` are given.
     """
 
-    unit: Unit = Field(default="user", description="The protected unit, record or user; a base needs user.")
     epsilon: float = Field(default=EPSILON, gt=0, description="The epsilon of the training.")
     delta: float = Field(default=DELTA, gt=0, lt=1, description="The delta of the training.")
     clip: float = Field(
-        default=1.0, ge=MIN_CLIP, description="The L2 norm to which the gradient of each unit is clipped."
+        default=1.0, ge=MIN_CLIP, description="The L2 norm to which the gradient of each user is clipped."
     )
     blocks: int = Field(
-        default=4, ge=1, description="The first blocks of each unit's text to use; the rest is ignored."
+        default=4, ge=1, description="The first blocks of each user's text to use; the rest is ignored."
     )
     steps: int = Field(default=12, ge=1, description="The number of steps.")
     expected_batch: int | None = Field(
         default=None,
         ge=1,
-        description="The average number of units in a step, for corpora too large for full batches. Give --population.",
-        json_schema_extra={"if_none": "all units"},
+        description="The average number of users in a step, for corpora too large for full batches. Give --population.",
+        json_schema_extra={"if_none": "all users"},
     )
     population: int | None = Field(
         default=None,
         ge=1,
         validate_default=True,
-        description="The number of units from which a batch is drawn, as it is publicly known, for --expected-batch.",
+        description="The number of users from which a batch is drawn, as it is publicly known, for --expected-batch.",
         json_schema_extra={"if_none": "none"},
     )
 
@@ -154,7 +153,7 @@ class DpSgdOptions(Options):
 
     @property
     def sampling_rate(self) -> float:
-        """The probability with which each unit is in a step's batch."""
+        """The probability with which each user is in a step's batch."""
         if self.expected_batch is None or self.population is None:
             return 1.0
         return min(1.0, self.expected_batch / self.population)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmix.foundation.errors import InputError
-from privmix.foundation.units import Unit
 from privmix.tokenization.people_text import PeopleText
 from privmix.training.corpus import Document, rendered
 from privmix.training.partition import Partition, PartShare
@@ -46,24 +45,21 @@ def tokenize(
     return {share: _numbers(stream) for share, stream in streams.items()}
 
 
-def contributions(
-    documents: Iterable[Document], tokenizer: Any, unit: Unit, limit: int, block: int | None = None
-) -> list[Tokens]:
-    """Returns the tokens that each record or user contributes: the first `limit` tokens of its documents.
+def contributions(documents: Iterable[Document], tokenizer: Any, limit: int, block: int | None = None) -> list[Tokens]:
+    """Returns the tokens that each user contributes: the first `limit` tokens of its documents.
 
     Args:
-        limit: the maximum number of tokens of a unit.
         block: see `tokenize`.
 
     Returns:
-        int32 [1 to limit tokens] for each unit, in the order of their first documents.
+        int32 [1 to limit tokens] for each user, in the order of their first documents.
 
     Raises:
         InputError: the tokenizer has no end-of-sequence token.
     """
-    streams: dict[str | int, array[int]] = defaultdict(lambda: array("i"))
-    for number, (user, tokens) in enumerate(_encoded(documents, tokenizer, block)):
-        stream = streams[user if unit == "user" else number]
+    streams: dict[str, array[int]] = defaultdict(lambda: array("i"))
+    for user, tokens in _encoded(documents, tokenizer, block):
+        stream = streams[user]
         stream.extend(tokens[: limit - len(stream)])
     return [_numbers(stream) for stream in streams.values()]
 

@@ -1,4 +1,4 @@
-"""Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
+"""Runs DP-SGD on an adapter and clips the gradient of each user, the unit of its guarantee.
 
 A unit moves a step's sum by at most the clip, exactly: its gradient is a function of its own text and the weights, to
 the last bit (`row_gradients`), and sums of clipped gradients are exact (`privmix.privacy.sampling.clipping`).
@@ -45,7 +45,7 @@ def train_adapter(
     Args:
         base: the public model's directory.
         base_name: the public model's name in the adapter's configuration.
-        units: the tokens of each record or user.
+        units: the tokens of each user.
         seed: determines the initial weights only.
         report: called with the fraction done, 0 to 1.
         noise_multiplier: the standard deviation of the noise, divided by `clip`.

@@ -32,7 +32,7 @@ def merged(directory: Path) -> Path:
     A base model never changes: another training of the same directory makes another one.
 
     Raises:
-        InputError: the ensemble was not trained with DP-SGD by user, or differs from its manifest.
+        InputError: the ensemble was not trained with DP-SGD, or differs from its manifest.
     """
     manifest = Manifest.load(directory)
     training = manifest.dp_sgd
@@ -41,8 +41,6 @@ def merged(directory: Path) -> Path:
             f"model {directory}: was trained on private text without a guarantee, so it can be no base; train a base "
             "with `privmix train-base`"
         )
-    if training.event.unit != "user":
-        raise InputError(f"model {directory}: protects single {training.event.unit}s; train the base with --unit user")
     manifest.verify(directory)
     adapter = manifest.parts[0]
     target = (directory / f"base-{adapter.sha256[:12]}").resolve()

@@ -1,4 +1,4 @@
-"""Claim: DP-SGD clips a record's or user's whole contribution to a step and adds noise; the manifest has the cost."""
+"""Claim: DP-SGD clips a user's whole contribution to a step and adds noise; the manifest has the cost."""
 
 import json
 import math
@@ -34,7 +34,7 @@ BLOCK = 8
 OPTIONS = TrainingOptions(
     part_kind="lora", targets=("q_proj", "v_proj"), block=BLOCK, learning_rate=5e-3, precision="float32"
 )
-PRIVATE = DpSgdOptions(unit="user", blocks=3, steps=3, epsilon=2, delta=1e-5)
+PRIVATE = DpSgdOptions(blocks=3, steps=3, epsilon=2, delta=1e-5)
 CLIP = 5.0
 CPU = torch.device("cpu")
 
@@ -232,20 +232,15 @@ def test_batches_have_the_stated_rate_and_the_training_the_stated_noise(
 
 def test_a_contribution_is_the_beginning_of_a_users_text(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
-    documents = [
-        Document("a", "one two three"),
-        Document("b", "four"),
-        Document("a", "five six"),
-        Document("c", "x" * 99),
-    ]
-    alone = contributions(documents, tokenizer, "record", 1000)
-    assert len(alone) == 4
-    assert all(unit[-1] == tokenizer.eos_token_id for unit in alone)
-    users = contributions(documents, tokenizer, "user", 1000)
+    written = ("a", "one two three"), ("b", "four"), ("a", "five six"), ("c", "x" * 99)
+    documents = [Document(*each) for each in written]
+    alone = [contributions([each], tokenizer, 1000)[0] for each in documents]
+    assert all(tokens[-1] == tokenizer.eos_token_id for tokens in alone)
+    users = contributions(documents, tokenizer, 1000)
     np.testing.assert_array_equal(users[0], np.concatenate([alone[0], alone[2]]))
     np.testing.assert_array_equal(users[1], alone[1])
-    capped = contributions(documents, tokenizer, "user", 4)
-    assert [len(unit) for unit in capped] == [4, 2, 4]
+    capped = contributions(documents, tokenizer, 4)
+    assert [len(tokens) for tokens in capped] == [4, 2, 4]
     np.testing.assert_array_equal(capped[0], users[0][:4])
 
 
@@ -318,7 +313,7 @@ def test_the_command_prints_the_guarantee(tiny: Path, tmp_path: Path) -> None:
     done = privmix(*arguments, "--steps", "2")
     assert done.exit_code == 0, done.output
     assert "(8, 1e-05)-differential privacy for any one user" in done.stdout
-    for wrong, field in (("--unit", "part"), ("--epochs", "2"), ("--batch", "2"), ("--expected-batch", "2")):
+    for wrong, field in (("--clip", "0"), ("--epochs", "2"), ("--batch", "2"), ("--expected-batch", "2")):
         refused = privmix(*arguments, wrong, field)
         assert refused.exit_code == 2
         assert ("population" if wrong == "--expected-batch" else wrong[2:]) in refused.stderr

@@ -159,14 +159,13 @@ class DpSgdSettings(Settings):
 
     protocol: Literal["dp-sgd"] = "dp-sgd"
     # These fields describe the training. When the ensemble is served, they come from its manifest.
-    unit: Unit = Field("user", description="whose presence is hidden, record or user; served: as trained")
     noise_multiplier: float = Field(1.0, gt=0, description="of the clipping length; served: as trained")
     sampling_rate: float = Field(0.01, gt=0, le=1, description="of a step's batch; served: as trained")
     steps: int = Field(1000, gt=0, description="of the training; served: as trained")
     run: str | None = Field(None, description="the training's name in the ledger; served: as trained")
 
     def plan(self, parts: int, kept: Accountant | None = None) -> DpSgd:
-        training = DpSgdEvent(self.unit, self.noise_multiplier, self.sampling_rate, self.steps, self.run)
+        training = DpSgdEvent("user", self.noise_multiplier, self.sampling_rate, self.steps, self.run)
         return DpSgd(parts, training)
 
     def for_training(self, training: Training | None) -> Self:
@@ -181,7 +180,7 @@ class DpSgdSettings(Settings):
                 "protocol: dp-sgd serves what `privmix train-base` trained, and this ensemble was trained without "
                 "privacy: its tokens would cost without limit; take another protocol, or train again"
             )
-        known = asdict(training.event)
+        known = {name: value for name, value in asdict(training.event).items() if name in type(self).model_fields}
         for name in known.keys() & self.model_fields_set:
             if getattr(self, name) != known[name]:
                 raise ValueError(f"{name}: the ensemble was trained with {known[name]}; leave it out")
