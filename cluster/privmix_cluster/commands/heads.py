@@ -160,8 +160,12 @@ def audit(
     attack: Annotated[list[str], typer.Option(help=f"An attack: {', '.join(_ATTACKS)}; repeat for more.")] = _ATTACKS,
     dataset: Dataset = "breast-cancer",
     shadows: Annotated[
-        int, typer.Option(min=3, help="The number of shadow models for membership, each of half the rows.")
-    ] = 16,
+        int,
+        typer.Option(min=64, help="The number of shadows for membership, which are not private."),
+    ] = 1000,
+    attacked: Annotated[
+        int, typer.Option(min=1, help="The number of trainings that membership and one-run attack, of each method.")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
@@ -174,16 +178,19 @@ def audit(
     fit = [name for name, method in METHODS.items() if method.unfit(table) is None]
     findings = list(attacks.of_neighbours(epsilon, trials)) if "neighbours" in attack else []
     if "one-run" in attack:
-        findings += [attacks.one_run(name, table, epsilon) for name in fit if METHODS[name].private]
+        findings += [attacks.one_run(name, table, epsilon, attacked) for name in fit if METHODS[name].private]
     names = fit if "membership" in attack else ()
-    curves = {name: attacks.membership(name, table, epsilon, shadows=shadows) for name in names}
+    membership = attacks.membership(names, table, epsilon, shadows=shadows, attacked=attacked) if names else {}
     if as_json:
-        membership = {name: attacks.summary(curve) for name, curve in curves.items()}
         typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": membership}))
     else:
         show_table("Attacks on heads", [finding.row() for finding in findings])
-        rows = [{"method": METHODS[name].label, "area": curve.area} for name, curve in curves.items()]
-        show_table("Membership by LiRA", rows)
+        rows = [
+            {"method": METHODS[name].label, "area": own["area"]}
+            | dict(zip([f"at {rate:g}" for rate in own["false_positives"]], own["true_positives"][1], strict=True))
+            for name, own in membership.items()
+        ]
+        show_table("Membership by LiRA: the median area, and true-positive rates at false-positive rates", rows)
     if any(finding.verdict == "broken" and finding.status == "certified" for finding in findings):
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -41,14 +40,6 @@ class Roc:
     def true_positives_at(self, false_positives: float) -> float:
         """Returns the largest true-positive rate at a false-positive rate of at most ``false_positives``."""
         return float(self.true_positives[self.false_positives <= false_positives].max(initial=0.0))
-
-    def record(self, points: int = 200) -> dict[str, Any]:
-        """Returns the curve as JSON data, reduced to ``points`` points."""
-        chosen = np.unique(np.linspace(0, len(self.false_positives) - 1, points).astype(int))
-        return {
-            "false_positives": self.false_positives[chosen].tolist(),
-            "true_positives": self.true_positives[chosen].tolist(),
-        }
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from privmix.budget.reader import read
 from privmix.foundation.errors import DataError, InputError, WorkError
-from privmix.laboratory.heads import attacks, head, mimic
+from privmix.laboratory.heads import attacks, head, methods, mimic
 from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.data import DATASETS
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.names import DATASET_NAMES
-from privmix.laboratory.heads.table import read_npz
+from privmix.laboratory.heads.table import Table, read_npz
 from privmix.privacy.events import from_json
 from privmix_cluster.cli import app
 from tests.support.tables import generated
@@ -49,13 +49,21 @@ def test_the_bound_found_for_the_certified_variant_is_below_its_epsilon(epsilon:
     assert finding.verdict == "holds"
 
 
-def test_one_run_and_membership_attacks_detect_memorization() -> None:
+def test_one_run_finds_what_a_training_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a method that releases the answers of its own rows, in one parameter each."""
     table = generated(80)
-    finding = attacks.one_run("expm-certified", table, 1.0, planted=30, guesses=10)
-    assert finding.certain <= 1.0
-    assert finding.details["planted"] == 30
-    roc = attacks.membership("non-private", table, 1.0, targets=20, shadows=4)
-    assert 0.2 < roc.area <= 1
+    table = replace(table, x=np.eye(80, dtype=np.float32))
+    certified = attacks.one_run("expm-certified", table, 1.0, runs=3)
+    assert certified.verdict == "holds"
+    assert certified.details == {"planted": 80, "runs": 3}
+
+    def remembered(self: object, rows: Table, epsilon: float, seed: int) -> torch.Tensor:
+        signs = torch.zeros(81)
+        signs[rows.users] = torch.from_numpy(20 * rows.y - 10)
+        return signs[None]
+
+    monkeypatch.setattr(methods.Method, "release", remembered)
+    assert attacks.one_run("expm-certified", table, 1.0, runs=3).verdict == "broken"
 
 
 def test_a_head_is_charged_once_and_predicts_without_limit(tmp_path: Path) -> None:
