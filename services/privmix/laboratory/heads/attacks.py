@@ -40,6 +40,11 @@ _CHOSEN_AT = 0.95
 # The minimum standard deviation of the scores of LiRA, for rows whose scores do not vary.
 _LEAST_DEVIATION = 1e-6
 
+NARROW = ExpMNFSettings(
+    flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
+)
+"""A flow with a narrow base."""
+
 CONFIDENCE = 0.95
 """The confidence of a finding's lower bound."""
 
@@ -99,11 +104,8 @@ def certified_releases(epsilon: float, settings: CertifiedSettings) -> Releases:
 
 def of_neighbours(epsilon: float, trials: int) -> Iterator[Finding]:
     """Attacks a flow with a narrow base, and the certified variant, with a long and with an ordinary lever."""
-    narrow = ExpMNFSettings(
-        flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
-    )
     for pair in (lever(), lever(height=1.0)):
-        yield neighbours("expm-nf", published_releases(epsilon, narrow), pair, epsilon, trials=trials)
+        yield neighbours("expm-nf", published_releases(epsilon, NARROW), pair, epsilon, trials=trials)
         certified = certified_releases(epsilon, CertifiedSettings())
         yield neighbours("expm-certified", certified, pair, epsilon, trials=20 * trials)
 

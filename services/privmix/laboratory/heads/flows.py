@@ -13,6 +13,8 @@ from torch.nn.functional import softplus
 
 # The scale of the initial weights: small, so that an untrained flow is close to the identity.
 _INITIAL = 0.01
+# The number of halvings that find a number of 53 bits.
+_HALVINGS = 60
 
 
 class FlowSettings(BaseModel):
@@ -41,16 +43,32 @@ class Planar(nn.Module):
         self.u = nn.Parameter(_INITIAL * torch.randn(layers, dimension))
         self.b = nn.Parameter(torch.zeros(layers))
 
+    @property
+    def _moved(self) -> Tensor:
+        """The layers' adjusted u, [layers, D]."""
+        inner = (self.w * self.u).sum(dim=1, keepdim=True)
+        return self.u + (softplus(inner) - 1 - inner) * self.w / self.w.square().sum(dim=1, keepdim=True)
+
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Maps z [S, D] to its images [S, D] and the logs of |det df/dz| [S]."""
-        inner = (self.w * self.u).sum(dim=1, keepdim=True)
-        moved = self.u + (softplus(inner) - 1 - inner) * self.w / self.w.square().sum(dim=1, keepdim=True)
-        activations = []
+        moved, activations = self._moved, []
         for w, u, b in zip(self.w, moved, self.b, strict=True):
             activations.append(torch.tanh(torch.addmv(b, z, w)))
             z = torch.addr(z, activations[-1], u)
         slopes = 1 - torch.stack(activations, dim=1).square()
         return z, torch.log1p(slopes * (self.w * moved).sum(dim=1)).sum(dim=1)
+
+    def inverse(self, images: Tensor) -> Tensor:
+        """Returns what is mapped to images [S, D], by bisection in each layer: w^T f(z) rises with w^T z."""
+        for w, u, b in reversed([*zip(self.w, self._moved, self.b, strict=True)]):
+            slope, wanted = w @ u, images @ w
+            low, high = wanted - slope.abs(), wanted + slope.abs()
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                below = middle + slope * torch.tanh(middle + b) < wanted
+                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            images = images - torch.outer(torch.tanh(low + b), u)
+        return images
 
 
 class Flow(nn.Module):
@@ -71,3 +89,10 @@ class Flow(nn.Module):
         like = next(self.parameters())
         z = torch.randn(count, self.dimension, dtype=like.dtype, device=like.device, generator=generator)
         return self.forward(self.settings.sigma * z)[0]
+
+    @torch.no_grad()
+    def log_density(self, values: Tensor) -> Tensor:
+        """Returns the log-density at values [S, D], [S]."""
+        z, sigma = self.layers.inverse(values), self.settings.sigma
+        base = -0.5 * (z / sigma).square().sum(dim=1) - self.dimension * math.log(sigma * math.sqrt(2 * math.pi))
+        return base - self.forward(z)[1]

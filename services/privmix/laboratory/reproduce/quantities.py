@@ -1,6 +1,7 @@
 """Computes the numbers of the papers that need no corpus, each by the code that serves, trains or attacks."""
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -130,6 +131,76 @@ def one_run(method: str, epsilon: float) -> float:
     from privmix.laboratory.heads.data import breast_cancer
 
     return attack(method, breast_cancer(), epsilon).lower  # type: ignore[arg-type]
+
+
+def d_dp(of: str, epsilon: float, height: float = 1.0) -> float:
+    """The largest |log p/q| over models of two parameters, whose densities differ in one row's target.
+
+    Args:
+        of: "mechanism", on a grid, or "flow", at draws of one of two flows that are fitted by the same random numbers.
+        height: the row's feature, which is 0 in all others.
+    """
+    import torch
+
+    from privmix.laboratory.heads import expm_nf
+    from privmix.laboratory.heads.attacks import NARROW, lever
+    from privmix.laboratory.heads.flows import Flow
+    from privmix.laboratory.heads.models import LogisticRegression, Parametrised
+
+    model, logs, drawn = Parametrised(LogisticRegression(1)), [], None
+    for table in lever(height=height):
+        x, y = torch.from_numpy(table.x[:, 1:]).double(), torch.from_numpy(table.y).double()
+        energy = expm_nf.expm_energy(model, x, y, epsilon, NARROW.regulariser)
+        if of == "mechanism":
+            grid = torch.linspace(-5, 5, 201, dtype=torch.float64)
+            logs.append((-energy(torch.cartesian_prod(grid, grid))).log_softmax(0))
+            continue
+        torch.manual_seed(0)
+        flow = Flow(2, NARROW.flow).double()
+        expm_nf.fit([flow], energy, NARROW.fit)
+        drawn = expm_nf.release(flow, 10_000, seed=0) if drawn is None else drawn
+        logs.append(flow.log_density(drawn))
+    return float((logs[0] - logs[1]).abs().max())
+
+
+def posterior(of: str, epsilon: float) -> float:
+    """The area under the curve on breast cancer's test rows, by the samples of one flow.
+
+    Args:
+        of: one "sample", the median; the one of the largest density, "map"; ten that "vote"; or "bayesian", the mean
+            of each sample's probability of the target, by the tempered likelihood. Or "region", the largest width of
+            the central 95 % of a parameter.
+    """
+    from privmix.laboratory.heads.models import auc
+
+    outputs, energies, thetas, y = _samples(epsilon)
+    if of == "region":
+        return float(np.ptp(np.quantile(thetas, (0.025, 0.975), axis=0), axis=0).max())
+    against, by = (np.exp(-epsilon / 2 * (outputs - target) ** 2) for target in (0, 1))
+    scores = {
+        "sample": outputs,
+        "map": outputs[[energies.argmin()]],
+        "votes": (outputs[:10] > 0.5).mean(axis=0, keepdims=True),
+        "bayesian": (by / (by + against)).mean(axis=0, keepdims=True),
+    }
+    return float(np.median(auc(scores[of], y)))
+
+
+@lru_cache(maxsize=4)
+def _samples(epsilon: float) -> tuple[Any, ...]:
+    """Returns the outputs of a flow's samples on the test rows, their energies, the samples, and the targets."""
+    import torch
+
+    from privmix.laboratory.heads import expm_nf, methods
+    from privmix.laboratory.heads.data import breast_cancer
+    from privmix.laboratory.heads.models import predictions
+    from privmix.laboratory.heads.table import split
+
+    parts = split(breast_cancer())
+    model, thetas = methods.built(parts.train), methods.METHODS["expm-nf"].release(parts.train, epsilon, 0)
+    x, y = torch.from_numpy(parts.train.x), torch.from_numpy(parts.train.y)
+    energies = expm_nf.expm_energy(model, x, y, epsilon, methods.EXPM_NF.regulariser)(thetas)
+    return predictions(model, thetas, parts.test.x), energies.numpy(), thetas.numpy(), parts.test.y
 
 
 @lru_cache(maxsize=1)

@@ -27,6 +27,15 @@ def test_log_determinants_are_those_of_autograd() -> None:
         assert abs((own - expected).item()) < 1e-6
 
 
+def test_a_density_is_that_of_what_a_draw_came_from() -> None:
+    flow = perturbed(FlowSettings(layers=4, sigma=2.0), 3)
+    z = 2 * torch.randn(50, 3, dtype=torch.float64)
+    values, log_determinants = flow(z)
+    base = torch.distributions.Normal(torch.zeros(()).double(), 2.0)
+    torch.testing.assert_close(flow.layers.inverse(values), z, atol=1e-9, rtol=0)
+    torch.testing.assert_close(flow.log_density(values), base.log_prob(z).sum(dim=1) - log_determinants)
+
+
 def banana(theta: Tensor) -> Tensor:
     """Returns minus the log-density of x ~ N(0, 1), y ~ N(x^2 / 2, 1), up to a constant."""
     return 0.5 * theta[:, 0] ** 2 + 0.5 * (theta[:, 1] - 0.5 * theta[:, 0] ** 2) ** 2

@@ -16,8 +16,6 @@ from privmix.foundation.errors import DataError, InputError, WorkError
 from privmix.laboratory.heads import attacks, head, methods, mimic
 from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.data import DATASETS
-from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.names import DATASET_NAMES
 from privmix.laboratory.heads.table import Table, read_npz
@@ -30,11 +28,10 @@ from tests.support.tables import generated
 def test_a_narrow_flow_breaks_the_epsilon_of_its_density_and_the_certified_variant_keeps_it() -> None:
     """Only one row has a value in a feature. Theorem 3.1 bounds its loss, but the fit still follows it."""
     epsilon, pair = 0.1, attacks.lever()
-    narrow = ExpMNFSettings(
-        flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
-    )
     torch.manual_seed(0)
-    published = attacks.neighbours("expm-nf", attacks.published_releases(epsilon, narrow), pair, epsilon, trials=400)
+    published = attacks.neighbours(
+        "expm-nf", attacks.published_releases(epsilon, attacks.NARROW), pair, epsilon, trials=400
+    )
     assert published.lower > 2 * epsilon
     assert published.status == "none"
     certified = attacks.certified_releases(epsilon, CertifiedSettings(candidates=64))
