@@ -54,6 +54,8 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
     assert by_label["PMixed, clip"]["status"] == "certified"
     assert 7.9 < by_label["PMixed, clip"]["reached"]["bound"] <= 8, "by exact composition"
     assert by_label["Ensemble, not private"]["asked"] == len(Manifest.load(ensemble).parts)
+    # The single model's adapter is the ensemble's first.
+    assert by_label["One part, not private"]["perplexity"] == by_label["Fine-tuned, not private"]["perplexity"]
 
     rows = {path: path.stat().st_mtime_ns for path in (tmp_path / "report" / "rows").glob("*.npy")}
     # The single part's adapter equals the ensemble's first, and each adapter is evaluated once.

@@ -122,6 +122,8 @@ class _Comparison:
             if (training := based.base_training) is not None and training.epsilon <= budget.epsilon:
                 references.append((based, methods.dp_sgd(budget, training)))
         yield from ((methods.label(settings), ensemble, settings) for ensemble, settings in references)
+        if main.parts > 1:
+            yield "One part, not private", main, FinetunedSettings()
         yield from self._private(main, value)
         for other in sorted(ensembles.others, key=lambda ensemble: -ensemble.parts):
             yield methods.label(EnsembleSettings()), other, EnsembleSettings()
@@ -159,11 +161,11 @@ class _Comparison:
         if isinstance(settings, DpSgdSettings) and ensemble.manifest.dp_sgd is None:  # the base, without parts
             return Case(name, settings, settings.plan(1), bench.base_files(ensemble))
         try:
-            protocol = settings.plan(ensemble.parts)
+            protocol = settings.plan(1 if settings.one_model else ensemble.parts)
             _check_base(settings, protocol, ensemble.base_training)
         except ValueError as error:
             return str(error)
-        adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
+        adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts[: protocol.parts]
         return Case(name, settings, protocol, bench.files(ensemble, adapters))
 
 

@@ -5,6 +5,7 @@ hours, standardised, with masks and times since the last measurement, for stays 
 selects them. The targets are death in hospital and a stay of more than three days.
 """
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,10 @@ _STAY = ["subject_id", "hadm_id", "icustay_id"]
 
 
 def prepare(file: Path, output: Path) -> dict[Path, int]:
-    """Writes `mortality.npz` and `stay.npz` for `--dataset`; returns the number of stays in each.
+    """Writes tables for `--dataset`; returns the number of stays in each.
+
+    `mortality.npz` and `stay.npz` are time series, for GRU-D; `mortality-hours.npz` and `stay-hours.npz` have a column
+    for each variable and hour, for logistic regression.
 
     Raises:
         DataError: the file does not come from MIMIC-Extract. The message names what is missing.
@@ -60,11 +64,15 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
     # MIMIC-Extract takes the first stay of each patient. Then a row is a person, and DP-SGD hides rows.
     unit: Unit = "record" if len(set(users.tolist())) == len(users) else "user"
     written = {}
-    for name, target in targets.items():
+    forms = {"": x, "-hours": x[:, :, : cube.shape[2]].reshape(len(x), -1)}
+    for (name, target), (form, features) in product(targets.items(), forms.items()):
         # Means and deviations come from all private rows (the paper's: from each split), so no guarantee covers them.
-        table = Table(name, x, target.astype(np.float32), users, "private", unit)
-        save_npz(table, output / f"{name}.npz")
-        written[output / f"{name}.npz"] = len(table.x)
+        table, path = (
+            Table(name, features, target.astype(np.float32), users, "private", unit),
+            output / f"{name}{form}.npz",
+        )
+        save_npz(table, path)
+        written[path] = len(table.x)
     return written
 
 

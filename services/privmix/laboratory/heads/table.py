@@ -95,13 +95,15 @@ class TableSplit:
 def split(table: Table, seed: int = 0, fractions: Sequence[float] = FRACTIONS) -> TableSplit:
     """Assigns users, with all of their rows, randomly to training, validation and test.
 
+    Each has the same fractions of users with a positive row, and of users without one.
+
     Raises:
         DataError: a split has no rows, or only one value of the target.
     """
-    owners = np.unique(table.users)
-    order = np.random.default_rng(seed).permutation(owners)
-    edges = np.floor(np.cumsum(fractions)[:-1] * len(order)).astype(int)
-    tables = (table.rows(np.isin(table.users, part)) for part in np.split(order, edges))
+    rng, positive = np.random.default_rng(seed), np.unique(table.users[table.y == 1])
+    strata = [rng.permutation(owners) for owners in (positive, np.setdiff1d(table.users, positive))]
+    cuts = [np.split(own, np.floor(np.cumsum(fractions)[:-1] * len(own)).astype(int)) for own in strata]
+    tables = (table.rows(np.isin(table.users, np.concatenate(part))) for part in zip(*cuts, strict=True))
     return TableSplit(*(_fraction(part, fraction) for part, fraction in zip(tables, fractions, strict=True)))
 
 

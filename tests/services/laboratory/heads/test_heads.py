@@ -150,6 +150,8 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
     assert set(written.values()) == {35}  # excludes stays below 30 hours
     table = read_npz(tmp_path / "out" / "mortality.npz")
     assert table.x.shape == (35, 24, 6)  # excludes a variable without measurements
+    by_hour = read_npz(tmp_path / "out" / "mortality-hours.npz")
+    np.testing.assert_array_equal(by_hour.x.reshape(35, 24, 2), table.x[:, :, :2])
     assert (table.scaling, table.unit) == ("private", "record")
     assert METHODS["dp-sgd"].unfit(replace(table, population=40)) is None, "the paper compares with it"
     np.testing.assert_array_equal(table.y, patients["mort_hosp"].to_numpy()[5:])

@@ -167,8 +167,17 @@ def test_no_head_with_a_guarantee_is_trained_on_features_scaled_by_private_rows(
     assert not (tmp_path / "head").exists()
 
 
+def test_a_split_has_as_many_positive_rows_everywhere() -> None:
+    table = generated(1000)
+    table = replace(table, y=(np.arange(1000) % 10 == 0).astype(np.float32))
+    for seed in range(3):
+        parts = split(table, seed)
+        assert [int(part.y.sum()) for part in (parts.train, parts.validation, parts.test)] == [70, 10, 20]
+
+
 def test_users_stay_together_in_a_split() -> None:
-    parts = split(generated(300, users=30))
+    table = generated(300, users=30)
+    parts = split(replace(table, y=((table.users < 15) & (table.x[:, 0] > 0)).astype(np.float32)))
     owners = [set(part.users.tolist()) for part in (parts.train, parts.validation, parts.test)]
     assert not owners[0] & owners[1] | owners[0] & owners[2] | owners[1] & owners[2]
     assert len(set.union(*owners)) == 30
