@@ -8,8 +8,10 @@ import pytest
 
 from privmix.laboratory.evaluation import methods
 from privmix.laboratory.evaluation.options import ComparisonOptions
+from privmix.laboratory.evaluation.report import JSON_FILE
 from privmix.laboratory.reproduce.catalogue import Item, load
 from privmix_cluster import cli
+from privmix_cluster.commands.reproduce import _measured
 from privmix_cluster.methods import MethodOptions
 from tests.support.cli import privmix
 
@@ -66,6 +68,21 @@ def test_wrong_options_are_refused_by_name(options: list[str], named: str) -> No
     result = privmix("reproduce", *options)
     assert result.exit_code == 2
     assert named in result.stderr
+
+
+def test_a_share_of_the_gain_is_that_of_the_perplexities(tmp_path: Path) -> None:
+    def result(label: str, *runs: float) -> dict[str, Any]:
+        return {"label": label, "parts": 8, "perplexity": {"runs": runs}, "reached": {"measured": None}, "losses": None}
+
+    results = [
+        result("Public model", 39.0, 41.0),
+        result("Fine-tuned, not private", 20.0),
+        result("SubMix", 24.0, 26.0),
+    ]
+    (tmp_path / JSON_FILE).write_text(json.dumps({"sweep": None, "tables": [{"value": None, "results": results}]}))
+    rows = list(_measured(load()["submix"].items["claims"], tmp_path, exact=True))
+    assert [row["share"] for row in rows] == [None, 1, 0.75]
+    assert rows[-1]["agrees"] is True
 
 
 @pytest.mark.slow

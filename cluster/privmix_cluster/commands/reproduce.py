@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean
@@ -107,10 +107,13 @@ def _measured(item: "Item", evaluation: Path, *, exact: bool) -> Iterator[dict[s
 
     found = json.loads((evaluation / JSON_FILE).read_text())
     for table in found["tables"]:
+        known: dict[str, float] = {}
         for result in table["results"]:
             runs = [each for each in (result["perplexity"] or {}).get("runs", ()) if isinstance(each, float)]
             # The papers take the arithmetic mean over runs.
             both = {"perplexity": fmean(runs) if runs else None, "measured": result["reached"]["measured"]}
+            known |= {result["label"]: fmean(runs)} if runs and result["label"] not in known else {}
+            both["share"] = _share(both["perplexity"], known)
             own = result["losses"] or {}
             losses = {"loss": own["quarters"][-1], "screened": own["screened"]} if own else {}
             ours, printed = both[item.column], item.printed.get(result["label"])
@@ -123,3 +126,11 @@ def _measured(item: "Item", evaluation: Path, *, exact: bool) -> Iterator[dict[s
                 **losses,
                 "printed": printed,
             } | ({"agrees": agrees(printed, ours)} if exact and printed and isinstance(ours, float) else {})
+
+
+def _share(perplexity: float | None, known: Mapping[str, float]) -> float | None:
+    """Returns the share of what fine-tuning gains over the public model; None without both of them."""
+    public, tuned = known.get("Public model"), known.get("Fine-tuned, not private")
+    if perplexity is None or public is None or tuned is None or not tuned < public:
+        return None
+    return (public - perplexity) / (public - tuned)

@@ -61,7 +61,7 @@ class Item(_Data):
         references: whether fine-tuning and DP-SGD are evaluated too.
         evaluate: the options of `privmix evaluate` besides the paper's.
         printed: what the paper prints of methods, by their labels.
-        column: what that is: the perplexity, or the measured epsilon.
+        column: what that is: the perplexity, the measured epsilon, or the share of the gain of fine-tuning.
         commands: what repeats it without a corpus, as `privmix` takes it.
         needs: what else is missing, or differs.
     """

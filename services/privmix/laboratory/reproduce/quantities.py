@@ -12,7 +12,7 @@ from privmix.privacy.accounting import published
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.adapmixed import screening_rdp
 from privmix.privacy.protocols.pmixed import PMixedSettings
-from privmix.privacy.protocols.submix import partition_to_user, random_stopping
+from privmix.privacy.protocols.submix import SubMixSettings, partition_to_user, random_stopping
 from privmix.privacy.protocols.subsample_aggregate import SubsampleAggregateEvent
 
 DELTA = 1e-5
@@ -71,6 +71,23 @@ def submix(parts: int, tokens: int, seen: str) -> float:
 def stopping(loss: float, tokens: int) -> float:
     """The Rényi loss for an observer who also sees the length of the output."""
     return random_stopping(loss, tokens)
+
+
+def stopping_answers(factor: float, tokens: int) -> float:
+    """The chance that random stopping lets all queries be answered: the number of answers is below what it draws."""
+    drawn = SubMixSettings(random_stopping=factor, tokens=tokens).stop_within
+    assert drawn is not None
+    return 1 - tokens / drawn
+
+
+def group_loss(loss: float, doublings: int) -> float:
+    """The Rényi loss for 2^c users, at 1/2^c of the order (Mironov 2017, Proposition 2)."""
+    return loss * 3.0**doublings
+
+
+def told(order: float, loss: float, codes: int) -> float:
+    """The largest chance to tell a code that is one of so many (Mironov 2017, Proposition 3)."""
+    return float((np.exp(loss) / codes) ** ((order - 1) / order))
 
 
 def user_loss(order: float, loss: float) -> float:
