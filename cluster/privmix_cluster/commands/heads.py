@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -113,10 +113,6 @@ def train(
     method: Annotated[MethodName, typer.Option(help="The training method.")] = "expm-certified",
     epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
     unproven: Annotated[bool, typer.Option("--unproven", help="Allow a method without a proven guarantee.")] = False,
-    neighbours: Annotated[
-        Literal["replace", "add-remove"],
-        typer.Option(help="The adjacency for expm-certified: a user is replaced, or added or removed."),
-    ] = "replace",
     ledger: Annotated[
         str | None, typer.Option(help="The ledger to charge once: a SQLite file or a database URL.")
     ] = None,
@@ -131,7 +127,7 @@ def train(
 
     if not unproven:
         demand_certified(method)
-    manifest = head.train(given.table(), method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
+    manifest = head.train(given.table(), method, epsilon, output, ledger=ledger, budget=budget)
     if as_json:
         typer.echo(manifest.model_dump_json())
     else:

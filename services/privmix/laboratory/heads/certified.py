@@ -17,7 +17,7 @@ from privmix.foundation.errors import InputError
 from privmix.laboratory.heads.models import Parametrised, squared_loss
 from privmix.laboratory.heads.row_function import RowFunction
 from privmix.laboratory.heads.table import Table
-from privmix.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
+from privmix.privacy.sampling.selection import SelectionEvent, loss_units, rate, select
 
 UNSCALED = (
     "the features were scaled by the private rows, which no certified guarantee covers; give the bounds of every "
@@ -69,9 +69,7 @@ def _losses(model: Parametrised, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor
     return squared_loss(model.outputs(thetas, x), y).T
 
 
-def event(
-    table: Table, epsilon: float, settings: CertifiedSettings, neighbours: Neighbours = "replace"
-) -> SelectionEvent:
+def event(table: Table, epsilon: float, settings: CertifiedSettings) -> SelectionEvent:
     """Returns the privacy event of a release.
 
     Raises:
@@ -81,7 +79,7 @@ def event(
     if table.scaling != "public":
         raise InputError(f"table {table.name}: {UNSCALED}")
     try:
-        selection = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
+        selection = SelectionEvent(epsilon, table.unit, settings.rounds, uuid4().hex)
         rate(selection, settings.candidates)
     except ValueError as error:
         raise InputError(str(error)) from error

@@ -21,7 +21,6 @@ from privmix.laboratory.heads.models import predictions
 from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.table import Table
 from privmix.privacy.arrays import Reals
-from privmix.privacy.sampling.selection import Neighbours
 
 MANIFEST, PARAMETERS = "manifest.json", "head.safetensors"
 
@@ -82,14 +81,12 @@ def train(
     *,
     ledger: str | None = None,
     budget: float | None = None,
-    neighbours: Neighbours = "replace",
 ) -> HeadManifest:
     """Trains one head with the setting chosen in advance. Charges the ledger once, before it writes anything.
 
     Args:
         ledger: a SQLite file or a URL. Only methods with a proven guarantee can be charged.
         budget: the epsilon of a new ledger, for all heads of this table; by default that of this head.
-        neighbours: the adjacency of the certified variant.
 
     Raises:
         InputError: the method, the table or a setting is invalid.
@@ -101,7 +98,7 @@ def train(
         methods.demand_certified(name)
     methods.demand_fit(name, table)
     method = METHODS[name]
-    event = None if method.event is None else method.event(table, epsilon, neighbours)
+    event = None if method.event is None else method.event(table, epsilon)
     if ledger is not None and event is not None:
         charge_release(ledger, event, f"heads of {table.name}", budget or method.ledger_share * epsilon, methods.DELTA)
     theta = method.train(table, epsilon, event, secrets.randbelow(2**31))[0]

@@ -17,7 +17,7 @@ from privmix.laboratory.heads.sgd import HeadDpSgdSettings, SgdSettings
 from privmix.laboratory.heads.table import UNSTATED, Table
 from privmix.privacy.events import Event, GuaranteeStatus
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
-from privmix.privacy.sampling.selection import Neighbours, SelectionEvent
+from privmix.privacy.sampling.selection import SelectionEvent
 
 DELTA = 1e-5
 SAMPLES = 1000
@@ -50,7 +50,7 @@ class Method:
     status: GuaranteeStatus
     guarantee: str
     train: Callable[[Table, float, Event | None, int], Tensor]
-    event: Callable[[Table, float, Neighbours], Event] | None = None
+    event: Callable[[Table, float], Event] | None = None
     delta: float = 0.0
     private: bool = True
     ledger_share: float = 1.0
@@ -58,7 +58,7 @@ class Method:
 
     def release(self, table: Table, epsilon: float, seed: int) -> Tensor:
         """Trains on a table; returns parameter vectors [S, D]."""
-        event = None if self.event is None else self.event(table, epsilon, "replace")
+        event = None if self.event is None else self.event(table, epsilon)
         return self.train(table, epsilon, event, seed)
 
 
@@ -77,7 +77,7 @@ def _train_sgd(table: Table, _: float, __: Event | None, seed: int) -> Tensor:
     return Parametrised(sgd.train(built(table, seed).module, *_tensors(table), SGD, seed)).vector[None]
 
 
-def _dp_sgd_event(table: Table, epsilon: float, _: Neighbours) -> Event:
+def _dp_sgd_event(table: Table, epsilon: float) -> Event:
     return sgd.event_for(epsilon, DELTA, table.stated_population, DP_SGD)
 
 
@@ -92,8 +92,8 @@ def _train_expm_nf(table: Table, epsilon: float, _: Event | None, seed: int) -> 
     return expm_nf.release(flow, SAMPLES, seed)
 
 
-def _certified_event(table: Table, epsilon: float, neighbours: Neighbours) -> Event:
-    return certified.event(table, epsilon, CERTIFIED, neighbours)
+def _certified_event(table: Table, epsilon: float) -> Event:
+    return certified.event(table, epsilon, CERTIFIED)
 
 
 def _train_certified(table: Table, _: float, event: Event | None, seed: int) -> Tensor:

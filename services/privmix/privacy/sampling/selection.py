@@ -2,11 +2,8 @@
 
 The candidates do not depend on the private rows; they may be models drawn from a prior. Each user has a loss in [0, 1]
 under each candidate. Candidate k is selected with probability proportional to exp(-rate L_k), where L_k is the sum of
-the users' losses. When one user's rows change, the log-probability of candidate k changes by -rate (l'_k - l_k) plus a
-constant, which lies in an interval of length epsilon:
-
-- ``replace``: l'_k - l_k lies in [-1, 1], an interval of length 2, so rate = epsilon / 2;
-- ``add-remove``: l'_k - l_k lies in [0, 1] for one user more, an interval of length 1, so rate = epsilon.
+the users' losses, and rate = epsilon / 2. When one user's rows are replaced, the log-probability of candidate k changes
+by -rate (l'_k - l_k) plus a constant. Since l'_k - l_k lies in [-1, 1], that is in an interval of length epsilon.
 
 So the mechanism has bounded range epsilon (Durfee & Rogers 2019), which implies epsilon-differential privacy, delta 0.
 The selected candidate is a whole model, which answers any number of queries at no further cost.
@@ -14,9 +11,8 @@ The selected candidate is a whole model, which answers any number of queries at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,9 +29,6 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from torch import Tensor
 
-Neighbours = Literal["replace", "add-remove"]
-"""The adjacency of tables: one user's rows are replaced, or they are present in one table only."""
-
 LOSS_UNITS = 2**20
 """Losses are integer multiples of 1 / LOSS_UNITS: sums are exact, and one user changes a sum by at most LOSS_UNITS."""
 
@@ -47,7 +40,6 @@ _CAP = 20.0
 _FLOAT_ERROR = 2.0**-45
 # The largest fraction of epsilon that may be lost to rounding.
 _MAX_LOSS = 0.5
-_WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
 
 
 @dataclass(frozen=True)
@@ -57,8 +49,7 @@ class SelectionEvent(Event):
     Attributes:
         epsilon: the epsilon of all rounds together. In each round, the change of every log-probability lies in an
             interval of length epsilon / rounds.
-        unit: what changes between neighbouring tables: one row (``record``) or all rows of one ``user``.
-        neighbours: how it changes.
+        unit: what is replaced between neighbouring tables: one row (``record``) or all rows of one ``user``.
         rounds: the number of selections.
         run: the id of the release. Equal releases with different ids add up.
     """
@@ -67,7 +58,6 @@ class SelectionEvent(Event):
     once: ClassVar[bool] = True
     epsilon: float
     unit: Unit = "user"
-    neighbours: Neighbours = "replace"
     rounds: int = 1
     run: str | None = None
 
@@ -77,8 +67,6 @@ class SelectionEvent(Event):
         if not isinstance(self.rounds, int) or self.rounds < 1:
             raise ValueError(f"rounds must be an integer of at least 1, got {self.rounds}")
         check_unit(self.unit)
-        if self.neighbours not in _WIDTHS:
-            raise ValueError(f"neighbours must be {' or '.join(_WIDTHS)}, got {self.neighbours!r}")
 
     @property
     def range(self) -> float:
@@ -86,7 +74,7 @@ class SelectionEvent(Event):
         return self.epsilon / self.rounds
 
     def rdp(self, orders: Orders) -> Divergences:
-        """Returns the exact worst case of bounded range, under `neighbours`."""
+        """Returns the exact worst case of bounded range."""
         return self.rounds * bounded_range_rdp(orders, self.range)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
@@ -127,7 +115,7 @@ def rate(event: SelectionEvent, candidates: int) -> float:
         raise ValueError(
             f"candidates: {candidates} are too many for integer weights at epsilon {event.range:g} in each round"
         )
-    return float((event.range - 2 * error) / _WIDTHS[event.neighbours])
+    return float(event.range - 2 * error) / 2
 
 
 def integer_weights(losses: ArrayLike, event: SelectionEvent) -> Tensor:

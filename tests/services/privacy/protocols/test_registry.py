@@ -166,7 +166,7 @@ IMPOSSIBLE: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (Individual(3, 0.3, 0.1, 10.0, 0.2, 0.3, 8), {"parts": (1,), "lower": (1.0,), "cap": (0.5,), "tokens": (0,)}),
     (Individual(3, 0.3, 0.1, 10.0, 0.2, 0.3, 8), {"upper": (2.0,), "ratio": (5.0,)}),
     (TRAINED, {"unit": ("part",), "noise_multiplier": (0.0, math.inf), "sampling_rate": (0.0, 1.5), "steps": (0,)}),
-    (CHOSEN, {"epsilon": (0.0, math.inf), "unit": ("row",), "neighbours": ("both",), "rounds": (0,)}),
+    (CHOSEN, {"epsilon": (0.0, math.inf), "unit": ("row",), "rounds": (0,)}),
 ]
 
 

@@ -12,7 +12,6 @@ from privmix.privacy import accounting
 from privmix.privacy.events import from_json
 from privmix.privacy.sampling.selection import (
     LOSS_UNITS,
-    Neighbours,
     SelectionEvent,
     integer_weights,
     loss_units,
@@ -31,21 +30,20 @@ def chances(losses: Any, event: SelectionEvent) -> list[Fraction]:
     return [Fraction(weight, sum(weights)) for weight in weights]
 
 
-def neighbours(kind: Neighbours, rng: np.random.Generator) -> tuple[Any, Any]:
+def neighbours(rng: np.random.Generator) -> tuple[Any, Any]:
     """Returns total losses of two tables that differ in one user, whose losses are mostly near 0 and 1."""
     candidates = int(rng.integers(2, 6))
     others = rng.integers(0, 50 * LOSS_UNITS, size=candidates) if rng.random() < 0.5 else np.zeros(candidates, int)
     first, second = rng.choice([0, LOSS_UNITS, LOSS_UNITS // 3], size=(2, candidates))
-    return others + first, others + (second if kind == "replace" else 0)
+    return others + first, others + second
 
 
-@pytest.mark.parametrize("kind", ["replace", "add-remove"])
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(epsilon: float, kind: Neighbours) -> None:
-    event, rng = SelectionEvent(epsilon, neighbours=kind), np.random.default_rng(0)
+def test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(epsilon: float) -> None:
+    event, rng = SelectionEvent(epsilon), np.random.default_rng(0)
     allowed, bound = event.rdp(ORDERS), Fraction(exp(epsilon))
     for _ in range(300):
-        tables = neighbours(kind, rng)
+        tables = neighbours(rng)
         p, q = (chances(losses, event) for losses in tables)
         assert all(a <= bound * b and b <= bound * a for a, b in zip(p, q, strict=True))
         floats = [np.array(law, dtype=np.float64) for law in (p, q)]
@@ -88,15 +86,13 @@ def test_rounds_add_up() -> None:
     assert joint.get_delta_for_epsilon(1.0) == pytest.approx(composed.get_delta_for_epsilon(1.0))
 
 
-@pytest.mark.parametrize("kind", ["replace", "add-remove"])
-def test_capping_far_candidates_keeps_the_range(kind: Neighbours) -> None:
+def test_capping_far_candidates_keeps_the_range() -> None:
     """Uses losses near the cap, where one table caps a candidate and the other does not."""
-    event = SelectionEvent(4.0, neighbours=kind)
+    event = SelectionEvent(4.0)
     at = int(20 / rate(event, 3) * LOSS_UNITS)
-    moves = (0, LOSS_UNITS) if kind == "add-remove" else (-LOSS_UNITS, 0, LOSS_UNITS)
     base = np.array([2 * LOSS_UNITS, 2 * LOSS_UNITS + at, 5 * LOSS_UNITS + at])
     p = chances(base, event)
-    for move in product(moves, repeat=3):
+    for move in product((-LOSS_UNITS, 0, LOSS_UNITS), repeat=3):
         q = chances(base + np.array(move), event)
         assert max(max(a / b, b / a) for a, b in zip(p, q, strict=True)) <= Fraction(exp(4.0))
 
@@ -115,7 +111,7 @@ def test_candidates_are_chosen_in_proportion_to_their_weights() -> None:
 
 
 def test_the_event_survives_storage_and_is_paid_once() -> None:
-    event = SelectionEvent(1.5, "user", "replace", 3, "abc")
+    event = SelectionEvent(1.5, "user", 3, "abc")
     assert from_json(event.to_json()) == event
     assert event.guarantee.status == "certified"
     orders = np.array([2.0])
