@@ -60,7 +60,8 @@ def test_one_run_finds_what_a_training_remembers(monkeypatch: pytest.MonkeyPatch
         return signs[None]
 
     monkeypatch.setattr(methods.Method, "release", remembered)
-    assert attacks.one_run("expm-certified", table, 1.0, runs=3).verdict == "broken"
+    # Half of the rows are guessed to be in. The verdict needs 64 right guesses of 80 in two of three runs.
+    assert attacks.one_run("expm-certified", table, 0.1, runs=3).verdict == "broken"
 
 
 def test_a_head_is_charged_once_and_predicts_without_limit(tmp_path: Path) -> None:
