@@ -90,7 +90,6 @@ def _row(result: "Result") -> dict[str, object]:
         "perplexity": f"{bound}{result.perplexity.mean:.2f}",
         "mean of runs": f"{bound}{fmean(result.perplexity.runs):.2f}",
         "95 %": None if low is None or high is None else f"{low:.2f} to {high:.2f}",
-        "change": None if result.change is None else f"{bound}{100 * (result.change.mean - 1):+.1f} %",
         "epsilon (Rényi)": rdp if measured is None else f"{accounting.shown(measured)} measured",
         "(PLD)": pld,
         "screened": None

@@ -58,14 +58,13 @@ def evaluate(
         methods.chosen(options, value, ensembles.main.parts, bool(ensembles.main.halves))
     with only_writer(output, "evaluation"), display or Display() as shown:
         shown.say("reading the held-out text")
-        documents = list(held_out)
-        text = _text(documents, ensembles, options)
+        text = _text(held_out, ensembles, options)
         revision = ensembles.main.public_revision
         bench = Workbench(ensembles.base, revision, text, output, options.precision, shown)
         comparison = _Comparison(ensembles, options, bench)
         with connected():
             comparison.compute()
-        return comparison.results(documents)
+        return comparison.results()
 
 
 class _Comparison:
@@ -83,17 +82,13 @@ class _Comparison:
         cases = (self._case(ensemble, settings) for _, ensemble, settings in rows)
         self._bench.compute_outcomes([case for case in cases if isinstance(case, Case)])
 
-    def results(self, documents: Sequence[Document]) -> Evaluation:
+    def results(self) -> Evaluation:
         main, options, text = self._ensembles.main, self._options, self._bench.text
         return Evaluation(
-            documents=len(documents),
-            users=len({document.user for document in documents}),
             positions=len(text.runs[0]),
             runs=len(text.runs),
             apart=text.apart,
             context=options.context,
-            parts=main.parts,
-            halves=bool(main.halves),
             base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
             sweep=options.sweep,
             tables=tuple(

@@ -54,11 +54,10 @@ class Result:
 
     Attributes:
         ensemble: the name of the ensemble's directory.
-        status, notion, adjacency, sentence: the elements of its guarantee, and the whole guarantee in one sentence.
+        status, sentence: that of its guarantee, and the whole guarantee.
         perplexity: over the runs and the true tokens that the public model can release (`SUPPORT_FLOOR`); no protocol
             releases another one. Infinite if the method gives such a token probability 0.
         possible: the fraction of true tokens with a positive probability.
-        change: the ratio of the perplexity to the public model's on the same tokens.
         answered: the fraction of tokens answered before the budget was used up.
         asked: the average number of part models queried for a token.
         problem: why the settings are impossible. Then there are no numbers.
@@ -74,12 +73,9 @@ class Result:
     parts: int
     parameters: dict[str, Any]
     status: str
-    notion: str
-    adjacency: str
     sentence: str
     perplexity: Estimate | None = None
     possible: float | None = None
-    change: Estimate | None = None
     answered: float | None = None
     asked: float | None = None
     reached: EpsilonSpent = EpsilonSpent()
@@ -113,8 +109,7 @@ def result(
     positions = sum(outcome.positions for outcome in outcomes)
     possible = sum(outcome.possible for outcome in outcomes) / positions
     losses = [outcome.loss for outcome in outcomes]
-    pairs = list(zip(outcomes, public, strict=True))
-    everywhere = all(outcome.possible >= reference.possible for outcome, reference in pairs)
+    everywhere = all(own.possible >= reference.possible for own, reference in zip(outcomes, public, strict=True))
     spent = max(outcome.charged for outcome in outcomes)
     cost = reached(settings, protocol, spent, outcomes)
     return Result(
@@ -124,16 +119,9 @@ def result(
         parts=protocol.parts,
         parameters=parameters(settings, protocol),
         status=protocol.guarantee.status,
-        notion=protocol.guarantee.notion,
-        adjacency=protocol.guarantee.adjacency,
         sentence=_sentence(settings, protocol, cost, spent) + _paid_for(settings, protocol, base),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
-        change=(
-            Estimate.of_logarithms([outcome.loss - reference.loss for outcome, reference in pairs])
-            if everywhere
-            else None
-        ),
         answered=sum(outcome.answered for outcome in outcomes) / positions,
         asked=sum(outcome.asked for outcome in outcomes) / len(outcomes),
         reached=cost,
@@ -160,7 +148,7 @@ def impossible(
     label: str, ensemble: str, settings: Settings, parts: int, problem: str, base: float | None = None
 ) -> Result:
     """Returns the result of settings that the budget or the ensemble does not allow. `base`: see `Result`."""
-    return Result(label, settings.protocol, ensemble, parts, {}, "none", "", "", "", problem=problem, base=base)
+    return Result(label, settings.protocol, ensemble, parts, {}, "none", "", problem=problem, base=base)
 
 
 def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[TrialResult]) -> EpsilonSpent:
@@ -225,18 +213,13 @@ class Evaluation:
         positions: the number of tokens in a run.
         runs: the number of runs.
         apart: whether the runs share no text.
-        parts: the number of parts of the main ensemble.
         sweep: the swept field; None without a sweep.
     """
 
-    documents: int
-    users: int
     positions: int
     runs: int
     apart: bool
     context: int
-    parts: int
-    halves: bool
     base_model: str
     sweep: str | None
     tables: tuple[ResultTable, ...]

@@ -65,15 +65,16 @@ def test_a_table_of_a_private_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     public, private_base = (np.array(mean_losses(model, text))[chosen] for model in (tiny, merged(base)))
     assert max(public.max(), private_base.max()) < 36 * math.log(2), "both can release every token"
     shown = at_eight["DP-SGD, as a base of epsilon 5"]
-    assert shown.change is not None
-    assert math.log(shown.change.mean) == pytest.approx((private_base - public).mean(), abs=1e-4)
+    assert shown.perplexity is not None
+    assert math.log(shown.perplexity.mean) == pytest.approx(private_base.mean(), abs=1e-4)
     assert at_eight["Public model"].perplexity is not None
     assert math.log(at_eight["Public model"].perplexity.mean) == pytest.approx(public.mean(), abs=1e-4)
     check_gains(shown, (public - private_base), text.contexts[chosen])
     event = loaded.on_bases[0].base_training
     assert event is not None
     assert shown.reached.pld == pytest.approx(5.0, abs=1e-3)
-    assert (shown.status, shown.adjacency) == ("certified", "user")
+    assert shown.status == "certified"
+    assert "user" in shown.sentence
 
     row = at_eight["Exponential mechanism, on a base of epsilon 5"]
     settings = ExponentialSettings(epsilon=8, tokens=TOKENS).on_base(event.event)
