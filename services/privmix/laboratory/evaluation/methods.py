@@ -4,7 +4,6 @@ A protocol that is not named here has its name as its label, and its default set
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
@@ -83,7 +82,7 @@ def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:
     """Returns the settings of a model trained with DP-SGD, with the guarantee of its training."""
     # Tokens are unlimited, because the whole cost was spent on training, whatever this table's budget is.
     limits = {**budget.model_dump(), "epsilon": None, "delta": training.delta}
-    return DpSgdSettings(**asdict(training.event), **limits)
+    return DpSgdSettings(**limits).for_training(training)
 
 
 def private(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Settings]:
