@@ -17,8 +17,8 @@ from privmix_cluster.parameters import ACCEPTED
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "k8s", "services", "tests")
-READMES = [ROOT / "README.md", *sorted(file for name in FOLDERS for file in (ROOT / name).rglob("README.md"))]
-PAGES = [*READMES, *sorted((ROOT / ".github").glob("*.md")), ROOT / "k8s" / "runbook.md"]
+READMES = [ROOT / "README.md", *sorted(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
+PAGES = [*READMES, *sorted((ROOT / ".github").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`((?:kubectl [^`]*-- )?privmix\s[^`]+)`")
 CHEAP = {"plan", "protocols"}
