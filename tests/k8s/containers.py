@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.k8s.manifests import K8S, Manifests
 
-PROGRAMS = ("buildah", "podman", "runc", "debootstrap", "ip", "redis-server")
-PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2", "redis-server")
+PROGRAMS = ("buildah", "podman", "runc", "debootstrap", "ip", "redis-server", "nginx")
+PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2", "redis-server", "nginx-light")
 LIBRARIES = "ca-certificates,libssl3,libsqlite3-0,libffi8,zlib1g,libbz2-1.0,liblzma5,libreadline8,libexpat1"
 """What a Python built from source links to."""
 PASSED_ON = ("PIP_CERT", "SSL_CERT_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

@@ -11,6 +11,7 @@ import yaml
 
 K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = ("cpu-dev", "gpu", "gpu-ha")
+KUBERNETES = "1.34"
 
 Manifest = dict[str, Any]
 
@@ -68,3 +69,13 @@ def render(overlay: str, folder: Path = K8S / "overlays") -> Manifests:
             rendered = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             return Manifests(overlay, tuple(yaml.safe_load_all(rendered)))
     pytest.skip("neither kustomize nor kubectl is installed")
+
+
+def with_components(overlay: str, folder: Path, *components: str) -> Manifests:
+    """Renders a copy of an overlay that lists more components, as the page tells an operator to."""
+    shutil.copytree(K8S, folder, dirs_exist_ok=True)
+    file = folder / "overlays" / overlay / "kustomization.yaml"
+    fields = yaml.safe_load(file.read_text())
+    fields["components"] = [*fields.get("components", ()), *(f"../../components/{name}" for name in components)]
+    file.write_text(yaml.safe_dump(fields))
+    return render(overlay, folder / "overlays")

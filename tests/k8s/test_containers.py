@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.ensembles import write_ensemble
 from tests.k8s.containers import Machine, Pod, build, machine, ray_environment, start_command, unavailable, until
-from tests.k8s.manifests import K8S, Manifests, render
+from tests.k8s.manifests import Manifests, render, with_components
 from tests.postgresql import Server
 from tests.tiny import write_served_model
 
@@ -84,16 +83,6 @@ def charged(head: Pod) -> int:
     assert status == 200, text
     count: int = json.loads(text)["tokens_charged"]
     return count
-
-
-def with_components(overlay: str, folder: Path, *components: str) -> Manifests:
-    """Renders a copy of an overlay that lists more components, as the page tells an operator to."""
-    shutil.copytree(K8S, folder, dirs_exist_ok=True)
-    file = folder / "overlays" / overlay / "kustomization.yaml"
-    fields = yaml.safe_load(file.read_text())
-    fields["components"] = [*fields.get("components", ()), *(f"../../components/{name}" for name in components)]
-    file.write_text(yaml.safe_dump(fields))
-    return render(overlay, folder / "overlays")
 
 
 def test_a_start_waits_until_its_ensemble_and_its_ledger_are_there(
