@@ -20,11 +20,10 @@ def asked(
     contexts: Mapping[str, tuple[int, ...]],
     draws: Sequence[tuple[int, ...]],
     key: StepKey = KEY,
-    coming: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Asked:
     """Asks for a token of each sequence. The first ones are private, one for each draw."""
     count = len(contexts)
-    options, ahead = (SamplingOptions(),) * count, tuple(coming or ((),) * len(draws))
-    step = Step(tuple(contexts), tuple(contexts.values()), (None,) * count, options, tuple(draws), ahead)
+    options = (SamplingOptions(),) * count
+    step = Step(tuple(contexts), tuple(contexts.values()), (None,) * count, options, tuple(draws))
     group = Group(PartGroup(0, models, ()), protocol, ShardCopies((), dict[str, Any]().__getitem__, 1.0))
     return group.asked(key, step, Told())

@@ -19,7 +19,7 @@ from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
-from privmix.coordinator.draws import DrawQueue
+from privmix.coordinator.draws import Draws
 from privmix.coordinator.pending_release import PendingRelease
 from privmix.coordinator.raw_rows import RawRows
 from privmix.coordinator.step import Costs, Step, StepResult
@@ -176,7 +176,7 @@ def offline(
 
         def _use(self, shard_map: ShardMap) -> None:
             self._shard_map, self._protocol, self._ensemble = shard_map, protocol, ensemble
-            self._draws = DrawQueue(protocol)
+            self._draws = Draws(protocol)
 
     asyncio.get_running_loop().set_default_executor(Inline(1))
     group = PartGroup(0, {part: f"part-{part}" for part in range(protocol.parts)}, ("shard",))

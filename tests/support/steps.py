@@ -17,7 +17,6 @@ from privmix.coordinator.messages import Delta
 from privmix.engine.engine import EngineSettings, Request
 from privmix.fleet.shard_map import PartGroup, ShardMap
 from privmix.privacy.protocol import Protocol
-from privmix.shards.sessions import Asked
 from privmix.shards.shard import Shard
 from tests.services.coordinator.actors import NAMESPACE, open_budget
 
@@ -63,10 +62,6 @@ class RecordingShard(Shard):
                 return work(*arguments)
 
         return recorded
-
-    def _prepare_later(self, asked: Asked | None) -> None:
-        self._operations.append(("coming", 0 if asked is None else asked.coming.size))
-        super()._prepare_later(asked)
 
     def lose(self, steps: int) -> None:
         """Loses what it holds next for this many calls, as a restart between two calls does."""

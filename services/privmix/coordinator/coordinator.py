@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from privmix.budget.client import BudgetClient, Reservation
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.delta_queue import DeltaQueue
-from privmix.coordinator.draws import DrawQueue
+from privmix.coordinator.draws import Draws
 from privmix.coordinator.ensemble import ShardedEnsemble
 from privmix.coordinator.messages import Delta, FinishReason, Generation
 from privmix.coordinator.metrics import CoordinatorMetrics, Released
@@ -294,7 +294,7 @@ class Coordinator:
         finally:  # a copy that was asked after a client had left was told of its sequence again
             if left := [live.id for live in batch if live.id not in self._live]:
                 self._ensemble.drop_caches(left)
-        self._draws.advance(step.sequences[: step.private])
+        self._draws.drop(step.sequences[: step.private])
         received = time.perf_counter()
         tokens: Mapping[int, int]
         lost: PartlySampled | None = None
@@ -326,7 +326,6 @@ class Coordinator:
             tuple(live.generation.cache_salt for live in batch),
             tuple(live.options for live in batch),
             tuple(map(self._draws.current, ids)),
-            tuple(map(self._draws.coming, ids)),
             None if granted is None else np.array(granted, dtype=np.int64).reshape(len(ids), self._protocol.parts),
         )
 
@@ -421,7 +420,7 @@ class Coordinator:
     def _use(self, shard_map: ShardMap) -> None:
         self._shard_map = shard_map
         self._protocol = shard_map.protocol
-        self._draws = DrawQueue(shard_map.protocol)
+        self._draws = Draws(shard_map.protocol)
         self._ensemble = ShardedEnsemble(
             shard_map, self._actor, self._arithmetic, self._settings.step_timeout_s, self._settings.patience_s
         )
@@ -442,7 +441,7 @@ class Coordinator:
             del self._live[id_]
         if ended:
             self._metrics.live(len(self._live))
-            self._draws.forget(ended)
+            self._draws.drop(ended)
             self._ensemble.drop_caches(ended)
 
     def _close_channel(self, channel: str) -> None:

@@ -85,8 +85,6 @@ class Group:
             told.contexts[sequence] = len(context), step.options[place]
         terms, told.terms = None if told.terms else Terms(self._protocol, self.models), True
         drawn = self._padded(step.draws)
-        ahead = list(zip(*step.coming, strict=True))
-        coming = self._padded([draw for draws in ahead for draw in draws])
         allowances = None
         if step.allowances is not None:
             own = step.allowances[np.arange(len(drawn))[:, None], drawn]
@@ -99,7 +97,6 @@ class Group:
             np.array(news, dtype=np.int32),
             changed,
             drawn,
-            coming.reshape(len(ahead), step.private, coming.shape[1]),
             allowances,
             terms,
         )

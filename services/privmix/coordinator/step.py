@@ -29,7 +29,6 @@ class Step:
         cache_salts: see `privmix.engine.engine.Request`.
         options: the sampling options of each sequence.
         draws: the models drawn for the token of each of the first P sequences.
-        coming: those of the tokens after it, in order, for each of the first P sequences.
         allowances: int64 [P, parts], the most that each of these tokens may charge to each part; None without accounts.
     """
 
@@ -38,7 +37,6 @@ class Step:
     cache_salts: tuple[str | None, ...]
     options: tuple[SamplingOptions, ...]
     draws: tuple[tuple[int, ...], ...]
-    coming: tuple[Sequence[tuple[int, ...]], ...]
     allowances: NDArray[np.int64] | None = None
 
     @property
@@ -55,7 +53,6 @@ class Step:
             tuple(self.cache_salts[place] for place in places),
             tuple(self.options[place] for place in places),
             tuple(self.draws[place] for place in private),
-            tuple(self.coming[place] for place in private),
             None if self.allowances is None else self.allowances[private],
         )
 

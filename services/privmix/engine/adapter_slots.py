@@ -1,6 +1,5 @@
 """Decides which adapters occupy the adapter slots of the device."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,25 +10,18 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-ReaderRow = tuple[str, int]
-"""Names a row that needs a slot: the vLLM request that it belongs to, and its LoRA id."""
-
 
 class AdapterSlots:
     """Keeps all adapters in host memory and fills the device's slots with those that a step needs.
 
     If all adapters fit into the slots, it loads each of them once and drops the host's copies; a step then loads none.
-    Otherwise each row of a step costs exactly one load, even if its adapter is already on the device: in `prepare`,
-    ahead of the step, or in the step itself. Which of both does not depend on the adapters: a row is ahead if it was
-    prepared itself, not one of another request with the same adapter, and if so few rows were loaded since that none
-    of the prepared adapters can have lost its slot.
+    Otherwise each row of a step costs exactly one load, even if its adapter is already on the device: so the time of a
+    step does not depend on the draw.
     """
 
     def __init__(self, worker_manager: LRUCacheWorkerLoRAManager, adapters: Sequence[LoRARequest], zero: int) -> None:
         self._manager: Any = worker_manager._adapter_manager
-        self.resident = len(adapters) < self._manager.lora_slots
-        self._prepared: Counter[ReaderRow] = Counter()
-        self._spare = 0
+        self._resident = len(adapters) < self._manager.lora_slots
         models = (worker_manager._load_adapter(adapter) for adapter in adapters)
         first = next(models, LoRAModel(zero, 1, {}))
         self._add(_zero_like(first, zero))
@@ -40,37 +32,14 @@ class AdapterSlots:
 
     def _add(self, model: LoRAModel) -> None:
         self._manager.add_adapter(model)
-        if self.resident:
+        if self._resident:
             self._manager.activate_adapter(model.id)
             model.loras.clear()  # vLLM reads only the slot from now on
 
-    def prepare(self, rows: Sequence[ReaderRow]) -> None:
-        """Loads the adapters of coming rows, up to the number of slots."""
-        if self.resident:
-            return
-        rows = rows[: self._manager.lora_slots]
-        for _, adapter in rows:
+    def bring(self, adapters: np.ndarray) -> None:
+        """Loads the adapters of a step's rows, int [rows], of which no more than there are slots may be distinct."""
+        for adapter in [] if self._resident else adapters.tolist():
             self._load(adapter)
-        self._prepared = Counter(rows)
-        # The slots of other adapters are older, so each of as many loads replaces one of those.
-        self._spare = self._manager.lora_slots - len(rows)
-
-    def bring(self, rows: Sequence[ReaderRow]) -> None:
-        """Loads the adapters of a step's rows. The number of distinct adapters must not exceed the number of slots."""
-        if self.resident:
-            return
-        missing = []
-        for row in rows:
-            if self._prepared[row] > 0:
-                self._prepared[row] -= 1
-                self._manager._active_adapters.touch(row[1])  # so that the loads below replace other adapters
-            else:
-                missing.append(row[1])
-        for adapter in missing:
-            self._load(adapter)
-        self._spare -= len(missing)
-        if self._spare < 0:
-            self._prepared.clear()
 
     def slots_of(self, adapters: np.ndarray) -> np.ndarray:
         """Returns the slots of adapters that have one, int of any shape."""

@@ -22,10 +22,6 @@ adapter's row. With zero weights it equals the public row; among texts it is a t
 request may repeat."""
 
 
-ComingRow = tuple[str, str]
-"""Announces a row of a later request: its sequence and its adapter."""
-
-
 class EngineStalledError(RuntimeError):
     """The engine makes no progress. It has dropped its requests and should be replaced."""
 
@@ -97,16 +93,11 @@ class AdapterFiles:
 
 
 class Engine(ABC):
-    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe.
-
-    Attributes:
-        resident: whether all adapters are on the device, so that `prepare` has nothing to do.
-    """
+    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe."""
 
     vocabulary: int
     context_length: int
     adapters: tuple[str, ...]
-    resident: bool = True
 
     def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
         """Computes the log-probabilities of the next token, float32 [rows, vocabulary]; see `logits` for the rest."""
@@ -126,13 +117,6 @@ class Engine(ABC):
         """
         self._check(requests)
         return self._logits(requests)
-
-    @abstractmethod
-    def prepare(self, rows: Sequence[ComingRow]) -> None:
-        """Loads the adapters of coming rows onto the device ahead of time.
-
-        This is a hint: it never fails, ignores unknown names, and affects only the duration of later steps.
-        """
 
     @abstractmethod
     def drop_caches(self, sequence: str) -> None:

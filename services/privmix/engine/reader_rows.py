@@ -62,7 +62,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from privmix.engine import VLLM_FAMILIES
-from privmix.engine.adapter_slots import AdapterSlots, ReaderRow
+from privmix.engine.adapter_slots import AdapterSlots
 from privmix.engine.step_graph import Graph, StepGraphs, StepShape, shapes
 
 if TYPE_CHECKING:
@@ -215,13 +215,6 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             self.lora_manager._adapter_manager._last_mapping = None  # the rows of the last capture are set now
         return captured
 
-    def prepare_adapters(self, rows: Sequence[ReaderRow]) -> None:
-        if self.slots is not None:
-            self.slots.prepare(rows)
-
-    def adapters_are_resident(self) -> bool:
-        return self.slots is None or self.slots.resident
-
     def tokens_computed(self) -> int:
         """Returns how many tokens all passes have computed."""
         return self._tokens_computed
@@ -325,8 +318,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if shape.readers and self.slots is not None:
             counts = np.array([len(each.adapters) for each in requested])
             adapters = np.array([adapter for each in requested for adapter in each.adapters], dtype=np.int64)
-            owners = np.repeat(order, counts)
-            self._bring(owners, adapters)
+            self.slots.bring(adapters)
             slots[np.arange(shape.readers) < counts[:, None]] = self.slots.slots_of(adapters)
         batch.block_table.commit_block_table(len(order))
         logits = self._graphs.step(shape, batch.token_ids_cpu[order, positions], positions, order, slots)
@@ -445,17 +437,9 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             super().set_active_loras(input_batch, num_scheduled_tokens, *arguments, **options)
             return
         adapters = input_batch.request_lora_mapping[: self._batch.requests]
-        own = np.flatnonzero(adapters)
-        self._bring(own, adapters[own])
+        self.slots.bring(adapters[adapters > 0])
         self._token_adapters = adapters.repeat(num_scheduled_tokens)
         self._map_adapters(self._token_adapters, is_prefill=bool(adapters.any()))
-
-    def _bring(self, owners: np.ndarray, adapters: np.ndarray) -> None:
-        """Loads the adapters of rows, int [rows], whose requests have these indices in the batch, int [rows]."""
-        if self.slots is not None and not self.slots.resident:
-            request_ids = self.input_batch.req_ids
-            named = zip(owners.tolist(), adapters.tolist(), strict=True)
-            self.slots.bring([(request_ids[owner], adapter) for owner, adapter in named])
 
     def _map_adapters(self, adapters: np.ndarray, *, is_prefill: bool) -> None:
         """Sets the adapter of each token of the next pass."""
@@ -529,7 +513,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     def _use_adapters(self, batch: ReaderBatch, before: np.ndarray) -> None:
         """Sets the adapters of a pass: those of the tokens before the readers, and the readers'."""
         if self.slots is not None:
-            self._bring(batch.owners, batch.adapters)
+            self.slots.bring(batch.adapters)
             # Only requests' own adapters have runs of tokens; reader rows are single tokens.
             self._map_adapters(np.append(before, batch.adapters), is_prefill=bool(before.any()))
 

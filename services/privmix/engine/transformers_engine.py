@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
 from privmix.engine.adapter_config import first_layer, read_adapter_configs
-from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Engine, EngineSettings, Request
+from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
 from privmix.engine.part_text import read_texts
 from privmix.engine.reader_attention import PublicCache, check_reader, record_text
 from privmix.engine.switching import using
@@ -56,9 +56,6 @@ class TransformersEngine(Engine):
         if texts:
             texts[ZERO] = torch.zeros_like(next(iter(texts.values())))
         self._texts = {name: record_text(self._model, text.to(device)) for name, text in texts.items()}
-
-    def prepare(self, rows: Sequence[ComingRow]) -> None:
-        """Does nothing: all adapters are on the device."""
 
     def drop_caches(self, sequence: str) -> None:
         for key in [key for key in self._caches if key[0] == sequence]:

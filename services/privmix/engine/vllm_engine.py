@@ -35,7 +35,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request as VllmRequest
 
 from privmix.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
-from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Engine, EngineSettings, EngineStalledError, Request
+from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
 from privmix.engine.part_text import read_texts
 from privmix.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
 from privmix.engine.step_graph import shapes
@@ -130,7 +130,6 @@ class VllmEngine(Engine):
         if self._loras:
             rank, targets = _rank_and_targets(configs)
             self._worker("load_adapters", list(self._loras.values()), self._lora_ids[ZERO], rank, targets)
-            self.resident = self._worker("adapters_are_resident")
         self._captured: frozenset[int] = frozenset()
         self.capture({0, settings.rows})
         cache = self._llm.vllm_config.cache_config
@@ -150,15 +149,6 @@ class VllmEngine(Engine):
         """Captures the decode steps of requests with these numbers of part rows, where the device can."""
         largest_first = sorted(readers, reverse=True)  # smaller steps use the memory of larger ones
         self._captured |= frozenset(self._worker("capture_steps", largest_first))
-
-    def prepare(self, rows: Sequence[ComingRow]) -> None:
-        owned = ((self._owner(sequence, name), name) for sequence, name in rows if name in self._lora_ids)
-        known = [(session.request.request_id, self._lora_ids[name]) for session, name in owned if session is not None]
-        self._worker("prepare_adapters", known)
-
-    def _owner(self, sequence: str, model: str) -> "Session | None":
-        """Returns the session that a model's rows of a sequence belong to; None if there is none yet."""
-        return self._sessions.get((sequence, model if model in self._own else PUBLIC))
 
     def drop_caches(self, sequence: str) -> None:
         self._drop([key for key in self._sessions if key[0] == sequence])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privmix.engine.engine import PUBLIC, ZERO, ComingRow, Request
+from privmix.engine.engine import PUBLIC, ZERO, Request
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocol import Protocol
 from privmix.shards.reducer import Reduction
@@ -59,7 +59,6 @@ class Asked:
         news: int32, the other tokens, those of one sequence after those of another.
         changed: the cache salt and the options of each sequence, by place, if it is new or its options changed.
         drawn: int16 [S, n], the drawn models of this group, and then `NOBODY`.
-        coming: int16 [steps, S, n], those of the next steps.
         allowances: int64 [S, n], the most that each token may charge to each part; None without accounts.
         terms: None if they were told before.
     """
@@ -71,7 +70,6 @@ class Asked:
     news: NDArray[np.int32]
     changed: Mapping[int, tuple[str | None, SamplingOptions]]
     drawn: NDArray[np.int16]
-    coming: NDArray[np.int16]
     allowances: NDArray[np.int64] | None = None
     terms: Terms | None = None
 
@@ -112,17 +110,6 @@ class Sessions:
         ]
         options = tuple(session.options for session in sessions)
         return requests, Reduction(terms.protocol, options, asked.drawn != NOBODY, asked.allowances)
-
-    def coming(self, asked: Asked) -> tuple[ComingRow, ...]:
-        """Returns the rows of the next steps of a call that was told: those of the next one come first."""
-        _, terms = self._callers[asked.key.caller]
-        padding = () if terms.protocol.rows is None else (ZERO,)
-        return tuple(
-            (sequence, name)
-            for step in asked.coming.tolist()
-            for sequence, row in zip(asked.sequences, step, strict=False)  # only private sequences have draws
-            for name in _names(row, terms, padding)
-        )
 
     def forget(self, sequence: str) -> None:
         """Forgets a sequence. Ignores unknown ones."""

@@ -16,7 +16,7 @@ import psutil
 import ray
 from numpy.typing import NDArray
 
-from privmix.engine.engine import PUBLIC, ZERO, ComingRow, EngineSettings, create
+from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, create
 from privmix.foundation.actors import as_two_objects, concurrent
 from privmix.foundation.lazily import torch
 from privmix.shards.reducer import Begun, Reducer, Reduction, on_host, pick
@@ -70,13 +70,11 @@ class _Kept:
 
     Attributes:
         given: how rows are reduced.
-        asked: the call that made them, if the rows of the next steps are not prepared yet.
     """
 
     held: Tensor | Begun
     since: float
     given: Reduction
-    asked: Asked | None
 
     @property
     def nbytes(self) -> int:
@@ -133,9 +131,7 @@ class Shard:
             rows = self._engine.logits(requests)
             if not all(used):
                 rows = rows[np.flatnonzero(used).tolist()]
-            answer = on_host(rows.float())
-        self._prepare_later(asked)
-        return answer
+            return on_host(rows.float())
 
     def weigh(self, asked: Asked) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Computes the sampling weights of a step, where no other group adds to them, and holds them for `pick`.
@@ -154,8 +150,7 @@ class Shard:
             cumulative = self._reducer.weights(begun)
             leaving = begun.leaving(cumulative[:, -1].contiguous())
             self._hold(asked.key, cumulative, given)
-        self._prepare_later(asked)
-        return leaving
+            return leaving
 
     @as_two_objects
     def begin(self, asked: Asked) -> tuple[NDArray[np.int64] | None, NDArray[np.float32]]:
@@ -171,7 +166,7 @@ class Shard:
         with self._working():
             begun = self._reducer.begin(self._engine.logits(requests), given)
             public, charges = begun.leaving(begun.public[: len(given.drawn)])
-            self._hold(asked.key, begun, given, asked)
+            self._hold(asked.key, begun, given)
         return charges, public
 
     def keep(self, asked: Asked) -> None:
@@ -180,7 +175,7 @@ class Shard:
         with self._working():
             rows = self._engine.logits(requests)
             # A GPU's next step overwrites its rows.
-            self._hold(asked.key, rows if rows.device.type == "cpu" else rows.clone(), given, asked)
+            self._hold(asked.key, rows if rows.device.type == "cpu" else rows.clone(), given)
 
     @as_two_objects
     def partial(self, key: StepKey, public: NDArray[np.float32]) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
@@ -199,7 +194,6 @@ class Shard:
         assert isinstance(kept.held, torch.Tensor)
         with self._working():
             sums, charges = self._reducer.partial(kept.held, kept.given, public)
-        self._prepare_later(kept.asked)
         return charges, sums
 
     def add(self, key: StepKey, *sums: NDArray[Any]) -> NDArray[np.int64]:
@@ -220,9 +214,7 @@ class Shard:
         with self._working():
             cumulative = self._reducer.weights(kept.held, sums)
             self._hold(key, cumulative, kept.given)
-            totals = on_host(cumulative[:, -1].contiguous())
-        self._prepare_later(kept.asked)
-        return totals
+            return on_host(cumulative[:, -1].contiguous())
 
     def pick(self, key: StepKey, points: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the token of each request of `weigh`, int64 [requests]: a function of its weights and its point.
@@ -240,11 +232,6 @@ class Shard:
         assert isinstance(weights, torch.Tensor)
         with self._working():
             return pick(points, weights)
-
-    def prepare(self, rows: Sequence[ComingRow]) -> None:
-        """Loads the adapters of the next calls' rows (`Engine.prepare`)."""
-        with self._working():
-            self._engine.prepare(rows)
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
@@ -265,21 +252,13 @@ class Shard:
             failure=self._failure,
         )
 
-    def _prepare_later(self, asked: Asked | None) -> None:
-        """Calls `prepare` after the current call: an actor runs its calls one after another.
-
-        Whether it does depends on the number of adapters and of slots alone, so time tells nothing of a draw.
-        """
-        if asked is not None and asked.coming.size and not self._engine.resident:
-            ray.get_runtime_context().current_actor.prepare.remote(self._sessions.coming(asked))
-
-    def _hold(self, key: StepKey, held: Tensor | Begun, given: Reduction, asked: Asked | None = None) -> None:
+    def _hold(self, key: StepKey, held: Tensor | Begun, given: Reduction) -> None:
         """Holds something for the next call of a step.
 
         Drops what is kept of the caller's earlier steps, and what is old of any caller. Then it drops the oldest of
         what is kept, but none of this step, until `KEPT_BYTES` are enough.
         """
-        kept = _Kept(held, time.monotonic(), given, asked)
+        kept = _Kept(held, time.monotonic(), given)
         for old, other in list(self._kept.items()):
             if (old.caller == key.caller and old.step < key.step) or other.since < kept.since - KEPT_S:
                 del self._kept[old]

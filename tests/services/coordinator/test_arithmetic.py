@@ -29,7 +29,6 @@ def rows(threads: int) -> RawRows:
         cache_salts=(None,) * SEQUENCES,
         options=tuple(SamplingOptions(top_k=1 + index) for index in range(SEQUENCES)),
         draws=draws,
-        coming=((),) * len(DRAWN),
     )
     arithmetic = Arithmetic(threads, "cpu")
     return RawRows(step, len(values), 0, arithmetic, PMixed(4, 0.5, 0.4), log_p[:SEQUENCES], log_p[SEQUENCES:])

@@ -61,7 +61,7 @@ async def held(picks: dict[str, Pick], monkeypatch: pytest.MonkeyPatch) -> HeldW
     copies = Group(parts, protocol, ShardCopies(tuple(handles), handles.__getitem__, PATIENCE_S))
     count = len(SEQUENCES)
     contexts, options, draws = ((1, 2),) * count, (SamplingOptions(),) * count, ((0,),) * count
-    step = Step(SEQUENCES, contexts, (None,) * count, options, draws, ((),) * count, None)
+    step = Step(SEQUENCES, contexts, (None,) * count, options, draws)
     result = await weigh([copies], 10.0, step)
     assert len(result.held) == 2, "both copies have sequences"
     return result

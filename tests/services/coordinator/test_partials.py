@@ -53,7 +53,7 @@ def step(protocol: Protocol) -> Step:
     draws = (protocol.draw(), protocol.draw())
     allowances = np.array([[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]]) if protocol.event.accounts else None
     salts = (None,) * len(SEQUENCES)
-    return Step(tuple(SEQUENCES), tuple(SEQUENCES.values()), salts, OPTIONS, draws, ((), ()), allowances)
+    return Step(tuple(SEQUENCES), tuple(SEQUENCES.values()), salts, OPTIONS, draws, allowances)
 
 
 class FirstRows:

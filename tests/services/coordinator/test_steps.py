@@ -12,7 +12,6 @@ from ray.actor import ActorHandle
 from privmix.budget.reader import read
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.coordinator import MAX_LOST, Coordinator
-from privmix.coordinator.draws import AHEAD
 from privmix.coordinator.held_weights import HeldWeights
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.step import Costs
@@ -120,13 +119,11 @@ def test_the_operations_of_a_shard_do_not_depend_on_the_drawn_parts(
         for recorded in first:
             steps = [operation for operation in recorded if operation[0] == "rows"]
             assert len(steps) == TOKENS, "every shard advances every sequence"
-            assert len(recorded) > 20 * TOKENS, "and reduces its rows"
+            assert len(recorded) > 10 * TOKENS, "and reduces its rows"
             for step, (_, requested, shape, _, _) in enumerate(steps):
                 expected = [(name, len(prompt) + step, 1 + 1) for name, prompt in prompts.items()]
                 assert list(requested) == expected, "one public row and one part row for each sequence"
                 assert shape[0] == 2 * len(prompts)
-            coming = [operation for operation in recorded if operation[0] == "coming"]
-            assert coming == [("coming", AHEAD * len(prompts))] * TOKENS
 
     for draw in ((1,), (), (0,), (PARTS - 1,)):
         (tmp_path / f"{draw}").mkdir()
@@ -275,7 +272,7 @@ def test_a_step_whose_rows_are_lost_is_repeated_with_the_same_draws(
 
     deltas = asyncio.run(run())
     assert set(reasons(deltas).values()) == {"length"}
-    assert len(draws) == TOKENS + AHEAD, "a repeated step draws nothing"
+    assert len(draws) == TOKENS, "a repeated step draws nothing"
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS, "failed attempts are not charged"
     assert ray.get(shards[1].status.remote()).failure is None, "the shard is sound"
 

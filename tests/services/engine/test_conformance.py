@@ -242,7 +242,6 @@ def test_readers_in_some_steps_answer_like_readers_in_all_steps(
     for step in range(22):
         names = tuple(name for name, every in rhythm.items() if step % every == 0)
         lengths = {"ahead": 30 + step, "behind": 10 + step}
-        engine.prepare([(sequence, name) for sequence in lengths for name in names])
         rows.append(engine.next_token([Request(name, tokens[:length], names) for name, length in lengths.items()]))
         requested += [(length, name) for length in lengths.values() for name in names]
     assert_agree(engine, torch.cat(rows), expect(reference, requested))

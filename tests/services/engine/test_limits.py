@@ -130,7 +130,7 @@ def test_slots_fill_their_share_of_a_gpu(
 
 
 def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier adapters on the device do not affect rows, and each row costs one load, in the step or ahead of it."""
+    """Earlier adapters on the device do not affect rows, and each row of a step costs one load."""
     loads = few_slots(monkeypatch)
     allocated: list[int] = []
     compact = lora_on_cpu.compact
@@ -142,12 +142,9 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
 
     monkeypatch.setattr(lora_on_cpu, "compact", measured)
     engine = VllmEngine(settings)
-    assert not engine.resident
     slot = slot_bytes(next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0], 4, key_width=32)
     assert allocated == [4 * slot]
-    for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("541", "")]):
-        owners = dict.fromkeys(drawn[:2].replace(drawn[2], ""), "first") | {drawn[2]: "second"}
-        engine.prepare([(owners[part], NAMES[int(part)]) for part in announced])
+    for step, drawn in enumerate(["012", "012", "345", "340", "541"]):
         before = len(loads)
         requests = [
             Request(
@@ -157,7 +154,7 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
         ]
         assert_same(engine.next_token(requests), expected(requests))
         rows = sum(len(request.adapters) for request in requests) - 1
-        assert len(loads) - before == rows - len(announced)
+        assert len(loads) - before == rows
     steps: list[int] = []
     compute = engine._compute
 
@@ -171,47 +168,6 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
         requests = [Request(f"drawn-{at}", context(40, at), (PUBLIC, *pair)) for at, pair in enumerate(pairs)]
         assert_same(engine.next_token(requests), expected(requests))
     assert steps == 3 * [2, 1], "the number of steps does not depend on the draw"
-    engine.close()
-
-
-def test_a_prepared_adapter_that_lost_its_slot_is_loaded_again(
-    settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of another coordinator took the slot, or an earlier pass of the same call."""
-    few_slots(monkeypatch)
-    engine = VllmEngine(settings)
-
-    def ask(*asked: tuple[str, int, tuple[str, ...]]) -> None:
-        requests = [Request(name, context(length, len(name)), (PUBLIC, *parts)) for name, length, parts in asked]
-        assert_same(engine.next_token(requests), expected(requests))
-
-    ask(("mine", 20, NAMES[:2]), ("other", 20, NAMES[2:4]))
-    prepared = [("mine", name) for name in NAMES[:2]]
-    engine.prepare(prepared)
-    ask(("other", 21, NAMES[2:6]))
-    ask(("mine", 21, NAMES[:2]))
-    engine.prepare(prepared)
-    ask(("newcomer", 20, NAMES[2:5]), ("mine", 22, NAMES[:2]))
-    engine.close()
-
-
-@pytest.mark.parametrize("drawn", ["23", "01", "45"])
-def test_a_row_saves_no_load_because_another_row_was_prepared(
-    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, drawn: str
-) -> None:
-    """A draw is secret, and the duration of a step follows its loads."""
-    loads = few_slots(monkeypatch)
-    engine = VllmEngine(settings)
-    engine.next_token([Request("known", context(20, 1), (PUBLIC, ZERO))])
-    engine.prepare([("known", name) for name in NAMES[:4]])
-    loads.clear()
-    engine.next_token(
-        [
-            Request("known", context(21, 1), (PUBLIC, *NAMES[:2])),
-            Request("new", context(20, 2), (PUBLIC, *(NAMES[int(part)] for part in drawn))),
-        ]
-    )
-    assert len(loads) == 2
     engine.close()
 
 

@@ -100,17 +100,15 @@ def rows_of(settings: EngineSettings) -> torch.Tensor:
     """Returns rows of two sequences that share a prefix, in steps of one token and of many."""
     engine = create(settings)
     first, *others = settings.adapters
-    rows = []
-    for length in (5, 6, 7, 60, 61, 200):
-        engine.prepare([("one", first)])
-        rows.append(
-            engine.next_token(
-                [
-                    Request("one", TOKENS[:length], (PUBLIC, first, ZERO, *others)),
-                    Request("other", TOKENS[: length - 1], (*others, first)),
-                ]
-            )
+    rows = [
+        engine.next_token(
+            [
+                Request("one", TOKENS[:length], (PUBLIC, first, ZERO, *others)),
+                Request("other", TOKENS[: length - 1], (*others, first)),
+            ]
         )
+        for length in (5, 6, 7, 60, 61, 200)
+    ]
     engine.drop_caches("one")
     rows.append(engine.next_token([Request("again", TOKENS[:150], (first, PUBLIC))]))
     engine.close()

@@ -30,7 +30,7 @@ def step(*contexts: tuple[int, ...], options: SamplingOptions = PLAIN, draw: tup
     names = tuple("abc"[: len(contexts)])
     salts = tuple(f"salt of {name}" for name in names)
     allowances = np.arange(8)[None]
-    return Step(names, contexts, salts, (options,) * len(names), (draw,), (((4, 6), (0, 1)),), allowances)
+    return Step(names, contexts, salts, (options,) * len(names), (draw,), allowances)
 
 
 def ask(told: Told, asked: Step, caller: str = "one") -> Asked:
@@ -48,7 +48,6 @@ def test_a_step_tells_what_has_changed() -> None:
     assert given.options == (PLAIN, PLAIN)
     assert given.drawn.tolist() == [[True, False]]
     assert given.allowances is not None and given.allowances.tolist() == [[5, 0]]
-    assert sessions.coming(asked) == (("a", "four"), ("a", "six"), ("a", ZERO), ("a", ZERO))
     later = ask(told, step((1, 2, 3, 4, 5), (7,), options=PLAIN))
     assert (later.news.tolist(), later.changed, later.terms) == ([4, 5], {}, None)
     requests, given = sessions.told(later)
@@ -106,16 +105,12 @@ def test_the_oldest_sequences_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_mechanism_that_draws_the_number_of_parts_has_no_padding() -> None:
     protocol = PMixed(4, 0.5, mollifier="renyi", order=3, loss=0.1)
     group = Group(PartGroup(0, {0: "zero", 1: "one"}, ()), protocol, ShardCopies((), dict[str, Any]().__getitem__, 1.0))
-    drawn = replace(step((1,), draw=(0, 1)), coming=(((1,), (0, 1)),), allowances=None)
+    drawn = replace(step((1,), draw=(0, 1)), allowances=None)
     asked = group.asked(StepKey("one", 1, 0), drawn, Told())
-    sessions = Sessions()
-    assert sessions.told(asked)[0][0].adapters == (PUBLIC, "zero", "one")
-    assert sessions.coming(asked) == (("a", "one"), ("a", "zero"), ("a", "one"))
+    assert Sessions().told(asked)[0][0].adapters == (PUBLIC, "zero", "one")
 
 
 def test_a_mechanism_without_parts_asks_for_the_public_row_alone() -> None:
     group = Group(PartGroup(0, {0: "zero"}, ()), Public(1), ShardCopies((), dict[str, Any]().__getitem__, 1.0))
-    asked = group.asked(StepKey("one", 1, 0), replace(step((1,), draw=()), coming=(((), ()),), allowances=None), Told())
-    sessions = Sessions()
-    assert sessions.told(asked)[0][0].adapters == (PUBLIC,)
-    assert sessions.coming(asked) == ()
+    asked = group.asked(StepKey("one", 1, 0), replace(step((1,), draw=()), allowances=None), Told())
+    assert Sessions().told(asked)[0][0].adapters == (PUBLIC,)
