@@ -99,7 +99,7 @@ class ShardsSection(Section):
     """Configures how the parts of an ensemble are distributed over actors."""
 
     parts_per_shard: int = Field(1024, gt=0)
-    count: Annotated[int, Field(gt=0)] | Literal["auto"] | None = None
+    count: int | None = Field(None, gt=0)
     copies: int = Field(1, gt=0)
     num_gpus: float | None = Field(None, ge=0)
     num_cpus: float = Field(1.0, ge=0)

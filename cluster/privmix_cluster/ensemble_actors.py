@@ -53,12 +53,10 @@ def start_ensemble(
         gpus = ray.cluster_resources().get("GPU", 0)
         protocol = promised.protocol
         plans = plan_shards(configuration, checked.manifest, model, gpus, protocol.halves, protocol.rows)
-        size = configured = Size(shards_served(configuration, checked.manifest), configuration.shards.copies)
-        stored = None
-        if configuration.shards.count != "auto":
-            stored = StoredSize(database, configuration.namespace, configured)
-            size = stored.read()
-            size = Size(min(size.shards, len(plans)), size.copies)
+        configured = Size(shards_served(configuration, checked.manifest), configuration.shards.copies)
+        stored = StoredSize(database, configuration.namespace, configured)
+        size = stored.read()
+        size = Size(min(size.shards, len(plans)), size.copies)
         if size != configured:
             report(f"Serving {size}, as `privmix scale` chose, not {configured}")
         parts = sum(plan.parts for plan in plans[: size.shards])
@@ -189,7 +187,7 @@ def _start_fleet(
     promised: Promise,
     plans: Sequence[ShardPlan],
     size: Size,
-    stored: StoredSize | None,
+    stored: StoredSize,
     keep: bool,
 ) -> ActorHandle:
     settings = FleetSettings(
@@ -198,7 +196,6 @@ def _start_fleet(
         protocol_settings=promised.settings,
         accountant=promised.terms.accountant,
         coordinators=coordinator_names(configuration),
-        grow=configuration.shards.count == "auto",
         start_timeout_s=configuration.shards.start_timeout_s,
         stalled_s=configuration.coordinator.step_timeout_s,
         planned=promised.protocol,

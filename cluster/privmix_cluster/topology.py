@@ -63,13 +63,7 @@ def shards_served(configuration: Configuration, manifest: Manifest) -> int:
         ConfigurationError: `shards.count` is larger than the number of shards.
     """
     shards = math.ceil(len(manifest.parts) / configuration.shards.parts_per_shard)
-    match configuration.shards.count:
-        case None:
-            serving = shards
-        case "auto":
-            serving = 1
-        case count:
-            serving = count
+    serving = configuration.shards.count or shards
     if serving > shards:
         raise ConfigurationError(
             f"shards.count: must be at most {shards}, not {serving}: {len(manifest.parts)} parts with "

@@ -41,7 +41,6 @@ class FleetSettings:
     Attributes:
         accountant: of the ledger, on which a protocol may depend.
         coordinators: the Ray names of the coordinators that receive every new shard map.
-        grow: start the next part group whenever the cluster has the resources.
         start_timeout_s: how long a shard may take to start.
         stalled_s: a shard without progress for this long is replaced.
         planned: the protocol for the number of parts for which it is planned already. A plan takes part of a second,
@@ -53,7 +52,6 @@ class FleetSettings:
     protocol_settings: Settings
     accountant: Accountant | None
     coordinators: tuple[str, ...]
-    grow: bool = False
     start_timeout_s: float = START_TIMEOUT_S
     stalled_s: float = 60.0
     planned: Protocol | None = None
@@ -147,7 +145,32 @@ class Fleet:
             FleetError: there are fewer groups, a shard could not be started, or the size could not be stored. The
                 fleet has not changed.
         """
-        return await self._scale(shards, copies, self._stored)
+        async with self._changing:
+            before = self._shard_map
+            size = Size(
+                before.size.shards if shards is None else shards, before.size.copies if copies is None else copies
+            )
+            if not 1 <= size.shards <= len(self._settings.plans):
+                raise FleetError(
+                    f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {size.shards}"
+                )
+            try:
+                shard_map = self._shard_map_of(size)
+            except ValueError as error:
+                raise FleetError(f"shards: {error}") from error
+            added = [name for name in shard_map.shards if name not in before.shards]
+            await self._start(added)
+            try:
+                if self._stored:
+                    await asyncio.to_thread(self._stored.write, size)
+            except KeysUnavailable as error:
+                self._stop(added)
+                raise FleetError(f"shards: {error}") from error
+            self._shard_map = shard_map
+            await self._publish()
+            self._stop(name for name in before.shards if name not in shard_map.shards)
+            logger.info("%d x %d shards serve %d parts", size.shards, size.copies, shard_map.protocol.parts)
+            return self._shard_map
 
     async def health(self) -> list[ShardHealth]:
         """Returns the state of every shard in the shard map, probed now."""
@@ -188,36 +211,6 @@ class Fleet:
         actors = list_named_actors(all_namespaces=True)
         names = [actor["name"] for actor in actors if actor["namespace"] == self._settings.namespace]
         return list(filter(numbers_of, names))
-
-    async def _scale(
-        self, shards: int | None = None, copies: int | None = None, stored: StoredSize | None = None
-    ) -> ShardMap:
-        async with self._changing:
-            before = self._shard_map
-            size = Size(
-                before.size.shards if shards is None else shards, before.size.copies if copies is None else copies
-            )
-            if not 1 <= size.shards <= len(self._settings.plans):
-                raise FleetError(
-                    f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {size.shards}"
-                )
-            try:
-                shard_map = self._shard_map_of(size)
-            except ValueError as error:
-                raise FleetError(f"shards: {error}") from error
-            added = [name for name in shard_map.shards if name not in before.shards]
-            await self._start(added)
-            try:
-                if stored:
-                    await asyncio.to_thread(stored.write, size)
-            except KeysUnavailable as error:
-                self._stop(added)
-                raise FleetError(f"shards: {error}") from error
-            self._shard_map = shard_map
-            await self._publish()
-            self._stop(name for name in before.shards if name not in shard_map.shards)
-            logger.info("%d x %d shards serve %d parts", size.shards, size.copies, shard_map.protocol.parts)
-            return self._shard_map
 
     async def _start(self, names: Sequence[str]) -> None:
         """Starts these shards, those of one GPU one after another, and waits until all answer.
@@ -260,7 +253,7 @@ class Fleet:
         ).remote(plan.engine)
 
     async def _watch(self) -> None:
-        """Checks the shards periodically and, with `grow`, starts the next part group when the cluster has room."""
+        """Checks the shards periodically."""
         await asyncio.sleep(WATCH_S)
         await periodically(self._tend, WATCH_S, "the shards could not be checked")
 
@@ -270,22 +263,6 @@ class Fleet:
             if not self._published and all(shard.answers for shard in shards):
                 async with self._changing:
                     await self._publish()
-        if self._settings.grow and not self._changing.locked() and self._has_room():
-            await self._grow()
-
-    def _has_room(self) -> bool:
-        """Returns whether the cluster has the free resources that the next part group reserves."""
-        size, idle = self._shard_map.size, ray.available_resources()
-        return any(
-            idle.get("CPU", 0) >= size.copies * plan.num_cpus and idle.get("GPU", 0) >= size.copies * plan.num_gpus
-            for plan in self._settings.plans[size.shards : size.shards + 1]
-        )
-
-    async def _grow(self) -> None:
-        try:
-            await self._scale(self._shard_map.size.shards + 1)
-        except FleetError as error:
-            logger.warning("%s", error)
 
     async def _publish(self) -> None:
         """Gives every living coordinator the shard map. A coordinator that starts later asks for it.
