@@ -108,8 +108,8 @@ def test_a_ledger_is_begun_by_a_command_and_only_once(ensemble: Path, tmp_path: 
     assert not (tmp_path / "ledger.db").exists()
 
 
-def test_tokens_lost_since_a_backup_are_forfeited(ledger: Ledger, place: str) -> None:
-    forfeited = run("forfeit", place, "--tokens", "30")
+def test_tokens_lost_since_a_backup_are_forfeited(ledger: Ledger, place: str, ensemble: Path, tmp_path: Path) -> None:
+    forfeited = run("forfeit", "--config", str(configure(tmp_path, own_ensemble(ensemble, tmp_path))), "--tokens", "30")
     assert forfeited.exit_code == 0
     assert "30 tokens are charged" in forfeited.stdout
     left = Filter(TERMS).affordable({EVENT: 54}, EVENT)
@@ -130,13 +130,13 @@ def test_a_rolled_back_ledger_is_not_served_until_its_tokens_are_forfeited(ensem
     shutil.copy(copy, place)
     with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
         check_ensemble(configured)
-    refused = run("forfeit", place)
-    assert refused.exit_code == 2
-    assert "--tokens" in refused.stderr
     forfeited = run("forfeit", "--config", str(config))
     assert forfeited.exit_code == 0, forfeited.output
     assert "5 tokens are charged now, 5 in all" in forfeited.stdout
     assert check_ensemble(configured).ledger == read(place).id
+    refused = run("forfeit", "--config", str(config))
+    assert refused.exit_code == 2
+    assert "--tokens" in refused.stderr
 
 
 def test_verify_says_what_it_checked(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,12 +48,9 @@ def init(
 
 @ledger.command()
 def forfeit(
-    source: Annotated[
-        str | None, typer.Argument(metavar="[LEDGER]", help="A ledger without anchors; otherwise give --config.")
-    ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="The YAML file of the deployment, which names the ledger and its anchors.")
-    ] = None,
+        Path, typer.Option(help="The YAML file of the deployment, which names the ledger and its anchors.")
+    ],
     tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Charge at least this many. Default: exactly what the anchors know to be lost."),
@@ -63,23 +60,16 @@ def forfeit(
 
     Stop the service first. It does not start with a ledger that lacks rows until then.
     """
-    from privmix.budget.anchor import Anchor
     from privmix.budget.ledger import Ledger
     from privmix.budget.reader import read
     from privmix.budget.receipt import anchors_of
     from privmix.budget.statement import statement
     from privmix_cluster.configuration import Configuration
 
-    if (source is None) == (config is None):
-        raise typer.BadParameter("give a ledger or --config", param_hint="LEDGER")
-    place: str = source or ""
-    anchors: tuple[Anchor, ...] = ()
-    key = _signing_key(None)
-    if config is not None:
-        chosen = Configuration.load(config)
-        place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
-        key = chosen.budget.key()
-    writer = Ledger.restore(place, read(place).terms, anchors=anchors, key=key)
+    configuration = Configuration.load(config)
+    settings = configuration.budget
+    anchors = anchors_of(configuration.ensemble, settings.anchor)
+    writer = Ledger.restore(settings.ledger, read(settings.ledger).terms, anchors=anchors, key=settings.key())
     try:
         charged = writer.forfeit(tokens)
     except LeaseRefused as error:
