@@ -63,7 +63,6 @@ def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_
         settings.cache_secret,
         settings.allowed_hosts,
         settings.cors_origins,
-        settings.invalid_per_minute,
     )
 
     @asynccontextmanager
@@ -81,7 +80,6 @@ def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_
             return Response(status_code=CLIENT_GONE)
         refusals.inc(tags={"reason": failure.code})
         served.client.counters.refused(failure.code)
-        keys.count_refusal(request, failure.status)
         return failure.response()
 
     app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)

@@ -11,14 +11,13 @@ from starlette.responses import JSONResponse, Response
 from privmix.budget.statement import Statement
 from privmix.gateway.access_log import access_record
 from privmix.gateway.answers import Json
+from privmix.gateway.errors import RETRY_AFTER_S, wait_header
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import body
 from privmix.gateway.preparation import read_body
 from privmix.gateway.schema import DetokenizeRequest, TokenizeRequest
 from privmix.gateway.settings import RequestSettings
-
-RETRY_AFTER_S = "5"
 
 
 def public_routes(served: ServedModel, keys: KeyService) -> APIRouter:
@@ -37,7 +36,7 @@ def public_routes(served: ServedModel, keys: KeyService) -> APIRouter:
 
     def response(body: Json) -> Response:
         ready = body["status"] == "ok"
-        headers = {"cache-control": "no-store", **({} if ready else {"retry-after": RETRY_AFTER_S})}
+        headers = {"cache-control": "no-store", **({} if ready else wait_header(RETRY_AFTER_S))}
         return JSONResponse(body, 200 if ready else 503, headers)
 
     @router.get("/livez")

@@ -20,9 +20,8 @@ from privmix.foundation.periodic import periodically
 from privmix.foundation.retrying import repeated
 from privmix.gateway.access_log import access_record
 from privmix.gateway.background import Background
-from privmix.gateway.errors import ApiError, limited, refusal, unauthorised, unavailable
-from privmix.gateway.places import PLACES, InvalidRequests, Places
-from privmix.gateway.settings import ClientSettings
+from privmix.gateway.errors import ApiError, refusal, unauthorised, unavailable
+from privmix.gateway.places import PLACES, Places
 from privmix.gateway.web_pages import check_sender
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
@@ -39,9 +38,6 @@ HEARTBEAT_S = 1.0
 SILENT_S = 10.0
 """A keys actor that does not answer a heartbeat for this long is away, perhaps with the head node."""
 
-INVALID = (400, 413, 415, 422)
-"""The statuses of requests that no later state of the service would accept."""
-
 PLACES_OF_KEY = PLACES // 4
 """The requests of a key whose bodies one gateway awaits or checks at the same time."""
 
@@ -53,10 +49,9 @@ KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
 class KeyService:
     """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
-    `invalid_per_minute` requests of a key may be invalid; then it waits. If `actor` is None, only the keys with
-    `api_key_hashes` are valid. Without any keys, every client has access. Services with the same `cache_secret` give a
-    key the same `cache_salt`; by default, no other service has it. `hosts` and `origins` are those of clients without a
-    key (`check_sender`).
+    If `actor` is None, only the keys with `api_key_hashes` are valid. Without any keys, every client has access.
+    Services with the same `cache_secret` give a key the same `cache_salt`; by default, no other service has it. `hosts`
+    and `origins` are those of clients without a key (`check_sender`).
     """
 
     def __init__(
@@ -67,7 +62,6 @@ class KeyService:
         cache_secret: SecretStr | None = None,
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
-        invalid_per_minute: int = ClientSettings().invalid_per_minute,
     ) -> None:
         self._configured = [bytes.fromhex(hash_) for hash_ in api_key_hashes]
         self._namespace = namespace
@@ -77,7 +71,6 @@ class KeyService:
         self._handle: ActorHandle | None = None
         self._away = asyncio.Event()
         self._gateway = uuid4().hex
-        self._invalid = InvalidRequests(invalid_per_minute)
         message = f"a key may have {PLACES_OF_KEY} requests at a gateway that are not complete or not checked yet"
         self._open = Places(PLACES_OF_KEY, PLACES, (f"{message}; send fewer at a time", "too_many_open_requests"))
         self._background = Background()
@@ -86,22 +79,13 @@ class KeyService:
         """Returns the identity of the client, and adds it to the access log.
 
         Raises:
-            ApiError: 401, 403, or 503 if the keys actor does not answer; 429, the key sent too many invalid requests.
+            ApiError: 401, 403, or 503 if the keys actor does not answer.
         """
         identity = await self._identity(_sent_key(connection))
         access_record(connection).key = identity.id
-        if (wait_s := self._invalid.wait_s(identity.id)) > 0:
-            message = f"this key may send {self._invalid.per_minute} invalid requests per minute; correct them"
-            raise limited(message, "too_many_invalid_requests", wait_s)
         if identity is ANONYMOUS:
             check_sender(connection, self._hosts, self._origins)
         return identity
-
-    def count_refusal(self, connection: HTTPConnection, status: int) -> None:
-        """Counts an invalid request, whose parsing took time of others. Clients without a key are not told apart."""
-        key = access_record(connection).key
-        if status in INVALID and key is not None and key != ANONYMOUS.id:
-            self._invalid.count(key)
 
     @contextmanager
     def opened(self, connection: HTTPConnection) -> Iterator[None]:

@@ -1,8 +1,7 @@
 """Counts what keys do at the same time at a gateway, so that one key leaves memory and places for the others."""
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from privmix.gateway.errors import limited
@@ -36,22 +35,3 @@ class Places:
         finally:
             self._taken[key] -= 1
             self._taken += Counter()  # forgets keys without a place
-
-
-class InvalidRequests:
-    """Counts the invalid requests of each key. Of `per_minute` of them, the count falls to zero evenly in a minute."""
-
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.per_minute = per_minute
-        self._clock = clock
-        self._zero_at: dict[str, float] = {}
-
-    def wait_s(self, key: str) -> float:
-        """Returns the seconds until the key may send a request again."""
-        return max(0.0, self._zero_at.get(key, 0.0) + 60 / self.per_minute - 60 - self._clock())
-
-    def count(self, key: str) -> None:
-        """Counts an invalid request, and forgets keys whose count is zero."""
-        now = self._clock()
-        self._zero_at = {other: at for other, at in self._zero_at.items() if at > now}
-        self._zero_at[key] = self._zero_at.get(key, now) + 60 / self.per_minute

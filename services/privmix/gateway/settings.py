@@ -37,9 +37,6 @@ class ClientSettings(BaseModel):
         None, ge=LEAST_TEMPERATURE, le=2, description="the temperature for greedy requests; if None, they are refused"
     )
     ignore_seed: bool = Field(False, description="accept a seed without effect")
-    invalid_per_minute: int = Field(
-        600, gt=0, description="invalid requests of one key at one gateway, after which the key waits"
-    )
     max_body_bytes: int = Field(1 << 20, gt=0)
     max_n: int = Field(8, gt=0)
     max_prompts: int = Field(64, gt=0)

@@ -9,7 +9,6 @@ import pytest
 from starlette.types import Message
 
 from privmix.gateway import console, keys
-from privmix.gateway.places import InvalidRequests
 from tests.support.app import app_client
 
 PLACES = 3
@@ -87,19 +86,3 @@ async def test_a_key_that_opens_consoles_leaves_places(monkeypatch: pytest.Monke
         await asyncio.gather(*streams, return_exceptions=True)
     assert [status for status, _ in (*opened, other, again)] == [200] * (PLACES + 2)
     assert refused[0] == 429
-
-
-def test_the_count_of_invalid_requests_falls_evenly_and_is_forgotten_at_zero() -> None:
-    now = 1000.0
-    invalid = InvalidRequests(2, lambda: now)
-    invalid.count("a")
-    assert invalid.wait_s("a") == 0
-    for _ in range(2):
-        invalid.count("a")
-    assert (invalid.wait_s("a"), invalid.wait_s("b")) == (60.0, 0.0)
-    now += 59
-    assert invalid.wait_s("a") == 1
-    now += 31
-    invalid.count("b")
-    assert set(invalid._zero_at) == {"b"}
-    assert invalid.wait_s("a") == 0
