@@ -26,7 +26,8 @@ print("answer", int(engine.next_token([Request("first", (100,), (PUBLIC,))]).arg
 """
 
 
-@pytest.mark.parametrize("amx", ["granted", pytest.param("refused", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("amx", ["granted", "refused"])
 def test_the_first_step_of_a_process_is_answered(tmp_path: Path, amx: str) -> None:
     model = write_counting_model(tmp_path / "model")
     done = subprocess.run([sys.executable, "-c", FIRST_STEP, str(model), amx], capture_output=True, text=True)

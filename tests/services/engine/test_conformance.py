@@ -36,7 +36,6 @@ EVERY = (PUBLIC, "first", "second", "third")
 KINDS = (
     "tiny-transformers-float32-public",
     "tiny-vllm-float32-public",
-    "tiny-vllm-bfloat16-public",
     "tiny-vllm-float32-late-apart",
     "smollm2-vllm-float32-late",
     "tiny-transformers-float32-text",
