@@ -1,20 +1,26 @@
 """Claim: engines that share a GPU start one after another, because each measures the memory that is free there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import pytest
 import ray
 from ray.actor import ActorHandle
 
 from privmix.fleet.fleet import Fleet, FleetSettings
 from privmix.fleet.shard_map import Size
 from privmix.shards.shard import ShardStatus
-from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.support.ray_cluster import ray_cluster
-from tests.tiny import write_tiny_model
+
+
+class Shard:
+    """Stands for a shard, without an engine."""
+
+    def status(self) -> Any:
+        return SimpleNamespace(node="one")
 
 
 class RecordingFleet(Fleet):
@@ -26,7 +32,7 @@ class RecordingFleet(Fleet):
 
     def _actor(self, name: str) -> ActorHandle:
         self._events.append(f"{name} starts")
-        return super()._actor(name)
+        return ray.remote(num_cpus=0)(Shard).remote()
 
     async def _wait_for(self, actors: Sequence[ActorHandle]) -> list[ShardStatus]:
         statuses = await super()._wait_for(actors)
@@ -37,22 +43,14 @@ class RecordingFleet(Fleet):
         return self._events
 
 
-@pytest.fixture
-def cluster() -> Iterator[None]:
-    """A cluster that says that it has a GPU."""
-    with ray_cluster(1, num_gpus=1):
-        yield
-
-
-@pytest.mark.usefixtures("cluster")
 def test_engines_on_one_gpu_start_one_after_another(tmp_path: Path) -> None:
     """And nothing waits for an engine that has no part of a GPU."""
-    model = write_tiny_model(tmp_path / "model")
-    apart, sharing = plans(model, write_adapters(tmp_path / "parts", ["part-000", "part-001"], model))
+    apart, sharing = plans(tmp_path, {"part-000": tmp_path, "part-001": tmp_path})
     sharing = replace(sharing, num_gpus=0.5)
     settings = FleetSettings("sharing", (apart, sharing), SETTINGS, None, ())
-    fleet = ray.remote(num_cpus=0)(RecordingFleet).remote(settings, Size(2, copies=2))
-    ray.get(fleet.start.remote())
+    with ray_cluster(1):
+        fleet = ray.remote(num_cpus=0)(RecordingFleet).remote(settings, Size(2, copies=2))
+        ray.get(fleet.start.remote())
+        events = ray.get(fleet.events.remote())
     alone, copy, first, second = (f"{name} starts" for plan in settings.plans for name in plan.shards(2))
-    assert ray.get(fleet.events.remote()) == [alone, copy, first, "1 answer", second, "1 answer", "4 answer"]
-    ray.get(fleet.close.remote())
+    assert events == [alone, copy, first, "1 answer", second, "1 answer", "4 answer"]

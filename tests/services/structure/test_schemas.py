@@ -27,14 +27,14 @@ def answered(schema: Any, chance: random.Random, texts: int = 3) -> int:
 
 
 def test_our_own_schemas() -> None:
-    accepted = [case for case in SCHEMAS if answered(case["schema"], random.Random(case["description"]), 5)]
+    accepted = [case for case in SCHEMAS if answered(case["schema"], random.Random(case["description"]), 2)]
     assert (len(SCHEMAS), len(accepted)) == (64, 42)
 
 
 def test_a_name_that_must_end_with_a_letter_is_ended() -> None:
     """No byte of the name is nearer to its end than another one, so the search tries them all."""
     schema = {"type": "object", "patternProperties": {"b$": {"type": "integer"}}, "additionalProperties": False}
-    assert answered(schema, random.Random(0), 40)
+    assert answered(schema, random.Random(0), 10)
 
 
 @pytest.mark.parametrize(("schema", "text"), [({"type": "number", "maximum": 1}, "2"), ({"const": []}, "[")])
