@@ -19,7 +19,7 @@ from privmix_cluster.ensemble_actors import _kept_budget, _start_budget
 from tests.running import configure, own_ensemble
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with connected():
         yield

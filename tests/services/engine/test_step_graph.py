@@ -67,12 +67,21 @@ def _draw(generator: np.random.Generator) -> tuple[str, ...]:
     return tuple(NAMES[part] for part in sorted(drawn)) + (ZERO,) * (READERS - len(drawn))
 
 
+BESIDE = (
+    Request("first", (1, 2, 3), (PUBLIC, *NAMES[:2])),
+    Request("second", (3, 2, 1), (PUBLIC, *NAMES[2:4])),
+    Request("public", (4, 5), (PUBLIC,)),
+)
+
+
 @pytest.fixture(scope="module")
-def expected(settings: EngineSettings) -> Iterator[Answers]:
+def expected(settings: EngineSettings) -> tuple[Answers, torch.Tensor]:
+    """The rows of `decoded` and of `BESIDE` without graphs."""
     engine = VllmEngine(settings)
     assert not engine._captured
-    yield decoded(engine)
+    rows = decoded(engine), engine.logits(BESIDE).clone()
     engine.close()
+    return rows
 
 
 class Repeated:
@@ -97,25 +106,16 @@ def captured(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_public_requests_beside_private_ones_take_no_slot(
-    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+    settings: EngineSettings, expected: tuple[Answers, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step with as many drawn adapters as slots has none for the padding, whose rows nobody reads."""
     arguments = vllm_engine._engine_args
     monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
-    asked = [
-        Request("first", (1, 2, 3), (PUBLIC, *NAMES[:2])),
-        Request("second", (3, 2, 1), (PUBLIC, *NAMES[2:4])),
-        Request("public", (4, 5), (PUBLIC,)),
-    ]
-    rows = []
-    for captures in (False, True):
-        if captures:
-            capture_on_a_cpu(monkeypatch, Repeated)
-        engine = VllmEngine(replace(settings, rows=2))
-        assert engine._captured == ({0, 2} if captures else set())
-        rows.append(engine.logits(asked).clone())
-        engine.close()
-    assert (rows[0] - rows[1]).abs().max() < 1e-4
+    capture_on_a_cpu(monkeypatch, Repeated)
+    engine = VllmEngine(replace(settings, rows=2))
+    assert engine._captured == {0, 2}
+    assert (engine.logits(BESIDE) - expected[1]).abs().max() < 1e-4
+    engine.close()
 
 
 def test_room_for_new_tokens_is_made_at_the_cost_of_no_sequence_of_the_same_step(
@@ -146,13 +146,11 @@ def test_room_for_new_tokens_is_made_at_the_cost_of_no_sequence_of_the_same_step
 
 
 def test_a_captured_step_computes_the_rows_of_one_without_graphs(
-    expected: Answers, captured: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    expected: tuple[Answers, torch.Tensor], captured: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = recorded_steps(monkeypatch)
     assert captured._captured == {0, READERS}
-    answers = decoded(captured)
-    assert len(answers) == len(expected)
-    for answer, rows in zip(answers, expected, strict=True):
+    for answer, rows in zip(decoded(captured), expected[0], strict=True):
         assert (answer.log_softmax(-1).exp() - rows.log_softmax(-1).exp()).abs().max() < 1e-4
     assert {shape.readers for shape in shapes} == {0, READERS}
     assert len({shape.sequences for shape in shapes}) > 1, "batches of several sizes were replayed"

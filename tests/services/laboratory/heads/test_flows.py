@@ -1,5 +1,6 @@
 """Claim: a flow's log-determinants are exact, and a fitted flow has the moments of its target."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -41,6 +42,7 @@ def banana(theta: Tensor) -> Tensor:
     return 0.5 * theta[:, 0] ** 2 + 0.5 * (theta[:, 1] - 0.5 * theta[:, 0] ** 2) ** 2
 
 
+@pytest.mark.slow
 def test_a_flow_fits_a_banana() -> None:
     torch.manual_seed(0)
     flow = Flow(2, FlowSettings(layers=12, sigma=1.0)).double()
