@@ -43,7 +43,7 @@ VARIES = {
     r"(\w+_)?id|filename|x-request-id": "a name that is drawn for each object",
     r"text|content": "sampled",
     r"bytes|content-length": "the size of what is sampled",
-    r"tokens_per_second|tokens_per_minute|tokens_each_second|timeline|first_token\w*_s": "times of released tokens",
+    r"tokens_per_second|tokens_per_minute|tokens_each_second|timeline": "times of released tokens",
     r"resident_bytes": "the memory of a process, whose models have one size",
     r"service_unavailable": "refusals while an actor starts; the client tries again",
 }

@@ -1,6 +1,5 @@
 """Admits a request within its key's share, and submits its generations."""
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,10 +31,10 @@ async def admitted(
     Raises:
         ApiError: nothing was started or charged.
     """
-    arrived, salt = time.monotonic(), keys.cache_salt(identity)
+    salt = keys.cache_salt(identity)
     generations = [replace(generation, cache_salt=salt) for generation in generations]
     if not identity.charged:
-        async with served.client.submit(generations, arrived=arrived) as queue:
+        async with served.client.submit(generations) as queue:
             yield queue
         return
     id_ = uuid4().hex
@@ -45,9 +44,7 @@ async def admitted(
     limited = divide_tokens(generations, tokens)
     started = [generation for generation in limited if generation.max_charged != 0]
     truncated = frozenset(generation.id for generation in limited if generation.max_charged is not None)
-    async with served.client.submit(
-        started, arrived=arrived, truncated=truncated, on_end=partial(keys.settle, id_)
-    ) as queue:
+    async with served.client.submit(started, truncated=truncated, on_end=partial(keys.settle, id_)) as queue:
         for generation in limited:
             if generation.max_charged == 0:
                 queue.put(Delta(generation.id, "", (), "share"))

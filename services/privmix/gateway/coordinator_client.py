@@ -85,22 +85,19 @@ class CoordinatorClient:
         self,
         generations: Sequence[Generation],
         *,
-        arrived: float | None = None,
         truncated: frozenset[str] = frozenset(),
         on_end: OnEnd | None = None,
     ) -> AsyncIterator[ResponseQueue]:
         """Starts generations. Cancels those that have not ended when the context exits.
 
         Args:
-            arrived: when the request arrived, by `time.monotonic()`; now if None.
             truncated: the ids of generations that got fewer tokens than the client requested.
             on_end: called once after the last token with the number of charged tokens, or None if it is unknown.
 
         Raises:
             ApiError: 429 or 503, nothing was started.
         """
-        arrived = time.monotonic() if arrived is None else arrived
-        queue = ResponseQueue(generations, self._stall_timeout_s, self.counters, arrived, truncated)
+        queue = ResponseQueue(generations, self._stall_timeout_s, self.counters, truncated)
         self._queues.add(queue)
         try:
             await self._submit_unassigned(queue, first=True)

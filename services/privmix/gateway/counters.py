@@ -2,8 +2,6 @@
 
 from privmix.keys.messages import TrafficUpdate
 
-MAX_TIMES = 200
-
 
 class Counters:
     """Counts refusals and tokens since the last report."""
@@ -18,11 +16,6 @@ class Counters:
     def tokens(self, count: int) -> None:
         """Counts released tokens."""
         self._update.tokens += count
-
-    def first_token(self, seconds: float) -> None:
-        """Records the time from a request to its first token."""
-        if len(self._update.first_token_s) < MAX_TIMES:
-            self._update.first_token_s.append(seconds)
 
     def take(self, live: int) -> TrafficUpdate:
         """Returns the counts since the last call. `live` is the current number of generations."""

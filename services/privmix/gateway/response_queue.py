@@ -1,7 +1,6 @@
 """Holds the state of a request: its generations, and the deltas that wait for the task that answers it."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -65,7 +64,6 @@ class ResponseQueue:
         generations: Sequence[Generation],
         stall_timeout_s: float,
         counters: Counters,
-        arrived: float,
         truncated: frozenset[str] = frozenset(),
     ) -> None:
         self.open = {generation.id: GenerationState(generation) for generation in generations}
@@ -75,8 +73,6 @@ class ResponseQueue:
         self.submitting = asyncio.Lock()
         self._truncated = truncated
         self._counters = counters
-        self._arrived = arrived
-        self._has_token = False
         self._stall_timeout_s = stall_timeout_s
         self._deltas: list[Delta] = []
         self._failure: ApiError | None = None
@@ -88,7 +84,8 @@ class ResponseQueue:
         if delta.finish_reason == "length" and delta.id in self._truncated:
             delta = replace(delta, finish_reason="share")
         self._deltas.append(delta)
-        self._count(delta)
+        self.charged += delta.charged
+        self._counters.tokens(delta.tokens)
         if delta.finish_reason is not None:
             self.open.pop(delta.id, None)
         elif delta.id in self.open:
@@ -103,13 +100,6 @@ class ResponseQueue:
             self._failure = failure
             self._complete.set()
             self._has_news.set()
-
-    def _count(self, delta: Delta) -> None:
-        self.charged += delta.charged
-        self._counters.tokens(delta.tokens)
-        if delta.tokens and not self._has_token:
-            self._counters.first_token(time.monotonic() - self._arrived)
-            self._has_token = True
 
     @property
     def finished(self) -> bool:

@@ -89,10 +89,8 @@ class TrafficUpdate:
         refusals: the number of refused requests by error code.
         live: the number of generations that run or wait now.
         tokens: the number of released tokens, including tokens of the public model.
-        first_token_s: the seconds from each request to its first token.
     """
 
     refusals: dict[str, int] = field(default_factory=dict)
     live: int = 0
     tokens: int = 0
-    first_token_s: list[float] = field(default_factory=list)

@@ -3,7 +3,6 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,7 +10,6 @@ from privmix.keys.messages import TrafficUpdate
 
 WINDOW_S = 10.0
 HISTORY_S = 300
-FIRST_TOKENS = 200
 TIMELINE = 240
 
 
@@ -21,7 +19,6 @@ class TrafficReport(BaseModel):
     Attributes:
         live, waiting: numbers of generations.
         tokens_per_second: the mean over the last `WINDOW_S` seconds.
-        first_token_s, first_token_worst_s: median and maximum over the last `FIRST_TOKENS` requests.
         tokens_each_second: the last `HISTORY_S` seconds, oldest first.
         tokens_per_minute: tokens of the last minute.
         timeline: pairs of a Unix time and the number of tokens released until then, since the service started.
@@ -32,8 +29,6 @@ class TrafficReport(BaseModel):
     live: int
     waiting: int
     tokens_per_second: float
-    first_token_s: float | None
-    first_token_worst_s: float | None
     refusals: dict[str, int]
     tokens_each_second: list[int]
     tokens_per_minute: float
@@ -48,7 +43,6 @@ class Traffic:
         self._refusals: Counter[str] = Counter()
         self._live: dict[str, tuple[float, int]] = {}
         self._seconds: deque[tuple[int, int]] = deque(maxlen=HISTORY_S)
-        self._first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
         self._tokens = 0
         self._timeline: list[tuple[float, int]] = [(time.time(), 0)]
         self._timeline_step_s = 1.0
@@ -58,7 +52,6 @@ class Traffic:
         self._refusals.update(update.refusals)
         self._live[gateway] = (now, update.live)
         self._tokens += update.tokens
-        self._first_tokens.extend(update.first_token_s)
         self._extend_timeline()
         if update.tokens:
             second, before = self._seconds.pop() if self._seconds else (int(now), 0)
@@ -87,8 +80,6 @@ class Traffic:
             live=sum(live for updated, live in self._live.values() if now - updated < WINDOW_S),
             waiting=waiting,
             tokens_per_second=sum(recent) / len(recent),
-            first_token_s=median(self._first_tokens) if self._first_tokens else None,
-            first_token_worst_s=max(self._first_tokens, default=None),
             refusals=dict(self._refusals),
             tokens_each_second=series,
             tokens_per_minute=sum(series[-61:-1]),

@@ -301,7 +301,7 @@ async def test_a_request_that_is_abandoned_during_its_submission_is_cancelled(
 
 async def test_a_cancellation_that_coincides_with_a_delta_is_not_lost() -> None:
     (generation,) = new_generations([FOR_EVER])
-    queue = ResponseQueue([generation], 60.0, Counters(), time.monotonic())
+    queue = ResponseQueue([generation], 60.0, Counters())
     waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0.05)
     queue.put(Delta(generation.id, "a", (1,)))

@@ -157,10 +157,10 @@ class Coordinators:
 
     @asynccontextmanager
     async def submit(
-        self, generations: Sequence[Generation], *, arrived: float, truncated: frozenset[str], on_end: OnEnd
+        self, generations: Sequence[Generation], *, truncated: frozenset[str], on_end: OnEnd
     ) -> AsyncIterator[ResponseQueue]:
         self.started = {generation.id: generation.max_charged for generation in generations}
-        queue = ResponseQueue(generations, 60.0, Counters(), arrived, truncated)
+        queue = ResponseQueue(generations, 60.0, Counters(), truncated)
         try:
             yield queue
         finally:
