@@ -68,8 +68,6 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", LONG),
     ("/tokenize", {"model": "privmix", "prompt": "Caller: Hello", "return_token_strs": True}),
     ("/tokenize", {"model": "privmix", "messages": HELLO["messages"]}),
-    ("/detokenize", {"model": "privmix", "tokens": [1, 2, 3]}),
-    ("/detokenize", {"model": "privmix", "tokens": [-1]}),
 ]
 STREAMS = [
     ("/v1/completions", {"prompt": "One", "max_tokens": 8, "stream": True, **LENGTH}),

@@ -20,7 +20,7 @@ from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
 from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import describe
-from privmix.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.gateway.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from privmix.gateway.settings import RequestSettings
 
 refusals = Counter("privmix_refusals", "Requests that were refused, by the code of OpenAI's error shape.", ("reason",))
@@ -50,7 +50,7 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
     return page
 
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after"]
 
 

@@ -16,7 +16,7 @@ from privmix.gateway.keys import KeyService
 from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import body
 from privmix.gateway.preparation import read_body
-from privmix.gateway.schema import DetokenizeRequest, TokenizeRequest
+from privmix.gateway.schema import TokenizeRequest
 from privmix.gateway.settings import RequestSettings
 
 
@@ -64,7 +64,7 @@ COUNTED_CONTEXTS = 8
 
 
 class CatalogueRoutes:
-    """Implements OpenAI's `/v1/models`, vLLM's `/tokenize` and `/detokenize`, and `/v1/privacy`."""
+    """Implements OpenAI's `/v1/models`, vLLM's `/tokenize`, and `/v1/privacy`."""
 
     def __init__(self, settings: RequestSettings, served: ServedModel, keys: KeyService) -> None:
         self._settings = settings
@@ -79,7 +79,6 @@ class CatalogueRoutes:
         router.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         router.add_api_route("/v1/privacy", self.privacy, methods=["GET"])
         router.add_api_route("/tokenize", self.tokenize, methods=["POST"], openapi_extra=body(TokenizeRequest))
-        router.add_api_route("/detokenize", self.detokenize, methods=["POST"], openapi_extra=body(DetokenizeRequest))
         return router
 
     async def _authorise(self, request: Request) -> None:
@@ -131,14 +130,6 @@ class CatalogueRoutes:
                 tokens = await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)
             pieces = await prompts.pieces(tokens, client) if body.return_token_strs else None
         return {"count": len(tokens), "max_model_len": self._context_length, "tokens": tokens, "token_strs": pieces}
-
-    async def detokenize(self, request: Request) -> Json:
-        """Return the text of token ids. This costs no budget."""
-        with self._keys.opened(request):
-            body = DetokenizeRequest.parse(await self._sent(request))
-            self._served.check_name(body.model)
-            self._served.prompts.check(body.tokens, self._context_length, "tokens")
-            return {"prompt": await self._served.prompts.text(body.tokens, _client(request))}
 
 
 def _client(request: Request) -> str:

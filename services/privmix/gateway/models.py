@@ -109,17 +109,6 @@ class PromptTokenizer:
         """Returns the vocabulary entry of each token id."""
         return await self._run(len(tokens), client, lambda: [str(self._rust.id_to_token(token)) for token in tokens])
 
-    def check(self, tokens: Sequence[int], limit: int, field: str) -> None:
-        """Checks token ids.
-
-        Raises:
-            ApiError: there are more than `limit`, or the model does not have one of the tokens.
-        """
-        if len(tokens) > limit:
-            raise _too_long(field, limit)
-        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary):
-            raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
-
     async def text(self, prompt: PromptText, client: str = "") -> str:
         """Returns the text of a prompt, for `echo`. A character that it begins only belongs to the answer."""
         if isinstance(prompt, str):
@@ -134,7 +123,10 @@ class PromptTokenizer:
     async def _prompt_tokens(self, prompt: PromptText, limit: int, client: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return await self.encode(prompt, limit, "prompt", client, add_special_tokens=True)
-        self.check(prompt, limit, "prompt")
+        if len(prompt) > limit:
+            raise _too_long("prompt", limit)
+        if prompt and (min(prompt) < 0 or max(prompt) >= self._vocabulary):
+            raise invalid("prompt", f"token ids of this model are 0 to {self._vocabulary - 1}")
         return tuple(prompt)
 
     async def encode(

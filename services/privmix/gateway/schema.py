@@ -1,7 +1,7 @@
 """Defines the request bodies that the service accepts, and the types of their fields.
 
 Sources: the OpenAI API reference (completions, chat completions); vLLM's extensions (`top_k`, `ignore_eos`,
-`structured_outputs`, `/tokenize`, `/detokenize`). `unsupported.py` has the fields that are refused.
+`structured_outputs`, `/tokenize`). `unsupported.py` has the fields that are refused.
 """
 
 from collections.abc import Callable
@@ -334,10 +334,3 @@ class TokenizeRequest(Body):
         if (self.prompt is None) == (self.messages is None):
             raise refused("invalid_value", "give either prompt or messages")
         return self
-
-
-class DetokenizeRequest(Body):
-    """The body of `POST /detokenize`."""
-
-    model: str | None = None
-    tokens: Items[int]

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from privmix.gateway.errors import from_validation
-from privmix.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from privmix.gateway.schema import ChatRequest, CompletionRequest, TokenizeRequest
 
 SIZE = 1 << 20
 MODEL = {"model": "privmix"}
@@ -29,7 +29,6 @@ def many(item: str) -> list[Any]:
         (CompletionRequest, {**MODEL, "prompt": "a", "stop": many("0")}, "stop"),
         (CompletionRequest, {**MODEL, "prompt": "a", **{f"a{number}": 1 for number in range(SIZE // 12)}}, "a0"),
         (TokenizeRequest, {**MODEL, "messages": many("{}")}, "messages[0].role"),
-        (DetokenizeRequest, {**MODEL, "tokens": many("{}")}, "tokens[0]"),
     ],
 )
 def test_a_large_invalid_body_is_refused_with_its_first_errors(

@@ -37,31 +37,25 @@ def test_the_default_batch_of_a_client_is_no_error(make_client: MakeClient) -> N
     assert answer.status_code == 503, "all checks are passed, and there are no actors"
 
 
-def test_detokenization_inverts_tokenization(client: TestClient) -> None:
+def test_a_prompt_and_a_chat_are_tokenized(client: TestClient) -> None:
     body = {"model": "privmix", "prompt": "Good morning", "return_token_strs": True}
     tokenized = client.post("/tokenize", json=body).json()
     assert (tokenized["count"], tokenized["max_model_len"]) == (len(tokenized["tokens"]), 512)
     assert tokenized["token_strs"] == ["Good", "\u0120morning"]
-    assert client.post("/detokenize", json={"tokens": tokenized["tokens"]}).json() == {"prompt": "Good morning"}
     assert client.post("/tokenize", json={"messages": CHAT}).json()["count"] > tokenized["count"]
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "param"),
+    ("body", "param"),
     [
-        ("/tokenize", {}, "body"),
-        ("/tokenize", {"prompt": "a", "messages": CHAT}, "body"),
-        ("/tokenize", {"prompt": 4}, "prompt"),
-        ("/tokenize", {"prompt": "a", "model": "gpt"}, "model"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": [1] * 513}, "tokens"),
+        ({}, "body"),
+        ({"prompt": "a", "messages": CHAT}, "body"),
+        ({"prompt": 4}, "prompt"),
+        ({"prompt": "a", "model": "gpt"}, "model"),
     ],
 )
-def test_an_invalid_tokenization_request_is_refused(
-    client: TestClient, route: str, body: dict[str, Any], param: str
-) -> None:
-    response = client.post(route, json=body)
+def test_an_invalid_tokenization_request_is_refused(client: TestClient, body: dict[str, Any], param: str) -> None:
+    response = client.post("/tokenize", json=body)
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
 
