@@ -36,13 +36,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 @pytest.fixture(scope="module")
 def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
-    """The `usual` engine, a `small` one (4 sessions, 6 readers, 64 tokens a step, 8 cache blocks of 128 tokens), or one
-    with a `few` adapter slots, 4, which has the list of the loads into them as `loads`.
+    """The `usual` engine, or a `small` one: 4 sessions, 6 readers, 64 tokens a step, 8 cache blocks of 128 tokens.
 
     The small one starts like the first one on a machine, and asks no other process what its model can do.
     """
     with pytest.MonkeyPatch.context() as patch:
-        loads = few_slots(patch) if request.param == "few" else []
         if request.param == "small":
             patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
             patch.setattr(vllm_engine, "MAX_READERS", 6)
@@ -54,12 +52,11 @@ def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator
                 lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=128),
             )
         built = VllmEngine(settings)
-        built.loads = loads  # type: ignore[attr-defined]
         yield built
         built.close()
 
 
-usual, small, few = (pytest.mark.parametrize("engine", [name], indirect=True) for name in ("usual", "small", "few"))
+usual, small = (pytest.mark.parametrize("engine", [name], indirect=True) for name in ("usual", "small"))
 
 
 @pytest.fixture(scope="module")
@@ -198,41 +195,6 @@ def test_a_gpu_whose_usual_attention_needs_a_causal_mask_gets_another(
     device = DeviceCapability(*capability)
     monkeypatch.setattr(type(current_platform), "get_device_capability", classmethod(lambda *_, **__: device))
     assert vllm_engine._engine_args(settings, [], {}).attention_config.use_non_causal is non_causal
-
-
-@few
-def test_a_prepared_adapter_that_lost_its_slot_is_loaded_again(engine: VllmEngine, expected: Any) -> None:
-    """A step of another coordinator took the slot, or an earlier pass of the same call."""
-
-    def ask(*asked: tuple[str, int, tuple[str, ...]]) -> None:
-        requests = [Request(name, context(length, len(name)), (PUBLIC, *parts)) for name, length, parts in asked]
-        assert_same(engine.next_token(requests), expected(requests))
-
-    ask(("mine", 20, NAMES[:2]), ("other", 20, NAMES[2:4]))
-    prepared = [("mine", name) for name in NAMES[:2]]
-    engine.prepare(prepared)
-    ask(("other", 21, NAMES[2:6]))
-    ask(("mine", 21, NAMES[:2]))
-    engine.prepare(prepared)
-    ask(("newcomer", 20, NAMES[2:5]), ("mine", 22, NAMES[:2]))
-
-
-@few
-@pytest.mark.parametrize("drawn", ["23", "01", "45"])
-def test_a_row_saves_no_load_because_another_row_was_prepared(engine: VllmEngine, drawn: str) -> None:
-    """A draw is secret, and the duration of a step follows its loads."""
-    loads: list[int] = engine.loads  # type: ignore[attr-defined]
-    known = f"known {drawn}"
-    engine.next_token([Request(known, context(20, 1), (PUBLIC, ZERO))])
-    engine.prepare([(known, name) for name in NAMES[:4]])
-    loads.clear()
-    engine.next_token(
-        [
-            Request(known, context(21, 1), (PUBLIC, *NAMES[:2])),
-            Request(f"new {drawn}", context(20, 2), (PUBLIC, *(NAMES[int(part)] for part in drawn))),
-        ]
-    )
-    assert len(loads) == 2
 
 
 @usual
