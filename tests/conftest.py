@@ -32,12 +32,11 @@ SERVED_CONTEXT = 2048
 
 SHARED: dict[tuple[str, str], tuple[str, ...]] = {
     ("tests/services/training", "one_ray"): tuple(
-        f"tests/services/training/test_{name}.py"
-        for name in ("command", "dp_sgd", "halves", "manifest", "plan", "private_base", "train")
+        f"tests/services/training/test_{name}.py" for name in ("command", "dp_sgd", "manifest", "private_base", "train")
     ),
     ("tests", "service"): tuple(f"tests/services/gateway/test_{name}.py" for name in ("http1", "service", "structure")),
     ("tests/services/coordinator", "cluster"): tuple(
-        f"tests/services/coordinator/test_{name}.py" for name in ("dp_sgd", "protocols", "steps", "structure")
+        f"tests/services/coordinator/test_{name}.py" for name in ("protocols", "steps", "structure")
     ),
 }
 """The files of each fixture that takes long to set up: its folder and name. One process runs all of them, so that it is

@@ -61,7 +61,7 @@ def test_a_base_model_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_
 
 
 def test_a_model_that_the_engine_does_not_run_is_refused(spoilable: Path, public_model: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(public_model, tmp_path / "model", copy_function=os.link)
+    model = shutil.copytree(public_model, tmp_path / "model", copy_function=os.symlink)
     config = json.loads((model / "config.json").read_bytes())
     (model / "config.json").unlink()  # it is a link
     (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))

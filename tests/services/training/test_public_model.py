@@ -23,7 +23,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 def copy(base: Path, tmp_path: Path) -> Path:
     """A copy of the public model of linked files: a test must remove a file before it writes it."""
     directory = tmp_path / "model"
-    shutil.copytree(base, directory, copy_function=os.link)
+    shutil.copytree(base, directory, copy_function=os.symlink)
     return directory
 
 
