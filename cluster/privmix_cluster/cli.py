@@ -17,7 +17,6 @@ VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
     "train": "Fine-tune one adapter on each part of a private corpus.",
     "train-base": "Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.",
-    "split": "Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users.",
     "evaluate": "Compare the perplexity of all methods on held-out text at the same budget, with their actual "
     "guarantees.",
     "protocols": "List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters.",

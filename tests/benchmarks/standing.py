@@ -1,5 +1,6 @@
 """Holds users out of public text, and plans protocols for many parts of which the rows of few stand for all."""
 
+import hmac
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from privmix.privacy.protocols.exponential import Exponential, ExponentialSettin
 from privmix.privacy.protocols.individual import Individual, IndividualSettings
 from privmix.privacy.settings import Settings
 from privmix.training.corpus import Corpus
-from privmix.training.split import split
 
 HELD_OUT = 0.1
 """The fraction of the users that is held out."""
@@ -33,20 +33,21 @@ def held_apart(corpus: Corpus, folder: Path, user_limit: int | None = None) -> t
         folder: where both are written.
         user_limit: the number of characters to keep of each user to train on.
 
-    Raises:
-        InputError: as `split`.
     """
-    train, held_out, salt = (folder / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
+    train, held_out = folder / "train.jsonl", folder / "heldout.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    salt.write_bytes(bytes(32))
-    split(corpus, train, held_out, fraction=HELD_OUT, salt_file=salt)
+    sides: dict[bool, list[dict[str, str]]] = {True: [], False: []}
+    for document in corpus:
+        digest = hmac.digest(bytes(32), b"privmix held out\0" + document.user.encode(), "sha256")
+        apart = int.from_bytes(digest[:8], "big") < int(HELD_OUT * 2**64)
+        sides[apart].append({"user": document.user, "text": document.text})
     if user_limit is not None:
         left: Counter[str] = Counter()
-        rows = [{"user": document.user, "text": document.text} for document in Corpus(train)]
-        for row in rows:
+        for row in sides[False]:
             row["text"] = row["text"][: user_limit - left[row["user"]]]
             left[row["user"]] += len(row["text"])
-        write_lines(train, (row for row in rows if row["text"].strip()))
+    write_lines(held_out, sides[True])
+    write_lines(train, (row for row in sides[False] if row["text"].strip()))
     return Corpus(train), Corpus(held_out)
 
 

@@ -116,13 +116,3 @@ def test_ensembles_of_another_model_are_refused(held_out: Path, ensemble: Path, 
     assert failed.exit_code == 2
     label = "tokenizer" if field == "tokenizer" else "public model"
     assert f"ensemble {other}: its {label} (000000000000) differs from that of" in failed.stderr
-
-
-def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
-    (tmp_path / "split.salt").write_bytes(SALT)
-    train, apart = tmp_path / "train.jsonl", tmp_path / "apart.jsonl"
-    done = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "0.5")
-    assert done.exit_code == 0, done.output
-    assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
-    failed = privmix("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
-    assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")

@@ -123,12 +123,7 @@ def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, private: bool = False) -> None:
     """Replaces a file by JSON Lines, as `write_atomically` does."""
     with replacing(path, private=private) as file:
-        file.writelines(line_of(row) for row in rows)
-
-
-def line_of(row: Mapping[str, Any]) -> bytes:
-    """Returns a row as a line of JSON Lines."""
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
 def load_lines(path: Path) -> list[dict[str, Any]]:

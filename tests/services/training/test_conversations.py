@@ -1,4 +1,4 @@
-"""Claim: conversations of the usual forms become the messages of a chat template, and survive a split."""
+"""Claim: conversations of the usual forms become the messages of a chat template."""
 
 import csv
 import json
@@ -16,7 +16,6 @@ from privmix.training.conversations import FIELDS_BESIDE
 from privmix.training.corpus import Corpus, Document
 from privmix.training.packing import tokenize
 from privmix.training.partition import Partition, PartShare
-from privmix.training.split import split
 from tests.support.training import SALT
 
 OPENAI = [
@@ -131,11 +130,3 @@ def test_a_conversation_that_the_template_refuses_is_a_bad_row(tmp_path: Path, b
     corpus.people = PeopleText(tokenizer)
     with pytest.raises(InputError, match=r"text-field: .* no chat template"):
         list(corpus)
-
-
-def test_a_split_keeps_conversations(tmp_path: Path, base: Path) -> None:
-    rows = [{"user": f"user-{number}", "messages": OPENAI} for number in range(40)]
-    corpus = Corpus(write(tmp_path / "chats.jsonl", *rows), text_field="messages")
-    sides = [tmp_path / "train.jsonl", tmp_path / "heldout.jsonl"]
-    split(corpus, *sides, fraction=0.5, salt_file=tmp_path / "salt")
-    assert sorted(map(repr, Corpus(sides))) == sorted(map(repr, corpus))
