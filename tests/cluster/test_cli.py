@@ -45,10 +45,9 @@ def test_an_error_is_one_line_and_a_code(error: BaseException, code: int) -> Non
     assert CliRunner().invoke(app, ["rest"]).exit_code == 0
 
 
-@pytest.mark.parametrize("encoding", ["koi8-r", "cp1251", "ascii"])
-def test_an_output_of_few_characters_ends_no_command(encoding: str) -> None:
+def test_an_output_of_few_characters_ends_no_command() -> None:
     command = [sys.executable, "-m", "privmix", "protocols"]  # which prints names of authors
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ran = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, b"")
 

@@ -21,7 +21,6 @@ from privmix.foundation.errors import (
 )
 
 BUSY_TIMEOUT = 30.0  # the maximum wait for another writer's transaction, in seconds
-MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file, https://sqlite.org/fileformat.html
 
 _ADVICE = {
     sqlite3.SQLITE_BUSY: "another process has locked it; try again",

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from ray.actor import ActorHandle
 
 from privmix.fleet.fleet import FleetActor, FleetSettings
 from privmix.fleet.shard_map import ShardMap, Size
@@ -31,14 +30,6 @@ COMMANDS = (
 """The commands that a configuration of a cluster of real machines contains."""
 
 pytestmark = pytest.mark.slow
-
-
-def fleet(public_model: Path, adapters: dict[str, Path]) -> ActorHandle:
-    """Starts a fleet that serves the first of its part groups; each reserves one CPU."""
-    settings = FleetSettings("growing", plans(public_model, adapters, num_cpus=1.0), SETTINGS, None, ())
-    started = FleetActor.options(name="fleet", namespace="growing").remote(settings, Size(1))
-    ray.get(started.start.remote())
-    return started
 
 
 @pytest.fixture
@@ -93,8 +84,10 @@ def test_a_shard_that_waits_makes_the_autoscaler_add_a_node(
     autoscaled: str, public_model: Path, adapters: dict[str, Path]
 ) -> None:
     connect(autoscaled)
-    served = fleet(public_model, adapters)
-    shard_map: ShardMap = ray.get(served.scale.remote(2), timeout=PATIENCE_S)
+    settings = FleetSettings("growing", plans(public_model, adapters, num_cpus=1.0), SETTINGS, None, ())
+    fleet = FleetActor.options(name="fleet", namespace="growing").remote(settings, Size(1))
+    ray.get(fleet.start.remote())
+    shard_map: ShardMap = ray.get(fleet.scale.remote(2), timeout=PATIENCE_S)
     assert shard_map.protocol.parts == 2
     assert ray.cluster_resources()["CPU"] == 2
 
