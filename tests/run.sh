@@ -7,8 +7,8 @@ bash cluster/install.sh
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 .venv/bin/lint-imports
-# The files of the tests are in memory, where thousands of a ledger's commits wait for no disk.
-if [ -w /dev/shm ]; then
+# Where memory has room, the files of the tests are there: thousands of a ledger's commits wait for no disk.
+if [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ]; then
     files=/dev/shm/privmix-tests-$$
     trap 'rm -rf "$files"' EXIT
     set -- --basetemp="$files" "$@"
