@@ -209,9 +209,9 @@ def _tokens_left(balance: Balance, event: Event | None) -> int | None:
     return None if left == UNLIMITED else left
 
 
-def rounded_up(epsilon: float | None, digits: int = DIGITS) -> float | None:
+def rounded_up(epsilon: float | None) -> float | None:
     """Returns an epsilon rounded up; None if it is unknown or infinite."""
-    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, digits)
+    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, DIGITS)
 
 
 def _rest(promised: float | None, spent: float) -> float | None:

@@ -49,16 +49,16 @@ def as_text(file: BinaryIO) -> TextIO:
     return io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="\n")
 
 
-def lines(text: TextIO, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str | None]]:
+def lines(text: TextIO) -> Iterator[tuple[int, str | None]]:
     """Yields the number and the content, without line end, of each line that is not blank.
 
     The content is None for a line over the limit, which is never in memory as a whole.
     """
     number = 0
-    while line := text.readline(limit + 1):
+    while line := text.readline(LINE_LIMIT + 1):
         number += 1
-        if len(line) > limit and not line.endswith("\n"):
-            while (rest := text.readline(limit)) and not rest.endswith("\n"):
+        if len(line) > LINE_LIMIT and not line.endswith("\n"):
+            while (rest := text.readline(LINE_LIMIT)) and not rest.endswith("\n"):
                 pass
             yield number, None
         elif line.strip(" \t\r\n\ufeff"):

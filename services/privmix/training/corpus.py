@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from jinja2 import TemplateError
 
 from privmix.foundation.errors import CorpusError, InputError
-from privmix.foundation.identifiers import LONGEST, encodable, identifier
+from privmix.foundation.identifiers import encodable, identifier
 from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
 from privmix.tokenization.people_text import PeopleText, TypedMarks
 from privmix.training.conversations import FIELDS_BESIDE, Conversation, check_beside, conversation, messages_of
@@ -24,9 +24,6 @@ from privmix.training.rows import RowFields, rows
 from privmix.training.sources import check, files
 
 T = TypeVar("T")
-
-USER_LIMIT = 16 * LONGEST
-"""The bytes of a line that are kept for its user, of which a character can take up to 6."""
 
 
 class Document(NamedTuple):
@@ -202,13 +199,8 @@ def kinds(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in ordered)
 
 
-def _line_size(text: str) -> int:
-    """Returns the bytes of a text in JSON Lines: what is read can be written with its user and read again."""
-    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
-
-
 def _text(text: str, field: str) -> str:
-    if len(text) > LINE_LIMIT // 8 and _line_size(text) > LINE_LIMIT - USER_LIMIT:
+    if len(text) > LINE_LIMIT:  # of a table; a line of JSON Lines has no more
         raise too_long(field)
     if not text or text.isspace():
         raise BadRow("is empty", "remove the row", field)

@@ -217,7 +217,11 @@ def test_a_file_that_cannot_be_read_whole_is_refused_and_never_skipped(
 
 
 def test_a_bad_row_of_csv_is_one_row(tmp_path: Path) -> None:
-    path = write(tmp_path / "notes.csv", b"user,text\nann,hello\nbob,he,liotrope\n\ncy,\xff\ndan,\neve,bye\n")
+    path = write(
+        tmp_path / "notes.csv",
+        b"user,text\nann,hello\nbob,he,liotrope\n\ncy,\xff\ndan,\neve,bye\nfay,",
+        b"x" * (LINE_LIMIT + 1),
+    )
     with pytest.raises(CorpusError, match="line 3: has more or fewer cells"):
         list(Corpus(path))
     corpus = Corpus(path, skip_bad=True)
@@ -226,6 +230,7 @@ def test_a_bad_row_of_csv_is_one_row(tmp_path: Path) -> None:
         "has more or fewer cells than the first line": 1,
         "field 'text': is not UTF-8": 1,
         "field 'text': is empty": 1,
+        "field 'text': is longer than 1 MiB": 1,
     }
 
 
