@@ -1,16 +1,26 @@
 #!/usr/bin/env bash
-# Sets up and passes the tests: lint, types, and the default suite in two processes. Arguments go to pytest.
+# Sets up and passes the tests: lint, and the default suite in two processes beside types and layers. Arguments go to
+# pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash cluster/install.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/mypy
-.venv/bin/lint-imports
-# Where memory has room, the files of the tests are there: thousands of a ledger's commits wait for no disk.
-if [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ]; then
-    files=/dev/shm/privmix-tests-$$
-    trap 'rm -rf "$files"' EXIT
-    set -- --basetemp="$files" "$@"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+{ .venv/bin/mypy && .venv/bin/lint-imports; } >"$scratch/checks" 2>&1 &
+# The files of the tests are in memory, where thousands of a ledger's commits wait for no disk.
+if [ -w /dev/shm ]; then
+    files=$(mktemp -d /dev/shm/privmix-tests.XXXXXX)
+    trap 'rm -rf "$scratch" "$files"' EXIT
+    set -- --basetemp="$files/run" "$@"
 fi
-bash tests/suite.sh "not slow" "$@"
+status=0
+bash tests/suite.sh "not slow" "$@" || status=$?
+if [ "$status" -ne 0 ] && [ -n "${files-}" ]; then
+    echo "The files of the tests that failed are in $files: remove them after a look, because they take memory."
+    trap 'rm -rf "$scratch"' EXIT
+fi
+wait $! || status=1
+cat "$scratch/checks"
+exit "$status"
