@@ -10,7 +10,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 { .venv/bin/mypy && .venv/bin/lint-imports; } >"$scratch/checks" 2>&1 &
 # The files of the tests are in memory, where thousands of a ledger's commits wait for no disk.
-if [ -w /dev/shm ]; then
+free_kib=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }') || true
+if [ -w /dev/shm ] && [ "${free_kib:-0}" -gt $((4 << 20)) ]; then
     files=$(mktemp -d /dev/shm/privmix-tests.XXXXXX)
     trap 'rm -rf "$scratch" "$files"' EXIT
     set -- --basetemp="$files/run" "$@"
