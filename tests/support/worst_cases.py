@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmix.laboratory.audit.distributions import answers, draws, renyi_divergence
+from privmix.laboratory.audit.distributions import answers, draws
 from privmix.laboratory.audit.worlds import NEVER, Pair, World, replaced, worst_of_pmixed
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Integers, Reals
@@ -34,6 +34,15 @@ _REACH = 12.0
 _QUANTILES = 1500
 # The largest Rényi order for the comparison of pairs, since larger ones prefer tokens too rare for any attack.
 _MAX_ORDER = 8.0
+
+
+def renyi_divergence(p: Reals, q: Reals, order: float) -> float:
+    """Returns the larger of D_a(p||q) and D_a(q||p)."""
+    kept = (p > 0) | (q > 0)
+    with np.errstate(divide="ignore"):
+        log_p, log_q = np.log(p[kept]), np.log(q[kept])
+        moments = [float(np.logaddexp.reduce(a * order + b * (1 - order))) for a, b in ((log_p, log_q), (log_q, log_p))]
+    return max(0.0, *moments) / (order - 1)
 
 
 def worst_pair(protocol: Protocol, claimed: Event, tokens: int, delta: float) -> Pair:

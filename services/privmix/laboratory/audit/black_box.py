@@ -13,8 +13,8 @@ import numpy as np
 
 from privmix.foundation.errors import WorkError
 from privmix.foundation.urls import proxy_before
+from privmix.laboratory.audit.bounds import held_out_epsilons
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.audit.roc import held_out_epsilons
 from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event, from_json

@@ -65,15 +65,6 @@ def log_ratio(p: Reals, q: Reals) -> Reals:
         return np.asarray(np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=np.inf, neginf=-np.inf))
 
 
-def renyi_divergence(p: Reals, q: Reals, order: float) -> float:
-    """Returns the larger of D_a(p||q) and D_a(q||p)."""
-    kept = (p > 0) | (q > 0)
-    with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(p[kept]), np.log(q[kept])
-        moments = [float(np.logaddexp.reduce(a * order + b * (1 - order))) for a, b in ((log_p, log_q), (log_q, log_p))]
-    return max(0.0, *moments) / (order - 1)
-
-
 def tokens_epsilon(p: Reals, q: Reals, tokens: int, delta: float, interval: float = 1e-5) -> float:
     """Returns the epsilon at ``delta`` of independent tokens with the distributions p and q, never overstated.
 

@@ -17,11 +17,10 @@ from privmix.foundation.errors import InputError
 from privmix.foundation.json_lines import read_lines, write_lines
 from privmix.foundation.progress import Display
 from privmix.generation.card import load
-from privmix.laboratory.audit.bounds import correct_guesses, one_run_epsilon
+from privmix.laboratory.audit.bounds import area, correct_guesses, one_run_epsilon
 from privmix.laboratory.audit.canaries import Canary
 from privmix.laboratory.audit.finding import CERTAIN, Finding
 from privmix.laboratory.audit.local_models import LocalModels
-from privmix.laboratory.audit.roc import Roc
 from privmix.laboratory.audit.testbed import TRAINING
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.privacy.arrays import Reals
@@ -129,6 +128,6 @@ def audit(
             "planted": len(canaries),
             "guesses": guesses,
             "correct": correct,
-            "area": Roc.of(scores[included], scores[~included]).area,
+            "area": area(scores[included], scores[~included]),
         },
     )

@@ -18,9 +18,15 @@ from numpy.typing import NDArray
 from scipy.stats import norm, probplot
 from torch import Tensor
 
-from privmix.laboratory.audit.bounds import correct_guesses, one_run_epsilon
+from privmix.laboratory.audit.bounds import (
+    area,
+    best_test,
+    correct_guesses,
+    epsilon_of,
+    held_out_epsilons,
+    one_run_epsilon,
+)
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.audit.roc import Roc, best_test, epsilon_of, held_out_epsilons
 from privmix.laboratory.heads import methods
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings, expm_energy, fit, release
@@ -193,10 +199,10 @@ def membership(
     for name in names:
         scored, included = _on_halves(name, table, epsilon, attacked, shadows)
         ratios = likelihood_ratios(scored, *of_shadows)
-        curves = [Roc.of(own[seen], own[~seen]) for own, seen in zip(ratios, included, strict=True)]
-        rates = [[curve.true_positives_at(each) for each in FALSE_POSITIVES] for curve in curves]
+        sides = [(own[seen], own[~seen]) for own, seen in zip(ratios, included, strict=True)]
+        rates = [true_positives(*side) for side in sides]
         found[name] = {
-            "area": float(np.median([curve.area for curve in curves])),
+            "area": float(np.median([area(*side) for side in sides])),
             "false_positives": FALSE_POSITIVES,
             "true_positives": np.quantile(rates, (0.05, 0.5, 0.95), axis=0).tolist(),
             "normality": float(np.median(normal)),
@@ -219,6 +225,12 @@ def likelihood_ratios(scored: Reals, of_shadows: Reals, seen: NDArray[np.bool_])
         for own in sides
     )
     return np.asarray(inside - outside)
+
+
+def true_positives(inside: Reals, outside: Reals) -> list[float]:
+    """Returns the largest true-positive rates at false-positive rates of at most `FALSE_POSITIVES`."""
+    falling = np.sort(outside)[::-1]
+    return [float((inside > falling[int(rate * len(outside))]).mean()) for rate in FALSE_POSITIVES]
 
 
 def _on_halves(

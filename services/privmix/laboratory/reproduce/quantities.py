@@ -48,7 +48,7 @@ def fixed_beta_epsilon(q: float, drawn: int, order: int, beta: float, tokens: in
 
 def pmixed_worst(parts: int, q: float, order: int, epsilon: float, tokens: int) -> float:
     """The exact epsilon of the worst known pair."""
-    return audit.against(_pmixed(parts, q, order, epsilon, tokens).plan(parts), tokens, DELTA).epsilon
+    return audit.against(_pmixed(parts, q, order, epsilon, tokens).plan(parts), tokens, DELTA)
 
 
 def screening(parts: int, order: float, sigma: float, mix: float, tokens: int) -> float:

@@ -8,12 +8,12 @@ from scipy.stats import binom
 
 from privmix.laboratory.audit.bounds import (
     clopper_pearson,
+    held_out_epsilons,
     one_run_epsilon,
     one_run_p_value,
     two_sample_epsilon,
 )
 from privmix.laboratory.audit.finding import CERTAIN
-from privmix.laboratory.audit.roc import held_out_epsilons
 
 TRIALS = 200_000
 

@@ -24,7 +24,7 @@ def test_the_counterexample_costs_what_each_draw_of_the_published_mechanism_allo
     parts: int, q: float, epsilon: float
 ) -> None:
     """Source: a computation without our mollifier, in which each draw size has a ball of its own."""
-    assert published.against(as_published(parts, q, 1024), 1024, 1e-5).epsilon == pytest.approx(epsilon, abs=0.006)
+    assert published.against(as_published(parts, q, 1024), 1024, 1e-5) == pytest.approx(epsilon, abs=0.006)
 
 
 def test_the_published_claim_is_exceeded_and_the_certified_one_is_not() -> None:
