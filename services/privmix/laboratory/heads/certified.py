@@ -4,13 +4,13 @@ On a finite set the exponential mechanism is sampled exactly, so its guarantee h
 delta 0 (`privmix.privacy.sampling.selection`). Candidates come from a prior.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privmix.foundation.errors import InputError
@@ -26,7 +26,8 @@ UNSCALED = (
 _CANDIDATES_AT_ONCE = 128
 
 
-class CertifiedSettings(BaseModel):
+@dataclass(frozen=True)
+class CertifiedSettings:
     """Configures how candidates are drawn.
 
     Attributes:
@@ -36,12 +37,10 @@ class CertifiedSettings(BaseModel):
         shrink: the factor by which the spread of the candidates shrinks in each round.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    candidates: int = Field(1024, ge=2, le=2**20)
-    rounds: int = Field(4, ge=1)
-    sigma: float = Field(0.5, gt=0)
-    shrink: float = Field(0.5, gt=0, le=1)
+    candidates: int = 1024
+    rounds: int = 4
+    sigma: float = 0.5
+    shrink: float = 0.5
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ for what the fit reveals about the rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -27,7 +27,8 @@ SENSITIVITY = 1.0
 Energy = Callable[[Tensor], Tensor]
 
 
-class FitSettings(BaseModel):
+@dataclass(frozen=True)
+class FitSettings:
     """Configures how a flow is fitted to a density.
 
     Attributes:
@@ -37,15 +38,14 @@ class FitSettings(BaseModel):
         steps: the number of steps.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    samples: int = Field(32, ge=1)
-    learning_rate: float = Field(0.01, gt=0)
-    decay: float = Field(0.3, gt=0, le=1)
-    steps: int = Field(600, ge=1)
+    samples: int = 32
+    learning_rate: float = 0.01
+    decay: float = 0.3
+    steps: int = 600
 
 
-class ExpMNFSettings(BaseModel):
+@dataclass(frozen=True)
+class ExpMNFSettings:
     """Holds the method's hyper-parameters.
 
     Attributes:
@@ -55,12 +55,10 @@ class ExpMNFSettings(BaseModel):
         batch: the number of rows in a step, whose loss is scaled to that of all rows; None uses all rows.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    flow: FlowSettings = FlowSettings()
-    fit: FitSettings = FitSettings()
-    regulariser: float = Field(1e-3, ge=0)
-    batch: int | None = Field(1024, ge=1)
+    flow: FlowSettings
+    fit: FitSettings
+    regulariser: float = 1e-3
+    batch: int | None = 1024
 
 
 def fit(flows: Sequence[Flow], energy: Energy, settings: FitSettings, generator: torch.Generator | None = None) -> None:

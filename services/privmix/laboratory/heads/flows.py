@@ -5,9 +5,9 @@ Mohamed 2015).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -17,7 +17,8 @@ _INITIAL = 0.01
 _HALVINGS = 60
 
 
-class FlowSettings(BaseModel):
+@dataclass(frozen=True)
+class FlowSettings:
     """Configures the shape of a flow.
 
     Attributes:
@@ -25,10 +26,8 @@ class FlowSettings(BaseModel):
         sigma: the standard deviation of the base distribution in each coordinate.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    layers: int = Field(8, ge=1)
-    sigma: float = Field(0.1, gt=0)
+    layers: int = 8
+    sigma: float = 0.1
 
 
 class Planar(nn.Module):

@@ -2,14 +2,13 @@
 
 import math
 import uuid
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from privmix.foundation.units import MIN_CLIP
 from privmix.laboratory.heads.row_function import RowFunction
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from privmix.privacy.sampling.clipping import clipped, noised
@@ -19,7 +18,8 @@ _FINEST = 0.05
 _SMALLEST = 1e-6  # the distance of outputs from 0 and 1 before taking logarithms
 
 
-class SgdSettings(BaseModel):
+@dataclass(frozen=True)
+class SgdSettings:
     """Configures training without privacy.
 
     Attributes:
@@ -28,19 +28,23 @@ class SgdSettings(BaseModel):
         batch: the number of rows in a step.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    learning_rate: float = Field(0.01, gt=0)
-    epochs: int = Field(10, ge=1)
-    batch: int = Field(256, ge=1)
+    learning_rate: float = 0.01
+    epochs: int = 10
+    batch: int = 256
 
 
+@dataclass(frozen=True)
 class HeadDpSgdSettings(SgdSettings):
-    """Configures DP-SGD, which clips the gradient of each row to an L2 norm and adds noise."""
+    """Configures DP-SGD, which clips the gradient of each row to an L2 norm and adds noise.
 
-    learning_rate: float = Field(0.5, gt=0, description="of plain SGD")
-    clip: float = Field(1.0, ge=MIN_CLIP)
-    batch: int = Field(1024, ge=1, description="average number of rows in a step; all rows if at least their number")
+    Attributes:
+        learning_rate: that of plain SGD.
+        batch: the average number of rows in a step; all rows if it is at least their number.
+    """
+
+    learning_rate: float = 0.5
+    clip: float = 1.0
+    batch: int = 1024
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: int) -> nn.Module:

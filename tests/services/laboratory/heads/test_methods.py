@@ -74,7 +74,7 @@ def test_a_row_moves_no_number_of_the_rows_beside_it(series: bool, monkeypatch: 
     event, batch = DpSgdEvent("record", 1.0, 1.0, 1, "run"), 520.0
     candidates = torch.randn(5, Parametrised(model).dimension, generator=random)
     total_losses(Parametrised(model), candidates, Table("rows", x.numpy(), y.numpy(), np.arange(520)))
-    sgd.train_privately(model, x, y, event, batch, methods.DP_SGD.model_copy(update={"clip": 0.3}))
+    sgd.train_privately(model, x, y, event, batch, replace(methods.DP_SGD, clip=0.3))
     order = torch.randperm(520, generator=random)
     losses, *_, gradients = functions
 
