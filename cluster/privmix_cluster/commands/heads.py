@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmix.laboratory.heads.names import DATASET_NAMES, MethodName
+from privmix.laboratory.heads import DATASET_NAMES, MethodName
 from privmix_cluster.console import display
 from privmix_cluster.option_groups import grouped
 from privmix_cluster.options import JsonOption

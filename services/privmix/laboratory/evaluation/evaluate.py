@@ -18,13 +18,7 @@ from privmix.laboratory.evaluation import methods
 from privmix.laboratory.evaluation.cases import Case
 from privmix.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
 from privmix.laboratory.evaluation.options import EvaluationOptions
-from privmix.laboratory.evaluation.results import (
-    Evaluation,
-    Result,
-    ResultTable,
-    impossible,
-    result,
-)
+from privmix.laboratory.evaluation.results import Evaluation, Result, ResultTable, impossible, result
 from privmix.laboratory.evaluation.text import EvaluationText, held_out_text
 from privmix.laboratory.evaluation.workbench import Workbench
 from privmix.privacy.protocol import Protocol

@@ -2,3 +2,10 @@
 
 The package contains ExpM+NF (Bridges, Tombs, Stanley 2024) as published, baselines, attacks and a certified variant.
 """
+
+from typing import Literal
+
+MethodName = Literal["non-private", "dp-sgd", "expm-nf", "expm-certified"]
+
+DATASET_NAMES = ("rand", "breast-cancer")
+"""The names of the built-in tables, which `data.DATASETS` loads."""

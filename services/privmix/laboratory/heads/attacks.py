@@ -18,22 +18,14 @@ from numpy.typing import NDArray
 from scipy.stats import norm, probplot
 from torch import Tensor
 
-from privmix.laboratory.audit.bounds import (
-    area,
-    best_test,
-    correct_guesses,
-    epsilon_of,
-    held_out_epsilons,
-    one_run_epsilon,
-)
+from privmix.laboratory.audit import bounds
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.heads import methods
+from privmix.laboratory.heads import MethodName, methods
 from privmix.laboratory.heads.certified import CertifiedSettings, total_losses
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings, expm_energy, fit, release
 from privmix.laboratory.heads.flows import Flow, FlowSettings
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.models import predictions
-from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.table import Table
 from privmix.privacy.arrays import Reals
 from privmix.privacy.sampling.selection import SelectionEvent, select
@@ -132,7 +124,7 @@ def neighbours(
     first, second = (releases(table, trials) for table in pair)
     best = _best_coordinate(first[: trials // 2], second[: trials // 2])
     # `held_out_epsilons` chooses its test from the same first halves.
-    lower, certain = held_out_epsilons(first[:, best], second[:, best], 0.0, (CONFIDENCE, CERTAIN))
+    lower, certain = bounds.held_out_epsilons(first[:, best], second[:, best], 0.0, (CONFIDENCE, CERTAIN))
     return Finding(
         attack="test on releases of neighbouring tables",
         subject=f"{METHODS[name].label}, {pair[0].name}",
@@ -149,11 +141,11 @@ def neighbours(
 
 def _best_coordinate(first: Reals, second: Reals) -> int:
     """Returns the coordinate whose best threshold gives the highest bound of epsilon on these releases."""
-    bounds = [
-        epsilon_of(best_test(a, b, 0.0, _CHOSEN_AT), a, b, 0.0, _CHOSEN_AT)
+    found = [
+        bounds.epsilon_of(bounds.best_test(a, b, 0.0, _CHOSEN_AT), a, b, 0.0, _CHOSEN_AT)
         for a, b in zip(first.T, second.T, strict=True)
     ]
-    return int(np.argmax(bounds))
+    return int(np.argmax(found))
 
 
 def one_run(name: MethodName, table: Table, epsilon: float, runs: int = 50) -> Finding:
@@ -161,15 +153,15 @@ def one_run(name: MethodName, table: Table, epsilon: float, runs: int = 50) -> F
 
     As the paper reports it, the bound is the 95th percentile of several runs, each with a bound of its own.
     """
-    rows, delta, bounds = len(table.x), METHODS[name].delta, []
+    rows, delta, found = len(table.x), METHODS[name].delta, []
     for seed in (secrets.randbelow(2**31) for _ in range(runs)):
         coins = np.array([secrets.choice((True, False)) for _ in range(rows)])
         trained = METHODS[name].release(table.rows(coins), epsilon, seed)[0]
         thetas = methods.built(table, seed).vector, trained
         before, after = (np.logaddexp(0, -_scores(theta, table)) for theta in thetas)
-        correct = correct_guesses(coins, before - after, rows)
-        bounds.append([one_run_epsilon(rows, rows, correct, delta, level) for level in (CONFIDENCE, CERTAIN)])
-    lower, certain = np.quantile(bounds, 0.95, axis=0, method="lower").tolist()
+        correct = bounds.correct_guesses(coins, before - after, rows)
+        found.append([bounds.one_run_epsilon(rows, rows, correct, delta, level) for level in (CONFIDENCE, CERTAIN)])
+    lower, certain = np.quantile(found, 0.95, axis=0, method="lower").tolist()
     return Finding(
         attack="one-run audit",
         subject=f"{METHODS[name].label}, {table.name}",
@@ -202,7 +194,7 @@ def membership(
         sides = [(own[seen], own[~seen]) for own, seen in zip(ratios, included, strict=True)]
         rates = [true_positives(*side) for side in sides]
         found[name] = {
-            "area": float(np.median([area(*side) for side in sides])),
+            "area": float(np.median([bounds.area(*side) for side in sides])),
             "false_positives": FALSE_POSITIVES,
             "true_positives": np.quantile(rates, (0.05, 0.5, 0.95), axis=0).tolist(),
             "normality": float(np.median(normal)),

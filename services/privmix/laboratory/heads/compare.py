@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from privmix.foundation.progress import Display
-from privmix.laboratory.heads import methods
+from privmix.laboratory.heads import MethodName, methods
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.models import auc, predictions
-from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.table import Table, TableSplit, split
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -5,7 +5,6 @@ predict(Path("head"), table)
 """
 
 import secrets
-import uuid
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from privmix.budget.ledger import charge_release
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import building, sha256, write_atomically
-from privmix.laboratory.heads import methods
+from privmix.laboratory.heads import MethodName, methods
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.models import predictions
-from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.table import Table
 from privmix.privacy.arrays import Reals
 
@@ -29,28 +27,24 @@ class HeadManifest(BaseModel):
     """Describes a head.
 
     Attributes:
-        head: the random id of the head.
         method: the training method.
         epsilon: the epsilon of its training; None if the method has none.
         guarantee: its guarantee, in words.
         event: the privacy event of its release (`Event.to_json`); None if nothing is certified.
         model: the built-in model.
         features: the number of features, or of variables of time series.
-        dataset: the name of the table.
         sha256: the hash of the parameters' file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: Literal[1] = 1
-    head: str = Field(min_length=1)
     method: MethodName
     epsilon: float | None
     guarantee: str
     event: str | None
     model: Literal["logistic-regression", "gru-d"]
     features: int = Field(ge=1)
-    dataset: str
     sha256: str
 
     @classmethod
@@ -105,14 +99,12 @@ def train(
     with building(output) as unfinished:
         save_file({"theta": theta.detach().float().contiguous()}, unfinished / PARAMETERS)
         manifest = HeadManifest(
-            head=uuid.uuid4().hex,
             method=name,
             epsilon=epsilon if method.private else None,
             guarantee=method.guarantee,
             event=None if event is None else event.to_json(),
             model="gru-d" if table.series else "logistic-regression",
             features=table.features,
-            dataset=table.name,
             sha256=sha256(unfinished / PARAMETERS),
         )
         write_atomically(unfinished / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")

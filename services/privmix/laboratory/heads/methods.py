@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from privmix.foundation.errors import InputError
-from privmix.laboratory.heads import certified, expm_nf, sgd
+from privmix.laboratory.heads import MethodName, certified, expm_nf, sgd
 from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from privmix.laboratory.heads.flows import FlowSettings
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
-from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.sgd import HeadDpSgdSettings, SgdSettings
 from privmix.laboratory.heads.table import UNSTATED, Table
 from privmix.privacy.events import Event, GuaranteeStatus

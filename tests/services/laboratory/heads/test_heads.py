@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from privmix.budget.reader import read
 from privmix.foundation.errors import DataError, InputError, WorkError
-from privmix.laboratory.heads import attacks, head, methods, mimic
+from privmix.laboratory.heads import DATASET_NAMES, attacks, head, methods, mimic
 from privmix.laboratory.heads.certified import CertifiedSettings
 from privmix.laboratory.heads.data import DATASETS
 from privmix.laboratory.heads.methods import METHODS
-from privmix.laboratory.heads.names import DATASET_NAMES
 from privmix.laboratory.heads.table import Table, read_npz
 from privmix.privacy.events import from_json
 from privmix_cluster.cli import app

@@ -14,13 +14,12 @@ import torch
 
 from privmix.foundation.errors import DataError, InputError
 from privmix.foundation.progress import Display
-from privmix.laboratory.heads import certified, compare, data, head, methods, sgd
+from privmix.laboratory.heads import MethodName, certified, compare, data, head, methods, sgd
 from privmix.laboratory.heads.certified import total_losses
 from privmix.laboratory.heads.data import read_table
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.mimic import series
 from privmix.laboratory.heads.models import GRUD, LogisticRegression, Parametrised, auc, predictions
-from privmix.laboratory.heads.names import MethodName
 from privmix.laboratory.heads.row_function import ROWS, RowFunction
 from privmix.laboratory.heads.table import Table, split
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
