@@ -198,7 +198,7 @@ heads.add_typer(prepare)
 @prepare.command(name="mimic-extract")
 def mimic_extract(
     file: Annotated[Path, typer.Argument(help="all_hourly_data.h5 of MIMIC-Extract.")],
-    output: Annotated[Path, typer.Option(help="The directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
+    output: Annotated[Path, typer.Option(help="The directory for the tables.")] = Path("run/mimic"),
 ) -> None:
     """Create the paper's tables from the first 24 hours of MIMIC-Extract: mortality, and stays over three days."""
     from privmix.laboratory.heads import mimic
