@@ -45,9 +45,6 @@ from privmix.engine.engine import PUBLIC
 from privmix.engine.switching import using
 from privmix.foundation.errors import ReaderError
 
-TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The modules that a reader's adapter may change: all but the key and value projections, which a reader never uses."""
-
 
 class PublicCache(DynamicCache):  # type: ignore[misc]
     """Holds the public model's keys and values at every position of a batch of sequences.

@@ -25,9 +25,10 @@ from transformers import (
 )
 
 from privmix.engine.engine import PUBLIC
-from privmix.engine.reader_attention import TARGETS, PublicCache, check_reader, record, record_text
+from privmix.engine.reader_attention import PublicCache, check_reader, record, record_text
 from privmix.engine.switching import using
 from privmix.foundation.errors import ReaderError
+from privmix.training.options import READER_TARGETS
 from tests.services.engine.masked import after_text
 
 SMALL: dict[str, Any] = {
@@ -52,7 +53,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 def adapted(model: Any, strength: float) -> Any:
     torch.manual_seed(1)
-    wrapped = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=list(TARGETS)), "part")
+    wrapped = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=list(READER_TARGETS)), "part")
     for name, weight in wrapped.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=strength)
@@ -183,12 +184,12 @@ def test_a_cache_view_refuses_other_positions(llama: Any) -> None:
 
 
 def test_models_without_readers_are_refused_with_the_reason(llama: Any) -> None:
-    check_reader(llama, TARGETS)
+    check_reader(llama, READER_TARGETS)
     with pytest.raises(ReaderError, match=r"keys and values of its own: leave out k_proj, v_proj$"):
         check_reader(llama, ("q_proj", "v_proj", "k_proj"))
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
     with pytest.raises(ReaderError, match=r"no modules named down_proj, gate_proj, o_proj, q_proj, up_proj$"):
-        check_reader(gpt2, TARGETS)
+        check_reader(gpt2, READER_TARGETS)
     check_reader(gpt2, ("c_proj", "c_fc"))  # GPT-2 can have readers with its own target modules
     with pytest.raises(ReaderError, match="needs rotary positions, which gpt2 has not"):
         record_text(gpt2, torch.zeros(4, dtype=torch.long))
