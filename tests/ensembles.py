@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from privmix.training.manifest import Adapter, Manifest, Part, hash_adapter
 from privmix.training.options import READER_TARGETS, TrainingOptions
@@ -25,6 +26,7 @@ def write_adapters(
     distinct: int | None = None,
     layers: int | None = None,
     targets: Sequence[str] = READER_TARGETS,
+    **lora: Any,
 ) -> dict[str, Path]:
     """Writes adapters whose distributions differ from the public model's and from each other.
 
@@ -32,6 +34,7 @@ def write_adapters(
         distinct: the number of different adapters. The others are links to their files, which is 100 times faster.
         layers: the number of last layers that they change; by default all.
         targets: the modules that they change.
+        lora: other fields of PEFT's configuration.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -40,7 +43,9 @@ def write_adapters(
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     depth = base.config.num_hidden_layers
     changed = None if layers is None else list(range(depth - layers, depth))
-    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(targets), layers_to_transform=changed)
+    config = LoraConfig(
+        **{"r": RANK, "lora_alpha": 32, "target_modules": list(targets), "layers_to_transform": changed, **lora}
+    )
     wrapped = get_peft_model(base, config)
     for seed, name in enumerate(names[:distinct]):
         generator = torch.Generator().manual_seed(seed)

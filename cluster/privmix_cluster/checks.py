@@ -131,6 +131,8 @@ def check_ensemble(
     manifest.verify(configuration.ensemble, model)
     promised = promise(configuration, manifest)
     report(promised.sentence)
+    if manifest.part_kind == "lora" and len(manifest.parts) > 1:
+        report("WARNING: plain LoRA: for a token a shard makes a pass and keeps a cache for each part, and one more")
     return CheckedEnsemble(
         configuration, manifest, model, promised, _ledger_of(configuration, promised, report, may_begin)
     )

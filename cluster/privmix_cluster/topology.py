@@ -29,14 +29,9 @@ def plan_shards(
         rows: the number of part rows of a token (`Protocol.rows`), for which engines on GPUs capture their steps.
 
     Raises:
-        ConfigurationError: `halves` is set and the ensemble has no models of half-parts, several models attend to
-            their own keys, or the engine cannot split the model over `shards.num_gpus`.
+        ConfigurationError: `halves` is set and the ensemble has no models of half-parts, or the engine cannot split
+            the model over `shards.num_gpus`.
     """
-    if manifest.part_kind == "lora" and (len(manifest.parts) > 1 or halves):
-        raise ConfigurationError(
-            f"ensemble: the adapters of {configuration.ensemble} attend to their own keys and values, which is "
-            "served for one model alone; train the parts again with `privmix train`, as readers"
-        )
     shards, models_per_part = configuration.shards, 2 if halves else 1
     models = _halves(configuration, manifest) if halves else manifest.parts
     num_gpus = shards.num_gpus if shards.num_gpus is not None else float(gpus > 0)

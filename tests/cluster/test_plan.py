@@ -128,7 +128,7 @@ def test_the_best_way_to_spend_a_budget_comes_first_as_commands_that_give_what_i
         (["--parts", "4", "--corpus-tokens", "100"], "--corpus-tokens: needs --users"),
         (["--parts", "4", "--part-kind", "text"], "--part-kind: needs --users"),
         (["--users", "100", "--part-kind", "none"], "part_kind: "),
-        (["--users", "100", "--part-kind", "lora"], "part-kind: plain LoRA is not served in parts"),
+        (["--users", "100", "--part-kind", "lora"], "part-kind: the gain of plain LoRA was not measured"),
     ],
 )
 def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> None:

@@ -1,7 +1,7 @@
 """Claim: the topology assigns models to shards, and shards to GPUs."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -22,8 +22,8 @@ def part(index: int, halves: bool) -> Part:
     return Part(index=index, halves=pair, **dict(adapter(name)))
 
 
-def ensemble(parts: int, halves: bool, part_kind: Literal["reader", "lora"] = "reader") -> Manifest:
-    return manifest(*(part(index, halves) for index in range(parts)), part_kind=part_kind)
+def ensemble(parts: int, halves: bool) -> Manifest:
+    return manifest(*(part(index, halves) for index in range(parts)))
 
 
 @pytest.fixture
@@ -132,10 +132,3 @@ def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path)
     with pytest.raises(ConfigurationError, match="must be at most 2, not"):
         shards_served(configuration, ensemble(3, halves=False))
-
-
-def test_several_parts_with_attention_of_their_own_are_refused(configuration: Configuration) -> None:
-    with pytest.raises(ConfigurationError, match=r"train the parts again with `privmix train`, as readers"):
-        plan_shards(configuration, ensemble(2, halves=False, part_kind="lora"), MODEL, gpus=0)
-    (alone,) = plan_shards(configuration, ensemble(1, halves=False, part_kind="lora"), MODEL, gpus=0)
-    assert alone.engine.part_kind == "lora"

@@ -15,9 +15,20 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
 
 
+RUN = frozenset(
+    {
+        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
+        *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha"),
+        *("lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
+        *("revision", "target_modules", "task_type", "use_rslora"),
+    }
+)
+"""The fields of PEFT's `LoraConfig` that both engines run as PEFT does, or that say nothing to a trained adapter."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Holds the rank, the target modules and the layers of a LoRA adapter; `layers` is None if it changes all."""
+    """Holds the highest rank, the target modules and the layers of an adapter; `layers` is None if it changes all."""
 
     rank: int
     targets: tuple[str, ...]
@@ -54,14 +65,9 @@ def read_adapter_configs(adapters: Mapping[str, Path], part_kind: PartKind) -> l
     """Reads the adapters' configurations, in the order of `adapters`. Texts have none.
 
     Raises:
-        ValueError: there are several plain LoRA adapters, or the engine would run an adapter differently than
-            it was trained. The message names the adapter and the fix.
+        ValueError: the engine would run an adapter differently than it was trained. The message names the adapter and
+            the fix.
     """
-    if part_kind == "lora" and len(adapters) > 1:
-        raise ValueError(
-            f"part_kind: 'lora' serves one adapter, got {len(adapters)}; train the ensemble again with "
-            "`privmix train --part-kind reader`"
-        )
     return [] if part_kind == "text" else [_read(name, path, part_kind) for name, path in adapters.items()]
 
 
@@ -110,15 +116,20 @@ def _read(name: str, path: Path, part_kind: PartKind) -> AdapterConfig:
     if part_kind == "reader" and (changed := _matching(targets, KEYS_AND_VALUES)):
         raise ValueError(
             f"adapter {name!r} changes {changed}, but a reader attends to the public model's keys and values; train it "
-            "again with `privmix train`, or serve it alone with part_kind 'lora'"
+            "again with `privmix train`"
         )
-    for field in ("use_dora", "modules_to_save"):
-        if config.get(field):
+    if config.get("init_lora_weights") not in (None, True, False, "gaussian"):  # others change the base model
+        raise ValueError(
+            f"adapter {name!r}: init_lora_weights is {config['init_lora_weights']!r}; save it as plain LoRA"
+        )
+    for field in sorted(field for field, value in config.items() if value and field not in RUN):
+        if (field, config[field]) != ("bias", "none"):
             raise ValueError(f"adapter {name!r}: {field} is not supported; train it without")
     layers = config.get("layers_to_transform")
     if isinstance(layers, int):
         layers = [layers]
-    return AdapterConfig(config["r"], tuple(targets), None if layers is None else tuple(sorted(layers)))
+    rank = max(config["r"], *(config.get("rank_pattern") or {}).values(), 0)
+    return AdapterConfig(rank, tuple(targets), None if layers is None else tuple(sorted(layers)))
 
 
 def _matching(targets: Sequence[str], names: Sequence[str]) -> str:

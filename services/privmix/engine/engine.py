@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Literal
@@ -20,6 +21,10 @@ ZERO = "zero"
 """The name of an adapter without private text, which every engine has. Its row costs as much computation as any other
 adapter's row. With zero weights it equals the public row; among texts it is a text of zeros. It is the only name that a
 request may repeat."""
+
+
+MAX_ROWS = 1024
+"""The maximum number of rows that an engine of plain LoRA adapters computes at once, if one request has no more."""
 
 
 class EngineStalledError(RuntimeError):
@@ -53,8 +58,7 @@ class EngineSettings:
         kind: a name in `ENGINES`.
         context_length: the maximum number of tokens in a sequence, prompt and output.
         cache_gib: the size of the KV cache on a CPU.
-        part_kind: with "reader" and "text" there is any number of parts, with "lora" one, which has a cache of its
-            own.
+        part_kind: with "lora", each part has a cache of its own (`Engine.logits`).
         rows: the number of part rows that a private request names besides `PUBLIC`, always: vLLM captures decode steps
             of this shape on a GPU. Requests with another number are answered more slowly.
         load_format: "auto" reads the model's weights, "dummy" makes random ones, to measure speed without files.
@@ -93,11 +97,16 @@ class AdapterFiles:
 
 
 class Engine(ABC):
-    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe."""
+    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe.
+
+    Attributes:
+        owners: the adapters that have keys and values of their own: all plain LoRA adapters, and no others.
+    """
 
     vocabulary: int
     context_length: int
     adapters: tuple[str, ...]
+    owners: tuple[str, ...] = ()
 
     def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
         """Computes the log-probabilities of the next token, float32 [rows, vocabulary]; see `logits` for the rest."""
@@ -105,6 +114,10 @@ class Engine(ABC):
 
     def logits(self, requests: Sequence[Request]) -> torch.Tensor:
         """Computes the logits of the next token for each request and each of its models.
+
+        An adapter with keys and values of its own must read every token, drawn or not: one that has to catch up would
+        show in the duration of a step that it was not drawn before. So a request with any part row computes all rows of
+        the engine, of which those that it names are picked; `ZERO` is the public row.
 
         Returns:
             [rows, vocabulary] on the engine's device, in the type of the head: the rows of the first request in the
@@ -116,7 +129,26 @@ class Engine(ABC):
             EngineStalledError: the engine makes no progress.
         """
         self._check(requests)
-        return self._logits(requests)
+        if not self.owners:
+            return self._logits(requests)
+        width = 1 + len(self.owners)
+        size = max(1, MAX_ROWS // width)
+        picked = [self._picked(requests[start : start + size]) for start in range(0, len(requests), size)]
+        return picked[0] if len(picked) == 1 else torch.cat(picked)
+
+    def _picked(self, requests: Sequence[Request]) -> torch.Tensor:
+        """Computes all rows of each request that names more than the public row, and returns those that are named."""
+        names = (PUBLIC, *self.owners)
+        row_of = {name: row for row, name in enumerate(names)} | {ZERO: 0}
+        whole = [request if request.adapters == (PUBLIC,) else replace(request, adapters=names) for request in requests]
+        firsts = accumulate((len(request.adapters) for request in whole), initial=0)
+        picked = [
+            first + row_of[name]
+            for first, request in zip(firsts, requests, strict=False)  # the last sum is no request's
+            for name in request.adapters
+        ]
+        rows = self._logits(whole)
+        return rows.index_select(0, torch.tensor(picked, device=rows.device))
 
     @abstractmethod
     def drop_caches(self, sequence: str) -> None:

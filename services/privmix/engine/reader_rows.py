@@ -437,7 +437,8 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             super().set_active_loras(input_batch, num_scheduled_tokens, *arguments, **options)
             return
         adapters = input_batch.request_lora_mapping[: self._batch.requests]
-        self.slots.bring(adapters[adapters > 0])
+        own = np.unique(adapters)  # which follow from no draw, so each of them is loaded once
+        self.slots.bring(own[own > 0])
         self._token_adapters = adapters.repeat(num_scheduled_tokens)
         self._map_adapters(self._token_adapters, is_prefill=bool(adapters.any()))
 

@@ -16,6 +16,7 @@ from privmix.engine.reader_attention import PublicCache, check_reader, record_te
 from privmix.engine.switching import using
 
 MAX_CACHES = 256
+"""The maximum number of caches, or with plain LoRA adapters, of sequences with a cache for each of them."""
 
 
 @dataclass(slots=True)
@@ -27,15 +28,15 @@ class Cached:
 
 
 class TransformersEngine(Engine):
-    """Implements `Engine`. Keeps the `MAX_CACHES` most recently used caches."""
+    """Implements `Engine`. Keeps the most recently used caches."""
 
     def __init__(self, settings: EngineSettings) -> None:
         configs = read_adapter_configs(settings.adapters, settings.part_kind)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
         self.vocabulary = model.config.vocab_size
-        first_layer(configs, model.config.get_text_config().num_hidden_layers)  # refuses what serving refuses
         if settings.part_kind == "reader":
+            first_layer(configs, model.config.get_text_config().num_hidden_layers)  # refuses what serving refuses
             for config in configs:
                 check_reader(model, config.targets)
         for name, path in settings.adapters.items() if configs else ():
@@ -50,7 +51,7 @@ class TransformersEngine(Engine):
         self._device = device
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
-        self._own = frozenset(self.adapters) if settings.part_kind == "lora" else frozenset()
+        self.owners = self.adapters if settings.part_kind == "lora" else ()
         self._caches: OrderedDict[tuple[str, str], Cached] = OrderedDict()
         texts = read_texts(settings.adapters) if settings.part_kind == "text" else {}
         if texts:
@@ -73,7 +74,7 @@ class TransformersEngine(Engine):
         results: dict[str, tuple[Cached, torch.Tensor]] = {}
         rows = []
         for name in request.adapters:
-            owner = name if name in self._own else PUBLIC
+            owner = name if name in self.owners else PUBLIC
             if owner not in results:
                 results[owner] = self._read_on(request, owner)
             cached, row = results[owner]
@@ -110,6 +111,6 @@ class TransformersEngine(Engine):
             cached.values.crop(shared - len(cached.tokens))
             cached.tokens = cached.tokens[:shared]
         self._caches[key] = cached
-        while len(self._caches) > MAX_CACHES:
+        while len(self._caches) > MAX_CACHES * (1 + len(self.owners)):
             self._caches.popitem(last=False)
         return cached

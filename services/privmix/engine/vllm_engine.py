@@ -6,14 +6,14 @@ request, in vLLM's scheduler and in its model runner, as vLLM itself does with t
 them in its next step, hashes their blocks for the prefix cache, and keeps the request when it has nothing to compute.
 
 A request runs the public model; readers are rows that branch off the public ones at the fork and read the same cache
-(`reader_rows`). A plain LoRA adapter has a separate request. The engine calls the pair of a sequence and a model whose
-keys and values it holds a session.
+(`reader_rows`). A plain LoRA adapter has a request of its own (`Engine.owners`). The engine calls the pair of a
+sequence and a model whose keys and values it holds a session.
 """
 
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ class VllmEngine(Engine):
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
         self.vocabulary = self._llm.vllm_config.model_config.get_vocab_size()
-        self._own = frozenset(self.adapters) if settings.part_kind == "lora" else frozenset()
+        self.owners = self.adapters if settings.part_kind == "lora" else ()
         self._lora_ids = {name: index for index, name in enumerate((*self.adapters, ZERO), 1)}
         self._loras = {
             name: LoRARequest(name, self._lora_ids[name], str(path))
@@ -141,7 +141,10 @@ class VllmEngine(Engine):
         # steps must not depend on the draw.
         self._slots = None if len(settings.adapters) < slots else slots
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
+        self._most_sessions = _most_sessions(settings)
         self._started = 0
+        if self.owners:
+            self._check_room()
         if texts:
             self._ingest(texts)
 
@@ -182,6 +185,16 @@ class VllmEngine(Engine):
         self._worker("finish_texts", size)
         self._blocks -= occupied
 
+    def _check_room(self) -> None:
+        """Raises ValueError if the cache does not hold all caches of one sequence: each token would compute it anew."""
+        parts, needed = len(self.owners), (1 + len(self.owners)) * self._blocks_for(self.context_length)
+        if needed > self._blocks:
+            raise ValueError(
+                f"cache_gib: with {parts} plain LoRA parts a sequence has {1 + parts} caches, which need {needed} "
+                f"blocks for context_length {self.context_length}, but the cache has {self._blocks}; raise cache_gib "
+                "(on a GPU gpu_memory_utilization), or lower parts_per_shard or context_length"
+            )
+
     def _unchecked(self, request: Request) -> Sequence[int]:
         return self._unseen((request.sequence, PUBLIC), request.tokens)
 
@@ -198,7 +211,7 @@ class VllmEngine(Engine):
         rows: int | None = sum(len(request.adapters) for request in requests)
         captured = self._is_captured(requests)
         limits = self._limits(max(len(request.adapters) for request in requests) if captured else None)
-        for step in self._steps(list(self._session_requests(requests, limits)), limits):
+        for step in self._steps(requests, limits):
             self._make_room(step)
             if captured:
                 self._ingest_all_but_the_last(step)
@@ -216,7 +229,7 @@ class VllmEngine(Engine):
     def _limits(self, rows: int | None) -> StepLimits:
         """Returns the limits of a step, captured for at most this number of rows a request; None if it is not."""
         if rows is None:
-            sequences, readers = MAX_SESSIONS, MAX_READERS
+            sequences, readers = self._most_sessions, MAX_READERS
         else:
             sequences = min(MAX_SESSIONS, shapes(rows - 1)[0].sequences)
             readers = sequences * (rows - 1)
@@ -237,34 +250,43 @@ class VllmEngine(Engine):
         session = self._sessions.get(key)
         return tokens[session.known :] if session is not None and session.is_extended_by(tokens) else tokens
 
+    def _steps(self, requests: Sequence[Request], limits: StepLimits) -> Iterator[list[SessionRequest]]:
+        """Yields the session requests of each step. Their number and order do not depend on a draw."""
+        if not self.owners:
+            yield from self._divided(self._session_requests(requests, limits), limits)
+            return
+        size = self._slots or len(self.owners)
+        for start in range(0, len(self.owners), size):  # only adapters that have slots together share a step
+            names = {*self.owners[start : start + size], *((PUBLIC,) if not start else ())}
+            yield from self._divided(_own_session_requests(requests, names), limits)
+
     def _session_requests(self, requests: Sequence[Request], limits: StepLimits) -> Iterator[SessionRequest]:
         """Yields a request for each session, or several if a request has more readers than fit into a step."""
         row = 0
         for request in requests:
             rows = range(row, row + len(request.adapters))
             row = rows.stop
-            if request.adapters[:1] == (PUBLIC,) and not self._own and len(rows) - 1 <= limits.readers:
+            if request.adapters[:1] == (PUBLIC,) and len(rows) - 1 <= limits.readers:
                 readers = [self._lora_ids[name] for name in request.adapters[1:]]
                 yield _session_request(request, PUBLIC, rows[0], readers, rows[1:])
             else:
                 yield from self._split(request, rows, limits.readers)
 
     def _split(self, request: Request, rows: range, limit: int) -> Iterator[SessionRequest]:
-        """Yields requests for each session of a request, with at most `limit` readers each."""
+        """Yields requests for the session of a request, with at most `limit` readers each."""
         named = list(zip(request.adapters, rows, strict=True))
-        yield from (_session_request(request, name, row, [], []) for name, row in named if name in self._own)
         own = next((row for name, row in named if name == PUBLIC), None)
-        readers = [(self._lora_ids[name], row) for name, row in named if name != PUBLIC and name not in self._own]
+        readers = [(self._lora_ids[name], row) for name, row in named if name != PUBLIC]
         for start in range(0, max(len(readers), own is not None), limit):
             ids, at = zip(*readers[start : start + limit], strict=True) if readers else ((), ())
             yield _session_request(request, PUBLIC, None if start else own, ids, at)
 
-    def _steps(self, session_requests: Sequence[SessionRequest], limits: StepLimits) -> Iterator[list[SessionRequest]]:
-        """Splits the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
+    def _divided(self, asked: Iterable[SessionRequest], limits: StepLimits) -> Iterator[list[SessionRequest]]:
+        """Divides the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
         step: list[SessionRequest] = []
         blocks = readers = 0
         keys: set[SessionKey] = set()
-        for session_request in session_requests:
+        for session_request in asked:
             needed = self._blocks_for(len(session_request.tokens))
             if step and (
                 session_request.key in keys
@@ -336,7 +358,7 @@ class VllmEngine(Engine):
         idle = [key for key in self._sessions if key not in needed]
         free_blocks = self._blocks - sum(self._blocks_for(len(session_request.tokens)) for session_request in step)
         free_blocks -= sum(self._blocks_for(self._sessions[key].known) for key in idle)
-        free_sessions = MAX_SESSIONS - len(needed) - len(idle)
+        free_sessions = self._most_sessions - len(needed) - len(idle)
         evicted = []
         for key in idle:
             if free_blocks >= 0 and free_sessions >= 0:
@@ -403,6 +425,19 @@ def _session_request(
     return SessionRequest((request.sequence, owner), request.tokens, request.cache_salt, own_row, readers, rows)
 
 
+def _own_session_requests(requests: Sequence[Request], names: Collection[str]) -> Iterator[SessionRequest]:
+    """Yields a request for each row of a model in `names`, all of which have sessions of their own."""
+    rows = ((request, name) for request in requests for name in request.adapters)
+    for row, (request, name) in enumerate(rows):
+        if name in names:
+            yield _session_request(request, name, row, (), ())
+
+
+def _most_sessions(settings: EngineSettings) -> int:
+    """Returns the maximum number of sessions with caches. Plain LoRA has many a sequence, and in place of readers."""
+    return MAX_SESSIONS + MAX_READERS if settings.part_kind == "lora" else MAX_SESSIONS
+
+
 def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]:
     rank = max((config.rank for config in configs), default=1)
     return rank, sorted({module for config in configs for module in config.targets})
@@ -460,20 +495,20 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
     rank, targets = _rank_and_targets(configs)
     rank = next(allowed for allowed in LORA_RANKS if allowed >= max(rank, 0 if on_cpu else MIN_GPU_RANK))
     model = AutoConfig.from_pretrained(settings.model).get_text_config()
-    fork = first_layer(configs, model.num_hidden_layers)
+    fork = 0 if settings.part_kind == "lora" else first_layer(configs, model.num_hidden_layers)
     if configs and not on_cpu and settings.dtype == "float32":
         raise ValueError("dtype: vLLM's adapters run in bfloat16 or float16 on a GPU, not in float32; set engine.dtype")
     worker = "cpu_reader_worker.CPUReaderWorker" if on_cpu else "gpu_reader_worker.GPUReaderWorker"
     slots = len(configs) + 1 if on_cpu else _gpu_slots(settings, rank, model)  # one more for the zero adapter
     text_tokens = max(map(len, texts.values()), default=0)
-    sessions = MAX_SESSIONS + (len(texts) + 1 if texts else 0)
+    kept = len(texts) + 1 if texts else 0
     return EngineArgs(
         model=str(settings.model),
         dtype=settings.dtype,
         hf_overrides={"head_dtype": _head_dtype(on_cpu)},
         max_model_len=settings.context_length + text_tokens,
-        max_num_seqs=sessions + MAX_READERS,
-        max_num_active_seqs=sessions,
+        max_num_seqs=MAX_SESSIONS + MAX_READERS + kept,
+        max_num_active_seqs=_most_sessions(settings) + kept,
         max_num_batched_tokens=max(MAX_SCHEDULED_TOKENS, MAX_READERS),
         max_num_scheduled_tokens=MAX_SCHEDULED_TOKENS,
         enable_chunked_prefill=True,

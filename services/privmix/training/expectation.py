@@ -102,7 +102,10 @@ class Requirements:
                 f"protocol: the gain of {protocol} was not measured; use {', '.join(MEASURED)}, or --parts"
             )
         if self.part_kind == "lora":
-            raise InputError("part-kind: plain LoRA is not served in parts; use reader or text")
+            raise InputError(
+                "part-kind: the gain of plain LoRA was not measured, and its tokens cost a pass and a cache for each "
+                "part, and one more; use reader or text"
+            )
         if parts is not None and not 1 <= parts <= population.users:
             raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
 

@@ -28,8 +28,8 @@ class TrainingOptions(Options):
     part_kind: PartKind = Field(
         default="reader",
         description="What a part is: an adapter that attends to the public model's keys and values (reader), plain "
-        "LoRA with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
-        "which the public model reads before each sequence (text).",
+        "LoRA with its own (lora), which costs a pass and a cache for each part, or, without training, the start of "
+        "its users' text, which the public model reads before each sequence (text).",
     )
     text: int = Field(
         default=1024,

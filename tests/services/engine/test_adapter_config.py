@@ -27,6 +27,9 @@ def write(folder: Path, **changed: Any) -> Path:
         ({"target_modules": [*READER, "lm_head"]}, "'a' changes lm_head"),
         ({"target_modules": "all-linear"}, "name the modules in a list"),
         ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"a_field_of_tomorrow": 3}, "a_field_of_tomorrow"),
     ],
 )
 def test_an_adapter_that_is_not_a_reader_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -34,11 +37,9 @@ def test_an_adapter_that_is_not_a_reader_is_refused(tmp_path: Path, changed: dic
         read_adapter_configs({"a": write(tmp_path / "a", **changed)}, "reader")
 
 
-def test_plain_lora_is_served_alone(tmp_path: Path) -> None:
-    plain = {name: write(tmp_path / name, target_modules=["q_proj", "v_proj"]) for name in ("a", "b")}
-    assert read_adapter_configs({"a": plain["a"]}, "lora") == [AdapterConfig(4, ("q_proj", "v_proj"))]
-    with pytest.raises(ValueError, match="'lora' serves one adapter, got 2; train the ensemble again"):
-        read_adapter_configs(plain, "lora")
+def test_plain_lora_has_its_highest_rank(tmp_path: Path) -> None:
+    plain = write(tmp_path / "a", target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 6}, use_rslora=True)
+    assert read_adapter_configs({"a": plain}, "lora") == [AdapterConfig(6, ("q_proj", "v_proj"))]
 
 
 @pytest.mark.parametrize(

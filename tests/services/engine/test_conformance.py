@@ -22,6 +22,7 @@ from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request,
 from privmix.engine.part_text import read_text, text_files
 from privmix.engine.reader_attention import PublicCache
 from privmix.foundation.files import write_files
+from privmix.training.options import PLAIN_TARGETS
 from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
 from tests.tiny import write_tiny_llama
@@ -40,6 +41,8 @@ KINDS = (
     "smollm2-vllm-float32-late",
     "tiny-transformers-float32-text",
     "tiny-vllm-float32-text",
+    "tiny-transformers-float32-lora",
+    "tiny-vllm-float32-lora",
     *(
         pytest.param(f"smollm2-{kind}", marks=pytest.mark.slow)
         for kind in (
@@ -91,6 +94,8 @@ def parts_of(
                 return paths
             case "smollm2", "public":
                 return adapters
+            case _, "lora":
+                return write_adapters(folder, EVERY[1:], models[model], targets=PLAIN_TARGETS)
             case _:
                 layers = LATE if parts == "late" else None
                 return write_adapters(folder, EVERY[1:], models[model], layers=layers)
@@ -101,7 +106,7 @@ def parts_of(
 @pytest.fixture(scope="module", params=KINDS)
 def engine(request: pytest.FixtureRequest, models: dict[str, Path], parts_of: Parts) -> Iterator[Engine]:
     model, kind, dtype, parts, *apart = request.param.split("-")
-    part_kind: PartKind = "text" if parts == "text" else "reader"
+    part_kind: PartKind = "text" if parts == "text" else "lora" if parts == "lora" else "reader"
     settings = EngineSettings(
         model=models[model],
         kind=kind,
@@ -148,7 +153,7 @@ def references(models: dict[str, Path], parts_of: Parts, tokens: tuple[int, ...]
     def compute(model: str, parts: str) -> dict[str, torch.Tensor]:
         paths = parts_of(model, parts)
         if parts != "text":
-            return _of_readers(models[model], paths, tokens)
+            return _of_adapters(models[model], paths, tokens, plain=parts == "lora")
         read = {PUBLIC: torch.empty(0, dtype=torch.long), ZERO: torch.zeros(TEXT, dtype=torch.long)}
         read |= {name: read_text(path) for name, path in paths.items()}
         loaded, sequence = _load(models[model]), torch.tensor(tokens)
@@ -164,16 +169,18 @@ def reference(engine: Engine, references: Rows) -> dict[str, torch.Tensor]:
 
 
 @torch.inference_mode()
-def _of_readers(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Computes the rows of readers.
+def _of_adapters(
+    public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...], plain: bool
+) -> dict[str, torch.Tensor]:
+    """Computes the rows of adapters: of plain LoRA by one pass over the whole text, as PEFT runs it.
 
     One pass of the public model over the whole text records its keys and values, which one pass of each reader uses.
     """
     ids, recorded = torch.tensor([tokens]), PublicCache()
     rows = {PUBLIC: _load(public_model)(ids, past_key_values=recorded).logits}
     for name, path in adapters.items():
-        reader = PeftModel.from_pretrained(_load(public_model), path).eval()
-        rows[name] = reader(ids, past_key_values=recorded.reader(len(tokens))).logits
+        adapted = PeftModel.from_pretrained(_load(public_model), path).eval()
+        rows[name] = adapted(ids, past_key_values=None if plain else recorded.reader(len(tokens))).logits
     rows = {name: torch.log_softmax(logits[0].float(), -1) for name, logits in rows.items()}
     return rows | {ZERO: rows[PUBLIC]}
 
@@ -266,7 +273,7 @@ def test_a_zero_reader_equals_the_public_model(
     """A zero text is a text like others, of zeros."""
     rows = engine.next_token([Request("zero", tokens[:30], (ZERO, "first", PUBLIC, ZERO, ZERO))])
     for row in (0, 3, 4):
-        assert_same(engine, rows[row], rows[2] if engine.part_kind == "reader" else rows[0])  # type: ignore[attr-defined]
+        assert_same(engine, rows[row], rows[0] if engine.part_kind == "text" else rows[2])  # type: ignore[attr-defined]
     assert_agree(engine, rows[:1], expect(reference, [(30, ZERO)]))
     assert not torch.allclose(rows[1], rows[2], atol=0.1)
 

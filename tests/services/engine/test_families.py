@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import (
+    AutoModelForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -25,6 +27,8 @@ from privmix.engine.step_graph import StepShape
 from privmix.foundation.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import capture_on_a_cpu, recorded_steps
+from tests.services.training.test_families import FAMILIES as TRAINED
+from tests.services.training.test_families import family
 from tests.tiny import write_mixture_of_experts
 
 SIZES: dict[str, Any] = {
@@ -77,6 +81,25 @@ def test_both_engines_give_the_same_answers(
     windows = "window" in family
     assert replayed == ([StepShape(1, 3)] * 3 if captured and not windows else [])
     assert ("steps are not captured" in caplog.text and "layers with a window" in caplog.text) == (captured and windows)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_plain_lora_parts_of_every_family_answer_like_peft(name: str, tmp_path: Path) -> None:
+    """Also a part that was not drawn for some tokens."""
+    model, options = family(name, tmp_path / "model")
+    adapters = write_adapters(tmp_path, ("first", "second"), model, targets=options.targets)
+    engine = create(EngineSettings(model, "transformers", "float32", 64, part_kind="lora", adapters=adapters))
+    tokens = [token % 64 for token in TOKENS[:40]]
+    rows = {}
+    for part, path in adapters.items():
+        plain: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), path)
+        rows[part] = plain.eval()(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    assert (rows["first"] - rows["second"]).abs().max() > 0.01
+    for length, names in ((20, ("first", ZERO)), (21, (ZERO, ZERO)), (22, ("second", "first")), (40, ("second", ZERO))):
+        answer = engine.next_token([Request("family", tokens[:length], (PUBLIC, *names))])
+        for part, row in zip(names, answer[1:], strict=True):
+            assert (row - (answer[0] if part == ZERO else rows[part][length - 1])).abs().max() < 1e-4
+    engine.close()
 
 
 @pytest.mark.slow

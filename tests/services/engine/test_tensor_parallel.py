@@ -87,7 +87,7 @@ def write_model(folder: Path, name: str) -> Path:
 def write_parts(folder: Path, model: Path, kind: str) -> dict[str, Path]:
     match kind:
         case "lora":
-            return write_adapters(folder, NAMES[:1], model, targets=PLAIN_TARGETS)
+            return write_adapters(folder, NAMES, model, targets=PLAIN_TARGETS)
         case "text":
             for number, name in enumerate(NAMES):
                 text = np.array(TOKENS[40 * number :][:40], np.int32)
