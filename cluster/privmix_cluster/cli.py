@@ -6,6 +6,7 @@ from errno import EACCES, EDQUOT, EEXIST, ENOSPC, ENOTDIR, EPERM, EROFS
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
+from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -16,6 +17,7 @@ from privmix.foundation.errors import ExtraMissing, InputError, WorkError
 VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
     "train": "Fine-tune one adapter on each part of a private corpus.",
+    "import": "Make an ensemble of plain LoRA adapters that PEFT trained elsewhere, one adapter a part.",
     "train-base": "Fine-tune one adapter on the whole private corpus with DP-SGD, to serve it or to train parts on it.",
     "evaluate": "Compare the perplexity of all methods on held-out text at the same budget, with their actual "
     "guarantees.",
@@ -94,7 +96,7 @@ class Verbs(Commands):
 
 def load(name: str) -> Any:
     """Imports a verb and returns its command."""
-    module = name.replace("-", "_")
+    module = name.replace("-", "_") + "_" * iskeyword(name)
     verb = getattr(import_module(f"privmix_cluster.commands.{module}"), module)
     if not isinstance(verb, typer.Typer):
         function, verb = verb, typer.Typer(pretty_exceptions_enable=False, add_completion=False)

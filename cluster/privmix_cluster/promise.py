@@ -55,6 +55,7 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
             protocol,
             accountant,
             base=base,
+            imported=manifest.imported,
             partition=manifest.partition,
             parts=len(manifest.parts),
             counter=None if kept is None else kept.counter,

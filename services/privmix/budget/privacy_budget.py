@@ -42,6 +42,7 @@ class PrivacyBudget(BaseModel):
         counter: the number of tokens of one event that exact composition allows, fixed when the ledger is created; it
             then replaces the filter at `order`. None where the filter allows as many (`filter.counted`).
         horizon: the number of tokens over which the parts' accounts should last; None without accounts.
+        imported: whether the ensemble's adapters were trained elsewhere (`privmix import`).
         partition: identifies the assignment of users to parts, of a ledger that charges the parts separately; None for
             one that charges all parts alike. Under another assignment, a user who spent one part's account would get
             another's.
@@ -59,6 +60,7 @@ class PrivacyBudget(BaseModel):
     enforced: Enforced = "bound"
     stop_within: int | None = Field(None, gt=0)
     horizon: int | None = Field(None, gt=0)
+    imported: bool = False
     partition: str | None = None
     parts: int | None = Field(None, ge=1)
     base: str | None = None
@@ -93,6 +95,7 @@ class PrivacyBudget(BaseModel):
         protocol: Protocol,
         kept: Accountant | None = None,
         base: Event | None = None,
+        imported: bool = False,
         partition: str | None = None,
         parts: int | None = None,
         counter: TokenCounter | None = None,
@@ -104,7 +107,7 @@ class PrivacyBudget(BaseModel):
             partition: the manifest's; ignored where all parts are charged alike.
             parts: the number of parts of the partition, served or not; None if they are those of `protocol`.
             kept: of the existing ledger; None chooses the Rényi order at which the budget lasts longest.
-            base, counter: see the attributes.
+            base, imported, counter: see the attributes.
         """
         return cls(
             ensemble=ensemble,
@@ -116,6 +119,7 @@ class PrivacyBudget(BaseModel):
             stop_within=settings.stop_within,
             base=None if base is None else base.to_json(),
             counter=counter,
+            imported=imported,
             horizon=settings.horizon,
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
             parts=None if settings.horizon is None else parts or protocol.parts,

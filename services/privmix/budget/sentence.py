@@ -12,6 +12,12 @@ from privmix.privacy.events import Event, Guarantee, GuaranteeStatus
 DIGITS = 4
 """The decimals of an epsilon that is shown."""
 
+IMPORTED = (
+    "the imported parts have no user in common and depend on nothing else private, which their importer states and "
+    "nothing has checked"
+)
+"""What the guarantee of imported parts assumes besides."""
+
 _STATUSES: tuple[str, ...] = get_args(GuaranteeStatus)
 
 
@@ -21,6 +27,8 @@ def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | N
         source = f"{guarantee.source}; base: {base.guarantee.source}"
         assumes = tuple(dict.fromkeys((*guarantee.assumes, *base.guarantee.assumes)))
         guarantee = replace(guarantee, source=source, assumes=assumes)
+    if terms.imported and guarantee.assumes:
+        guarantee = replace(guarantee, assumes=(*guarantee.assumes, IMPORTED))
     return f"{_limited(terms, guarantee, tokens)}{_of_base(terms)}"
 
 

@@ -102,6 +102,11 @@ class Manifest(BaseModel):
         default=None, ge=1, description="the number of last layers that readers change; None if they change all"
     )
     parts: tuple[Part, ...] = Field(min_length=1)
+    imported: bool = Field(
+        default=False,
+        description="the adapters were trained elsewhere: nothing checks that a user's text is in one part alone, nor "
+        "what else they depend on",
+    )
     dp_sgd: PrivateTraining | None = None
     private_base: PrivateBase | None = Field(
         default=None, description="how the base model was trained on private text; None for a public model"
@@ -115,6 +120,8 @@ class Manifest(BaseModel):
             raise ValueError("dp_sgd: trains one part, and no halves")
         if self.dp_sgd and self.part_kind != "lora":
             raise ValueError("part_kind: DP-SGD trains plain LoRA, so it must be lora")
+        if self.imported and (self.part_kind != "lora" or self.dp_sgd or self.parts[0].halves):
+            raise ValueError("imported: adapters from elsewhere are plain LoRA, without DP-SGD and without halves")
         if self.dp_sgd and self.private_base:
             raise ValueError("private_base: is for ensembles of parts; DP-SGD trains on a public model")
         if len({part.halves is None for part in self.parts}) > 1:
@@ -193,7 +200,9 @@ class Manifest(BaseModel):
             self._check_layers(adapter, path)
 
     def _check_layers(self, adapter: Adapter, path: Path) -> None:
-        """Checks that an adapter changes as many layers as the manifest states: all readers fork at one layer."""
+        """Checks that a reader changes as many layers as the manifest states: all readers fork at one layer."""
+        if self.part_kind != "reader":
+            return
         layers = json.loads((path / ADAPTER_FILES[0]).read_bytes()).get("layers_to_transform")
         if layers is not None and len(layers) != self.layers:
             stated = "all" if self.layers is None else f"the last {self.layers}"
