@@ -5,7 +5,7 @@ The service has real shards, a real ledger, real keys and two coordinators; othe
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -21,6 +21,7 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
+from privmix.coordinator.step import Costs
 from privmix.fleet.fleet import FleetActor, FleetSettings
 from privmix.fleet.shard_map import Size
 from privmix.gateway.coordinator_client import CoordinatorClient
@@ -49,19 +50,20 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 class ChargesTwice(Coordinator):
     """Charges every released token twice."""
 
-    async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
-        await super()._advance(batch, reserved)
-        released = reserved.released
+    async def _charge(self, costs: Costs, paying: Sequence[int], reserved: Reservation) -> int:
+        released = await super()._charge(costs, paying, reserved)
         async with self._budget.reserve(self._protocol.event, released, parts=self._protocol.parts) as again:
             again.mark_released(released)
+        return released
 
 
 class ChargesNothing(Coordinator):
     """Returns every released token to the budget."""
 
-    async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
-        await super()._advance(batch, reserved)
+    async def _charge(self, costs: Costs, paying: Sequence[int], reserved: Reservation) -> int:
+        released = await super()._charge(costs, paying, reserved)
         reserved.released = 0
+        return released
 
 
 class LosesText(Coordinator):

@@ -24,6 +24,7 @@ def asked(
     """Asks for a token of each sequence. The first ones are private, one for each draw."""
     count = len(contexts)
     options = (SamplingOptions(),) * count
-    step = Step(tuple(contexts), tuple(contexts.values()), (None,) * count, options, tuple(draws))
+    lengths = tuple(map(len, contexts.values()))
+    step = Step(tuple(contexts), tuple(contexts.values()), lengths, (None,) * count, options, tuple(draws))
     group = Group(PartGroup(0, models, ()), protocol, ShardCopies((), dict[str, Any]().__getitem__, 1.0))
     return group.asked(key, step, Told())

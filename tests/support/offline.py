@@ -88,9 +88,11 @@ class HeldHere(StepResult):
     async def mix(self) -> Costs:
         return self.costs
 
-    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+    def sample(self, paid: Collection[int], free: Collection[int]) -> Awaitable[dict[int, int]]:
         self.samples.add(self.costs, paid)
-        tokens = self.weights.sample(paid, free)
+        return self.picked(self.weights.sample(paid, free))
+
+    async def picked(self, tokens: dict[int, int]) -> dict[int, int]:
         await asyncio.sleep(0)
         return tokens
 
@@ -104,9 +106,12 @@ class SameRows:
         self._protocol = protocol
         self._ratios = 1.0 + 3.0 * (torch.arange(vocabulary) % FAVOURED == 0).float()
         self._samples = samples
+        self._asked: tuple[str, ...] = ()
 
     async def ask(self, step: Step) -> StepResult:
+        self._asked = step.sequences
         await asyncio.sleep(0)
+        self._asked = ()
         size = len(step.sequences) * self.rows_of_a_sequence, 0
         if not self._protocol.additive:
             public, row = np.zeros(len(self._ratios), np.float32), self._ratios.log().numpy()
@@ -128,7 +133,10 @@ class SameRows:
         """Does nothing: the arithmetic runs inline."""
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
-        """Does nothing: there are no caches."""
+        assert not set(sequences) & set(self._asked), "else a shard forgets what it is asked to continue"
+
+    def forget(self) -> None:
+        """Does nothing: nothing is remembered."""
 
 
 class _Method:

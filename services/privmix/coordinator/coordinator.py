@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +26,7 @@ from privmix.coordinator.metrics import CoordinatorMetrics, Released
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.sequence import LiveSequence
 from privmix.coordinator.settings import LEASE_TOKENS, StepSettings
-from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
+from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult, Tokens
 from privmix.coordinator.text import Detokenizer
 from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.shard_map import ShardMap
@@ -83,6 +83,8 @@ class CoordinatorSettings(StepSettings):
 class Coordinator:
     """Advances the live sequences, one token for each in a step.
 
+    The shards compute a step while the tokens of the step before become text (`_advance`).
+
     Keeps no state that must survive a crash. When a coordinator dies, its lease stays charged, and the gateways
     resubmit their generations to a living coordinator with the tokens that they received.
 
@@ -93,6 +95,9 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, shard_map: ShardMap | None = None) -> None:
         self._settings = settings
         self._between_steps = asyncio.Lock()
+        self._updating = asyncio.Lock()  # while it is held, no step begins ahead
+        self._paying = asyncio.Lock()  # while it is held, nobody leaves
+        self._asked: tuple[str, ...] = ()  # the sequences that shards are asked for now
         self._arithmetic = Arithmetic(settings.threads, settings.device)
         self._use(shard_map or self._current_shard_map())
         self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
@@ -116,7 +121,7 @@ class Coordinator:
         Returns:
             The version of the map that it uses.
         """
-        async with self._between_steps:
+        async with self._updating, self._between_steps:
             if shard_map.version > self._shard_map.version:
                 self._use(shard_map)
                 await asyncio.to_thread(self._ensemble.prepare)
@@ -152,7 +157,8 @@ class Coordinator:
 
     async def cancel(self, ids: Iterable[str]) -> None:
         """Ends generations early. Ignores unknown ids: those generations may have ended."""
-        self._end([self._live[id_] for id_ in ids if id_ in self._live], "cancelled")
+        async with self._paying:
+            self._end([self._live[id_] for id_ in ids if id_ in self._live], "cancelled")
 
     async def events(self, channel: str) -> AsyncIterator[list[Delta]]:
         """Yields the deltas of `channel`, one batch for each step. Cancels its generations when the reader stops.
@@ -164,7 +170,8 @@ class Coordinator:
             async for batch in queue.batches():
                 yield batch
         finally:
-            self._close_channel(channel)
+            async with self._paying:
+                self._close_channel(channel)
 
     async def event(self) -> str:
         """Returns the privacy event of one token under the current shard map (`Event.to_json`)."""
@@ -204,22 +211,19 @@ class Coordinator:
     async def close(self) -> None:
         """Cancels the live generations, refuses others from now on, and returns the rest of the lease."""
         self._closed = True
-        self._end(list(self._live.values()), "cancelled")
+        async with self._paying:
+            self._end(list(self._live.values()), "cancelled")
         await self._budget.settle()
 
     async def _run(self) -> None:
         while self._live:
-            batch = self._next_batch()
             try:
-                async with self._between_steps:
-                    self._began = time.monotonic()
-                    await self._step(batch)
-                self._failing_since = None
+                await self._advance(self._next_batch())
             except Exception as error:
                 if is_temporary(error):
                     await self._wait_for_recovery(error)
                 else:
-                    await self._isolate(batch, error)
+                    await self._isolate(self._next_batch())
             finally:
                 self._began = None
             if not self._live:
@@ -227,11 +231,13 @@ class Coordinator:
                 await self._budget.settle()  # a generation submitted during this call keeps the loop running
 
     def _next_batch(self) -> list[LiveSequence]:
-        """Returns the oldest sequences that fit `max_live`, `MAX_ROWS` and `PREFILL_TOKENS`."""
+        """Returns the oldest sequences that fit `max_live`, `MAX_ROWS` and `PREFILL_TOKENS`, and may advance."""
         batch: list[LiveSequence] = []
         ingested = 0
         row_limit = max(1, MAX_ROWS // self._ensemble.rows_of_a_sequence)
         for live in islice(self._live.values(), min(row_limit, self._settings.max_live)):
+            if not live.advances:
+                continue
             if live.uncached > 1:
                 if ingested and ingested + live.uncached > PREFILL_TOKENS:
                     continue
@@ -244,7 +250,6 @@ class Coordinator:
 
         Ends the sequences that have waited longer than `recovery_s`, or of which more than `MAX_LOST` tokens were lost.
         """
-        _forget_caches(self._live.values())
         if self._failing_since is None:
             self._failing_since = time.monotonic()
             logger.warning("a step failed and is repeated: %s", loggable(error))
@@ -259,62 +264,97 @@ class Coordinator:
             self._fail(given_up, error, RETRY_AFTER_S)
         await asyncio.sleep(REPEAT_S)
 
-    async def _isolate(self, batch: list[LiveSequence], error: Exception) -> None:
+    async def _isolate(self, batch: Sequence[LiveSequence]) -> None:
         """Repeats a step that failed for good with one sequence at a time, and ends only the sequences that fail."""
-        if len(batch) == 1:
-            self._fail(batch, error)
-        for live in batch if len(batch) > 1 else []:
+        for live in batch:
             try:
-                async with self._between_steps:
-                    await self._step([live])
-            except Exception as sequence_error:
-                if not is_temporary(sequence_error):  # a temporary error is retried with the next batch
-                    self._fail([live], sequence_error)
+                await self._advance([live], once=True)
+            except Exception as error:
+                if not is_temporary(error):  # a temporary error is retried with the next batch
+                    self._fail([live], error)
 
     def _fail(self, batch: list[LiveSequence], error: Exception, retry_after: float | None = None) -> None:
         logger.error("%d sequences failed: %s", len(batch), loggable(error))
-        self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
+        self._deliver([live.end("error", retry_after) for live in batch if self._is_live(live)])
 
-    async def _step(self, batch: list[LiveSequence]) -> None:
-        """Reserves budget and advances each sequence by a sampled token and those that its grammar forces next."""
+    async def _advance(self, batch: Sequence[LiveSequence], *, once: bool = False) -> None:
+        """Advances sequences by a token, and goes on with those that may advance, until a shard map waits or none may.
+
+        A step begins while the tokens of the step before are picked and become text. All of them are known, and those
+        that they end have ended, before a token of that step is charged.
+
+        Args:
+            once: do not go on.
+        """
+        async with self._between_steps:
+            before: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
+            try:
+                while batch:
+                    self._began = time.monotonic()
+                    before = await self._step(batch, before)
+                    if self._settings.pace_s or not self._protocol.additive:
+                        await before
+                    await asyncio.sleep(0)  # the shards are asked to pick before they are asked to go on
+                    batch = [] if once or self._updating.locked() else self._next_batch()
+                await before
+            except Exception:
+                await asyncio.gather(before, return_exceptions=True)
+                self._ensemble.forget()
+                for live in self._live.values():
+                    live.forget_cache()
+                raise
+
+    async def _step(self, batch: Sequence[LiveSequence], before: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Computes, charges and samples a token of each sequence. Returns what releases the tokens.
+
+        Args:
+            before: releases the tokens of the step before.
+        """
         private = [live for live in batch if not live.public]
         upcoming = sum(live.payable for live in self._live.values() if not live.public)
         async with self._budget.reserve(self._protocol.event, len(private), upcoming, self._protocol.parts) as reserved:
+            if reserved.count < len(private):
+                await before  # nobody ends while a token of his is on its way
+                private = [live for live in private if self._is_live(live)]
             self._exhaust(private[reserved.count :])
-            await self._advance([live for live in batch if live.id in self._live], reserved)
+            batch = sorted(filter(self._is_live, batch), key=lambda live: live.public)
+            if not batch:
+                return before
+            started = time.perf_counter()
+            step = self._begin(batch, reserved)
+            self._asked = step.sequences
+            try:
+                result = await self._ensemble.ask(step)
+            finally:
+                self._asked = ()
+                if left := [live.id for live in batch if not self._is_live(live)]:
+                    self._ensemble.drop_caches(left)
+            await before
+            self._draws.drop(step.sequences[: step.private])
+            received = time.perf_counter()
+            picking = await self._draw(batch, result, reserved)
+        self._steps.add(result.computed, result.received, received - started, time.perf_counter() - received)
+        self._metrics.step(len(batch), result.computed)
+        return asyncio.create_task(self._release(batch, picking, started))
 
-    async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
-        if not batch:
-            return
-        started = time.perf_counter()
-        batch = sorted(batch, key=lambda live: live.public)
-        step = self._begin(batch, reserved)
-        try:
-            result = await self._ensemble.ask(step)
-        finally:  # a copy that was asked after a client had left was told of its sequence again
-            if left := [live.id for live in batch if live.id not in self._live]:
-                self._ensemble.drop_caches(left)
-        self._draws.drop(step.sequences[: step.private])
-        received = time.perf_counter()
-        tokens: Mapping[int, int]
+    async def _release(self, batch: Sequence[LiveSequence], picking: Awaitable[Tokens], started: float) -> None:
+        """Waits for the tokens of a step, and releases their text and those that grammars force next."""
         lost: PartlySampled | None = None
         try:
-            tokens = await self._draw(batch, result, reserved)
+            tokens = await picking
         except PartlySampled as error:
             lost, tokens = error, error.tokens
         drawn = [(live, tokens[at]) for at, live in enumerate(batch) if at in tokens]
         positions = await self._positions([(live, (token,)) for live, token in drawn])
-        sampled = time.perf_counter()
-        await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
-        self._metrics.step(len(batch), result.computed)
-        released = [each for each in zip(drawn, positions, strict=True) if each[0][0].id in self._live]
+        await asyncio.sleep(max(0.0, started + self._settings.pace_s - time.perf_counter()))
+        released = [each for each in zip(drawn, positions, strict=True) if self._is_live(each[0][0])]
         described = [Released(live.waited(), not live.started, live.public) for (live, _), _ in released]
         deltas = [self._accept(*next_, position) for next_, position in released]
         self._metrics.released(described, sum(delta.free for delta in deltas))
         self._deliver(deltas)
-        self._steps.add(result.computed, result.received, received - started, sampled - received)
         if lost is not None:
             raise lost
+        self._failing_since = None
 
     def _begin(self, batch: Sequence[LiveSequence], reserved: Reservation) -> Step:
         """Draws the parts of each private sequence. Those come first in a batch."""
@@ -323,35 +363,35 @@ class Coordinator:
         return Step(
             tuple(live.id for live in batch),
             tuple(live.tokens for live in batch),
+            tuple(live.length for live in batch),
             tuple(live.generation.cache_salt for live in batch),
             tuple(live.options for live in batch),
             tuple(map(self._draws.current, ids)),
             None if granted is None else np.array(granted, dtype=np.int64).reshape(len(ids), self._protocol.parts),
         )
 
-    async def _draw(self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation) -> dict[int, int]:
-        """Mixes the rows, charges the tokens of a step, and then samples them. Returns them by place in `batch`.
+    async def _draw(
+        self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation
+    ) -> Awaitable[Tokens]:
+        """Mixes the rows, charges the tokens of a step, and then samples them: they come by place in `batch`.
 
         No other code samples. A sample shows before it is released: in the state of its grammar, in the time until the
         next position, in a step that fails. So a token is paid for before it exists, and nothing comes in between. Who
-        pays is settled before the rows are mixed, because some protocols draw noise there: from then on the ledger, the
-        accounts of the parts and the share of the key are charged whether the client stays or leaves, and whether
-        sampling succeeds. A sequence that has ended before gets no sample and pays for none.
+        pays is settled before the rows are mixed, because some protocols draw noise there: nobody leaves until the
+        ledger, the accounts of the parts and the share of the key are charged. They stay charged if sampling fails. A
+        sequence that has ended before gets no sample and pays for none.
         """
-        paying = [at for at, live in enumerate(batch[: result.step.private]) if live.id in self._live]
-        payers = [batch[at] for at in paying]
-        for live in payers:
-            live.charge()
-        granted = 0
-        try:
+        async with self._paying:
+            paying = [at for at, live in enumerate(batch[: result.step.private]) if self._is_live(live)]
             granted = await self._charge(await result.mix(), paying, reserved)
-        finally:
-            for live in payers[granted:]:
-                live.charge(-1)
-        self._exhaust(payers[granted:])
-        self._steps.sample(granted)
-        free = {at for at, live in enumerate(batch) if live.public and live.id in self._live}
-        return await result.sample(paying[:granted], free)
+            for at in paying[:granted]:
+                batch[at].charge()
+            self._exhaust([batch[at] for at in paying[granted:]])
+            self._steps.sample(granted)
+            free = {at for at, live in enumerate(batch) if live.public and self._is_live(live)}
+            for at in (*paying[:granted], *free):
+                batch[at].expect()
+            return result.sample(paying[:granted], free)
 
     async def _charge(self, costs: Costs, paying: Sequence[int], reserved: Reservation) -> int:
         """Charges the tokens at these places among the private ones. Returns how many of the first are paid for.
@@ -383,7 +423,7 @@ class Coordinator:
 
     def _exhaust(self, unpaid: Sequence[LiveSequence]) -> None:
         """Ends sequences for which no budget is left, or continues them with the public model."""
-        sequences = [live for live in unpaid if live.id in self._live]
+        sequences = list(filter(self._is_live, unpaid))
         if self._settings.when_exhausted != "refuse":
             for live in sequences:
                 live.public = True
@@ -425,6 +465,9 @@ class Coordinator:
             shard_map, self._actor, self._arithmetic, self._settings.step_timeout_s, self._settings.patience_s
         )
 
+    def _is_live(self, live: LiveSequence) -> bool:
+        return self._live.get(live.id) is live
+
     def _end(self, sequences: Sequence[LiveSequence], reason: FinishReason) -> None:
         self._deliver([live.end(reason) for live in sequences])
 
@@ -442,7 +485,7 @@ class Coordinator:
         if ended:
             self._metrics.live(len(self._live))
             self._draws.drop(ended)
-            self._ensemble.drop_caches(ended)
+            self._ensemble.drop_caches([id_ for id_ in ended if id_ not in self._asked])
 
     def _close_channel(self, channel: str) -> None:
         """Cancels the generations of a channel without a reader, because they would only spend budget."""
@@ -452,11 +495,6 @@ class Coordinator:
 
 # Each gateway keeps one call of `events` open; other calls must run beside these.
 CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator)
-
-
-def _forget_caches(sequences: Iterable[LiveSequence]) -> None:
-    for live in sequences:
-        live.forget_cache()
 
 
 class StepTimes:

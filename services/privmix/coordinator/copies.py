@@ -5,8 +5,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
@@ -16,13 +19,17 @@ from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.shards.sessions import Asked, LostSessionError
 from privmix.shards.shard import ShardStatus
 
+Sequences = tuple[str | None, ...]
+"""Names the sequence of each picked token; None where a request got none."""
+
 
 class Told:
     """Holds what one copy was told by this process.
 
     Attributes:
-        contexts: how many tokens of each sequence, and its options.
+        contexts: how many tokens of each sequence, with those that it has picked, and its options.
         terms: whether it was told the terms (`Terms`).
+        picked: tokens that another shard picks, with their sequences. The copy gets them with its next call.
     """
 
     def __init__(self) -> None:
@@ -32,6 +39,20 @@ class Told:
         """Assumes that the copy knows nothing."""
         self.contexts: dict[str, tuple[int, SamplingOptions]] = {}
         self.terms = False
+        self.picked: list[tuple[Sequences, ObjectRef[NDArray[np.int64]]]] = []
+
+    def note_picked(self, sequences: Sequences, tokens: ObjectRef[NDArray[np.int64]] | None = None) -> None:
+        """Notes that the copy gets a token of each of these sequences.
+
+        Args:
+            tokens: those that it is told with its next call; None if it picks them.
+        """
+        for sequence in sequences:
+            if sequence in self.contexts:
+                length, options = self.contexts[sequence]
+                self.contexts[sequence] = length + 1, options
+        if tokens is not None:
+            self.picked.append((sequences, tokens))
 
 
 Tell = Callable[[Told], Asked]
@@ -62,11 +83,19 @@ class ShardCopies:
         self._told = {name: Told() for name in self._names}
         self._avoided = dict.fromkeys(range(len(self._names)), 0.0)
 
-    def order(self, number: int) -> tuple[int, ...]:
-        """Returns the indices of the copies in the order in which a sequence with this hash calls them."""
-        order = [(number + step) % len(self._names) for step in range(len(self._names))]
-        now = time.monotonic()
-        return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
+    def order(self, sequence: str, picked: int = 0) -> tuple[int, ...]:
+        """Returns the indices of the copies in the order in which a sequence calls them.
+
+        Args:
+            picked: the length of its context with a token that only those who are told of it know; 0 without one.
+        """
+        number, now = crc32(sequence.encode()), time.monotonic()
+
+        def rank(copy: int) -> tuple[bool, bool, int]:
+            told, _ = self._told[self._names[copy]].contexts.get(sequence, (0, None))
+            return told < picked, self._avoided[copy] > now, (copy - number) % len(self._names)
+
+        return tuple(sorted(range(len(self._names)), key=rank))
 
     async def first(self, order: Sequence[int], method: str, tell: Tell, **options: Any) -> tuple[int, Any]:
         """Returns the first copy that answers, and its answer.
@@ -113,6 +142,15 @@ class ShardCopies:
             self._avoid(copy)
             raise
 
+    def told(self, copy: int) -> Told:
+        """Returns what this copy was told."""
+        return self._told[self._names[copy]]
+
+    def forget(self) -> None:
+        """Assumes that no copy knows anything."""
+        for told in self._told.values():
+            told.forget()
+
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
         for shard in self._handles.values():
@@ -142,8 +180,13 @@ class ShardCopies:
         """Tells a copy what has changed, and everything if it has forgotten. See `_call` for what is raised."""
         told = self._told[name]
 
+        def ask(shard: ActorHandle) -> Any:
+            asked = tell(told)
+            tokens, told.picked = [tokens for _, tokens in told.picked], []
+            return getattr(shard, method).remote(asked, *tokens, **options)
+
         async def asked() -> Any:
-            return await self._call(name, lambda shard: getattr(shard, method).remote(tell(told), **options))
+            return await self._call(name, ask)
 
         try:
             try:

@@ -86,6 +86,11 @@ class ShardedEnsemble:
         for group in self._groups:
             group.copies.drop_caches(sequences)
 
+    def forget(self) -> None:
+        """Assumes that no shard knows anything: one may know a token that is lost here."""
+        for group in self._groups:
+            group.copies.forget()
+
     async def status(self) -> list[list[ShardStatus | CoordinatorUnavailable]]:
         """Returns, for each group, the status of each copy or the error that explains its absence."""
         return await asyncio.gather(*(group.copies.status() for group in self._groups))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, TypeVar
-from zlib import crc32
 
 import numpy as np
 import ray
@@ -48,8 +47,9 @@ def divided(groups: Sequence[Group], step: Step) -> list[ShardBatch]:
     """Divides the sequences of a step among the copies of the groups. Each call is a new attempt."""
     by_copies: dict[tuple[Sequence[int], ...], list[int]] = defaultdict(list)
     for place, sequence in enumerate(step.sequences):
-        number = crc32(sequence.encode())
-        by_copies[tuple(group.copies.order(number) for group in groups)].append(place)
+        length = step.lengths[place]
+        picked = length if length > len(step.contexts[place]) else 0
+        by_copies[tuple(group.copies.order(sequence, picked) for group in groups)].append(place)
     attempt = next(_attempts)
     return [
         ShardBatch(step.of(places), tuple(places), StepKey(_caller(), attempt, at), orders)
@@ -73,16 +73,25 @@ class Group:
         self.rows = 1 + (len(group.models) if self._padding is None else self._padding)
 
     def asked(self, key: StepKey, step: Step, told: Told) -> Asked:
-        """Returns what a copy is asked for a batch, from what it was told, and notes what it is told now."""
+        """Returns what a copy is asked for a batch, from what it was told, and notes what it is told now.
+
+        Raises:
+            CoordinatorUnavailable: it lacks a token that is not known here yet.
+        """
         known, news = list[int](), list[int]()
         changed = dict[int, tuple[str | None, SamplingOptions]]()
-        for place, (sequence, context) in enumerate(zip(step.sequences, step.contexts, strict=True)):
-            length, options = told.contexts.get(sequence, (0, None))
-            known.append(length)
-            news += context[length:]
+        contexts = zip(step.sequences, step.contexts, step.lengths, strict=True)
+        for place, (sequence, context, length) in enumerate(contexts):
+            before, options = told.contexts.get(sequence, (0, None))
+            if before > length:  # a token that it has picked is lost here
+                before = 0
+            if before < length > len(context):
+                raise CoordinatorUnavailable("a copy lacks a token that is being picked")
+            known.append(before)
+            news += context[before:length]
             if step.options[place] is not options:
                 changed[place] = step.cache_salts[place], step.options[place]
-            told.contexts[sequence] = len(context), step.options[place]
+            told.contexts[sequence] = length, step.options[place]
         terms, told.terms = None if told.terms else Terms(self._protocol, self.models), True
         drawn = self._padded(step.draws)
         allowances = None
@@ -93,12 +102,13 @@ class Group:
             key,
             step.sequences,
             np.array(known, dtype=np.int32),
-            np.array([len(context) for context in step.contexts], dtype=np.int32),
+            np.array(step.lengths, dtype=np.int32),
             np.array(news, dtype=np.int32),
             changed,
             drawn,
             allowances,
             terms,
+            tuple(sequences for sequences, _ in told.picked),
         )
 
     def rows_of(self, draw: Sequence[int]) -> int:

@@ -2,18 +2,22 @@
 
 The shards of the first group send p0 to those of the others, and these send back what their parts add. The coordinator
 passes references on. What reaches it has the same size whatever is drawn: a total, and charges, for each sequence.
+
+Tokens continue the contexts of the shards at once, so that the next step may begin before they are known here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 
 from privmix.coordinator.group import Group, ShardBatch, asking, computed, divided, in_order, together
 from privmix.coordinator.recovery import is_temporary
@@ -27,12 +31,13 @@ class HeldBatch:
     """Holds a batch whose weights one copy of the first group holds.
 
     Attributes:
+        copies: those that computed it, of the first group and then of each other group that was asked.
         totals: int64 [requests], the sum of each request's weights. A point below it (`categorical.draw`) is a token.
         charges: int64 [S, parts], of the private requests; None without accounts.
     """
 
     batch: ShardBatch
-    copy: int
+    copies: tuple[int, ...]
     totals: NDArray[np.int64]
     charges: NDArray[np.int64] | None
 
@@ -45,7 +50,7 @@ class HeldWeights(StepResult):
         timeout_s: how long the shards may take to sample.
     """
 
-    group: Group
+    groups: Sequence[Group]
     held: Sequence[HeldBatch]
     timeout_s: float
 
@@ -54,12 +59,12 @@ class HeldWeights(StepResult):
         charges = [(each.batch, each.charges.tolist()) for each in self.held if each.charges is not None]
         return Costs(charges=list(map(tuple, in_order(charges))))
 
-    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+    def sample(self, paid: Collection[int], free: Collection[int]) -> Awaitable[dict[int, int]]:
         """Draws a point for each of these tokens at once: it makes the token, whether the shards answer or not.
 
         Raises:
             PartlySampled: a copy did not answer; the tokens of the others are known.
-            ValueError: a private sequence is among the free ones, or another among the paid ones.
+            ValueError: a private sequence is among the free ones, or another among the paid ones. Raised at once.
         """
         private = self.step.private
         if not all(at < private for at in paid) or any(at < private for at in free):
@@ -67,7 +72,12 @@ class HeldWeights(StepResult):
         places = sorted({*paid, *free})
         totals = in_order((each.batch, each.totals.tolist()) for each in self.held)
         points = dict(zip(places, draw(totals[at] for at in places), strict=True))
-        picked = await asyncio.gather(*(self._pick(each, points) for each in self.held), return_exceptions=True)
+        return asyncio.ensure_future(
+            self._tokens(points, [asyncio.create_task(self._pick(each, points)) for each in self.held])
+        )
+
+    async def _tokens(self, points: Mapping[int, int], picking: Sequence[asyncio.Task[list[int]]]) -> dict[int, int]:
+        picked = await asyncio.gather(*picking, return_exceptions=True)
         tokens: dict[int, int] = {}
         errors: list[BaseException] = []
         for held, answer in zip(self.held, picked, strict=True):
@@ -75,7 +85,7 @@ class HeldWeights(StepResult):
                 errors.append(answer)
             else:
                 tokens |= zip(held.batch.places, answer, strict=True)
-        sampled = {at: tokens[at] for at in places if at in tokens}
+        sampled = {at: tokens[at] for at in points if at in tokens}
         if errors:
             # An error that is not temporary ends sequences, even if other copies have answered.
             raise next((error for error in errors if not is_temporary(error)), PartlySampled(errors[0], sampled))
@@ -86,11 +96,20 @@ class HeldWeights(StepResult):
 
         They are paid for, and the copy holds them: to give it up early would lose them all.
         """
-        own = np.array([points.get(place, NO_POINT) for place in held.batch.places], dtype=np.int64)
+        step, places = held.batch.step, held.batch.places
+        own = np.array([points.get(place, NO_POINT) for place in places], dtype=np.int64)
+        names = tuple(name if at in points else None for name, at in zip(step.sequences, places, strict=True))
+        first, *others = [group.copies.told(copy) for group, copy in zip(self.groups, held.copies, strict=False)]
+
+        def pick(shard: ActorHandle) -> ObjectRef[NDArray[np.int64]]:
+            tokens: ObjectRef[NDArray[np.int64]] = shard.pick.remote(held.batch.key, own, names)
+            first.note_picked(names)
+            for told in others:
+                told.note_picked(names[: step.private], tokens)
+            return tokens
+
         async with asking(self.timeout_s):
-            picked: NDArray[np.int64] = await self.group.copies.same(
-                held.copy, lambda shard: shard.pick.remote(held.batch.key, own), patient=True
-            )
+            picked: NDArray[np.int64] = await self.groups[0].copies.same(held.copies[0], pick, patient=True)
         tokens: list[int] = picked.tolist()
         return tokens
 
@@ -103,7 +122,7 @@ async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWe
         step,
         computed(groups, step),
         sum(array.nbytes for array in arrays),
-        groups[0],
+        groups,
         held,
         timeout_s,
     )
@@ -116,7 +135,7 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
     tell = partial(first.asked, key, batch.step)
     if not others or not batch.step.private:
         copy, answer = await first.copies.first(batch.orders[0], "weigh", tell)
-        return HeldBatch(batch, copy, *answer)
+        return HeldBatch(batch, (copy,), *answer)
     private = batch.step.of(range(batch.step.private))
     (copy, (charges, public)), *keeping = await together(
         [
@@ -138,7 +157,7 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
     partials = await together(map(added, others, holders))
     sums = [reference for _, reference in partials]
     totals = await first.copies.same(copy, lambda shard: shard.add.remote(key, *sums), patient=True)
-    return HeldBatch(batch, copy, totals, _of_all_parts(groups, [charges, *(own for own, _ in partials)]))
+    return HeldBatch(batch, (copy, *holders), totals, _of_all_parts(groups, [charges, *(own for own, _ in partials)]))
 
 
 def _of_all_parts(groups: Sequence[Group], charges: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:

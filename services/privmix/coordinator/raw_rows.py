@@ -6,7 +6,7 @@ measured losses and mechanisms reproduced as published become a `StepResult`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
@@ -39,8 +39,8 @@ class RawRows(StepResult):
         self._pending.extend(await self.arithmetic.mix(len(self.step.sequences), self.release))
         return Costs([loss for chunk in self._pending for loss in chunk.losses or ()])
 
-    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
-        return await self.arithmetic.sample(self._pending, paid, free)
+    def sample(self, paid: Collection[int], free: Collection[int]) -> Awaitable[dict[int, int]]:
+        return self.arithmetic.sample(self._pending, paid, free)
 
     def release(self, chunk: slice, device: str) -> PendingRelease:
         """Shapes the rows of consecutive sequences and computes the protocol's release for the private ones."""

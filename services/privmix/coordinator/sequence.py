@@ -19,6 +19,7 @@ class LiveSequence:
         public: whether the public model alone answers from now on, at no charge.
         options: the sampling options of the next token.
         started: whether a token was released.
+        sampled: whether its next token is sampled, and not known here yet. The shards know it.
         uncached: the number of the latest tokens of the context that the shards have not read.
         unreported: the number of charged tokens that no delta has reported yet.
 
@@ -33,6 +34,7 @@ class LiveSequence:
         self.generation = generation
         self.tokens = [*generation.prompt, *generation.released]
         self.public = False
+        self.sampled = False
         self.finish_reason: FinishReason | None = None
         self.waiting_since = time.monotonic()
         self.options: SamplingOptions = generation.options
@@ -60,7 +62,17 @@ class LiveSequence:
     @property
     def payable(self) -> int:
         """The number of tokens that it may still charge."""
-        return min(self._payable, self.remaining)
+        return min(self._payable, self.remaining) - self.sampled
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in its context, with the one that is not known here yet."""
+        return len(self.tokens) + self.sampled
+
+    @property
+    def advances(self) -> bool:
+        """Whether the next step may advance it: a token that is not known yet may be its last or move its grammar."""
+        return not self.sampled or (not self.structured and (self.public or self.payable > 0) and self.remaining > 1)
 
     @property
     def id(self) -> str:
@@ -98,6 +110,10 @@ class LiveSequence:
         """Counts tokens that are charged now, so that a delta reports them, also if they are never released."""
         self.unreported += tokens
 
+    def expect(self) -> None:
+        """Notes that its next token is sampled. The shards have read its context, and continue it by the token."""
+        self.sampled, self.uncached = True, 0
+
     def accept(self, token: int, position: Position | None = None) -> Delta:
         """Appends a sampled token, which must be paid for, and those forced after it, and returns the new text.
 
@@ -108,7 +124,7 @@ class LiveSequence:
         Args:
             position: what follows the token (`position`).
         """
-        self.started = True
+        self.started, self.sampled = True, False
         self.uncached = 0
         self._payable -= not self.public
         if self._end is not None and not self._fits((token,), position):
@@ -118,8 +134,8 @@ class LiveSequence:
         return self._with_held(self._take((token,), position))
 
     def forget_cache(self) -> None:
-        """Assumes that the shards have lost the whole context."""
-        self.uncached = len(self.tokens)
+        """Assumes that the shards have lost the whole context, and a token that was sampled."""
+        self.sampled, self.uncached = False, len(self.tokens)
 
     def end(self, reason: FinishReason, retry_after: float | None = None) -> Delta:
         """Ends the generation and returns its last delta. See `Delta.retry_after`. Drops forced tokens that wait.

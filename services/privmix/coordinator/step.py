@@ -7,7 +7,7 @@ rows become a result is chosen once for an ensemble (`privmix.coordinator.ensemb
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,8 @@ class Step:
 
     Attributes:
         sequences: the id of each sequence.
-        contexts: the tokens of each sequence, prompt and output.
+        contexts: the tokens of each sequence, prompt and output. They may grow after the step.
+        lengths: how many of these tokens the step continues. The last one may be unknown here while a shard picks it.
         cache_salts: see `privmix.engine.engine.Request`.
         options: the sampling options of each sequence.
         draws: the models drawn for the token of each of the first P sequences.
@@ -34,6 +35,7 @@ class Step:
 
     sequences: tuple[str, ...]
     contexts: tuple[Sequence[int], ...]
+    lengths: tuple[int, ...]
     cache_salts: tuple[str | None, ...]
     options: tuple[SamplingOptions, ...]
     draws: tuple[tuple[int, ...], ...]
@@ -50,6 +52,7 @@ class Step:
         return Step(
             tuple(self.sequences[place] for place in places),
             tuple(self.contexts[place] for place in places),
+            tuple(self.lengths[place] for place in places),
             tuple(self.cache_salts[place] for place in places),
             tuple(self.options[place] for place in places),
             tuple(self.draws[place] for place in private),
@@ -70,14 +73,18 @@ class Costs:
     charges: Sequence[tuple[int, ...]] = ()
 
 
+Tokens = dict[int, int]
+"""Sampled tokens by their places in a step."""
+
+
 class PartlySampled(CoordinatorUnavailable):
     """Reports that a shard did not name its tokens of a step, while others did.
 
     Attributes:
-        tokens: those of the others, by their place in the step.
+        tokens: those of the others.
     """
 
-    def __init__(self, cause: BaseException, tokens: Mapping[int, int]) -> None:
+    def __init__(self, cause: BaseException, tokens: Tokens) -> None:
         super().__init__(str(cause))
         self.tokens = tokens
 
@@ -103,10 +110,10 @@ class StepResult(ABC):
         """
 
     @abstractmethod
-    async def sample(self, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
-        """Samples the tokens of some sequences after `mix`, and no others. Returns them by their place in the step.
+    def sample(self, paid: Collection[int], free: Collection[int]) -> Awaitable[Tokens]:
+        """Samples the tokens of some sequences after `mix`, and no others. Returns what waits for them.
 
-        Call it once, for tokens that are paid for.
+        Call it once, for tokens that are paid for. If shards sample, they are asked within the loop's next turn.
 
         Args:
             paid: places of private sequences, whose tokens come from the protocol's weights.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,7 @@ class Asked:
         drawn: int16 [S, n], the drawn models of this group, and then `NOBODY`.
         allowances: int64 [S, n], the most that each token may charge to each part; None without accounts.
         terms: None if they were told before.
+        after: the sequences of each array of picked tokens that comes with this; None for a place without a token.
     """
 
     key: StepKey
@@ -72,6 +73,7 @@ class Asked:
     drawn: NDArray[np.int16]
     allowances: NDArray[np.int64] | None = None
     terms: Terms | None = None
+    after: tuple[tuple[str | None, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -110,6 +112,12 @@ class Sessions:
         ]
         options = tuple(session.options for session in sessions)
         return requests, Reduction(terms.protocol, options, asked.drawn != NOBODY, asked.allowances)
+
+    def append(self, sequences: Sequence[str | None], tokens: NDArray[np.int64]) -> None:
+        """Continues contexts by picked tokens. Ignores unknown sequences, and tokens after the last sequence."""
+        for sequence, token in zip(sequences, tokens.tolist(), strict=False):
+            if sequence in self._sessions:
+                self._sessions[sequence].tokens.append(token)
 
     def forget(self, sequence: str) -> None:
         """Forgets a sequence. Ignores unknown ones."""

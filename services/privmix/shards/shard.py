@@ -98,6 +98,8 @@ class Shard:
     the others compute `partial`; with what they add the first computes `add`, and then `pick`. Arrays go from shard to
     shard as objects of Ray: the coordinator passes references on. To the coordinator go totals and charges.
 
+    Tokens continue the contexts as they are picked. So the first call of the next step may be submitted with `pick`.
+
     Every call that has `asked` may raise LostSessionError: then it has computed nothing. It raises ValueError where the
     engine refuses a request. After any other error than these and `LostStepError` this shard must be replaced.
     """
@@ -169,8 +171,14 @@ class Shard:
             self._hold(asked.key, begun, given)
         return charges, public
 
-    def keep(self, asked: Asked) -> None:
-        """Computes the rows of a step in another group, and holds them for `partial`."""
+    def keep(self, asked: Asked, *picked: NDArray[np.int64]) -> None:
+        """Computes the rows of a step in another group, and holds them for `partial`.
+
+        Args:
+            picked: the tokens that continue `asked.after`, from `pick`.
+        """
+        for sequences, tokens in zip(asked.after, picked, strict=True):
+            self._sessions.append(sequences, tokens)
         requests, given = self._sessions.told(asked)
         with self._working():
             rows = self._engine.logits(requests)
@@ -216,13 +224,15 @@ class Shard:
             self._hold(key, cumulative, kept.given)
             return on_host(cumulative[:, -1].contiguous())
 
-    def pick(self, key: StepKey, points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the token of each request of `weigh`, int64 [requests]: a function of its weights and its point.
+    def pick(self, key: StepKey, points: NDArray[np.int64], sequences: Sequence[str | None]) -> NDArray[np.int64]:
+        """Continues contexts by the token of each request, and returns them, int64 [requests].
 
-        To draw a point is to sample a token: the caller charges it before, whether this call answers or not.
+        A token is a function of the weights and the point. To draw a point is to sample a token: the caller charges it
+        before, whether this call answers or not.
 
         Args:
             points: int64 [requests], uniform below the totals (`categorical.draw`), or `NO_POINT`.
+            sequences: of each request; None for one without a point.
 
         Raises:
             LostStepError: the weights are not here. The step must be repeated.
@@ -231,7 +241,9 @@ class Shard:
         weights = self._take(key).held
         assert isinstance(weights, torch.Tensor)
         with self._working():
-            return pick(points, weights)
+            tokens = pick(points, weights)
+            self._sessions.append(sequences, tokens)
+            return tokens
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:

@@ -26,6 +26,7 @@ def rows(threads: int) -> RawRows:
     step = Step(
         sequences=tuple(map(str, range(SEQUENCES))),
         contexts=((),) * SEQUENCES,
+        lengths=(0,) * SEQUENCES,
         cache_salts=(None,) * SEQUENCES,
         options=tuple(SamplingOptions(top_k=1 + index) for index in range(SEQUENCES)),
         draws=draws,

@@ -31,7 +31,7 @@ class Copy:
 
     def __init__(self, pick: Pick) -> None:
         self.weigh = SimpleNamespace(remote=self._weigh)
-        self.pick = SimpleNamespace(remote=lambda _key, points: asyncio.ensure_future(pick(points)))
+        self.pick = SimpleNamespace(remote=lambda _key, points, _: asyncio.ensure_future(pick(points)))
 
     def _weigh(self, asked: Asked) -> Awaitable[tuple[np.ndarray, None]]:
         answered: asyncio.Future[tuple[np.ndarray, None]] = asyncio.get_running_loop().create_future()
@@ -61,7 +61,7 @@ async def held(picks: dict[str, Pick], monkeypatch: pytest.MonkeyPatch) -> HeldW
     copies = Group(parts, protocol, ShardCopies(tuple(handles), handles.__getitem__, PATIENCE_S))
     count = len(SEQUENCES)
     contexts, options, draws = ((1, 2),) * count, (SamplingOptions(),) * count, ((0,),) * count
-    step = Step(SEQUENCES, contexts, (None,) * count, options, draws)
+    step = Step(SEQUENCES, contexts, tuple(map(len, contexts)), (None,) * count, options, draws)
     result = await weigh([copies], 10.0, step)
     assert len(result.held) == 2, "both copies have sequences"
     return result
@@ -83,7 +83,7 @@ def test_a_copy_that_is_lost_takes_no_tokens_of_another(monkeypatch: pytest.Monk
         result = await held({"a": dead, "b": late}, monkeypatch)
         with pytest.raises(PartlySampled) as raised:
             await result.sample(range(len(SEQUENCES)), ())
-        (kept,) = (each.batch.places for each in result.held if each.copy == 1)
+        (kept,) = (each.batch.places for each in result.held if each.copies == (1,))
         assert sorted(raised.value.tokens) == list(kept)
 
     asyncio.run(run())

@@ -52,8 +52,8 @@ OPTIONS = (SamplingOptions(top_k=200), SamplingOptions(temperature=0.7), Samplin
 def step(protocol: Protocol) -> Step:
     draws = (protocol.draw(), protocol.draw())
     allowances = np.array([[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]]) if protocol.event.accounts else None
-    salts = (None,) * len(SEQUENCES)
-    return Step(tuple(SEQUENCES), tuple(SEQUENCES.values()), salts, OPTIONS, draws, allowances)
+    lengths, salts = tuple(map(len, SEQUENCES.values())), (None,) * len(SEQUENCES)
+    return Step(tuple(SEQUENCES), tuple(SEQUENCES.values()), lengths, salts, OPTIONS, draws, allowances)
 
 
 class FirstRows:
@@ -82,8 +82,12 @@ class Local:
         self._shard = shard
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any, **options: Any) -> Any:
-            return getattr(self._shard, name)(*arguments, **options)
+        async def called(*arguments: Any, **options: Any) -> Any:
+            given = [await each if isinstance(each, asyncio.Task) else each for each in arguments]
+            return getattr(self._shard, name)(*given, **options)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            return asyncio.create_task(called(*arguments, **options))
 
         def in_two(*arguments: Any) -> list[Any]:
             first, second = getattr(self._shard, name)(*arguments)
@@ -245,6 +249,7 @@ def test_weights_make_one_token_and_none_when_they_are_lost(count: int, shards: 
         assert set(await held.sample({0, 1}, ())) == {0, 1}
         with pytest.raises(LostStepError):
             await held.sample((), {2})
+        own = groups(shards, PROTOCOLS[1], count)
         held = await weigh(own, 60.0, asked)
         await weigh(own, 60.0, asked)
         with pytest.raises(LostStepError):
@@ -257,7 +262,8 @@ def test_weights_make_one_token_and_none_when_they_are_lost(count: int, shards: 
 def test_a_shard_that_forgets_is_told_everything_again(count: int, shards: dict[tuple[int, int], Shard]) -> None:
     """As after a restart between two steps. No step fails."""
     first = step(PROTOCOLS[1])
-    longer = replace(first, contexts=tuple((*context, 9) for context in first.contexts))
+    contexts = tuple((*context, 9) for context in first.contexts)
+    longer = replace(first, contexts=contexts, lengths=tuple(map(len, contexts)))
 
     async def run() -> None:
         own = groups(shards, PROTOCOLS[1], count)
@@ -266,6 +272,32 @@ def test_a_shard_that_forgets_is_told_everything_again(count: int, shards: dict[
             shard._sessions = Sessions()
         (batch,) = (await weigh(own, 60.0, longer)).held
         assert len(batch.totals) == len(SEQUENCES)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_a_step_that_begins_before_its_tokens_are_known_has_the_same_weights(
+    protocol: Protocol, count: int, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        own, asked, contexts = groups(shards, protocol, count), step(protocol), list(map(list, SEQUENCES.values()))
+        held = await weigh(own, 60.0, asked)
+        for sampled in ({0, 1, 2}, {1, 2}):  # the client of one leaves
+            picking = held.sample(sampled - {2}, {2})
+            await asyncio.sleep(0)
+            lengths = tuple(len(context) + (at in sampled) for at, context in enumerate(contexts))
+            following = replace(asked, contexts=tuple(contexts), lengths=lengths)
+            computing = asyncio.create_task(weigh(own, 60.0, following))
+            for at, token in (await picking).items():
+                contexts[at].append(token)
+            held = await computing
+            with monkeypatch.context() as patch:
+                patch.setattr(group, "_caller", lambda: "another")
+                (one,), (other,) = held.held, (await weigh(groups(shards, protocol, count), 60.0, following)).held
+            assert one.totals.tolist() == other.totals.tolist()
+            assert one.charges is None or (one.charges == other.charges).all()
 
     asyncio.run(run())
 
@@ -322,6 +354,6 @@ def test_points_outside_the_totals_make_no_token(points: Any, shards: dict[tuple
         (held,) = (await weigh([whole], 60.0, step(PROTOCOLS[1]))).held
         given = held.totals if points == "totals" else np.array(points)
         with pytest.raises(ValueError, match="points must be"):
-            shards[0, PARTS].pick(held.batch.key, given)
+            shards[0, PARTS].pick(held.batch.key, given, [])
 
     asyncio.run(run())

@@ -53,7 +53,7 @@ def test_a_grant_that_is_cut_short_pays_for_its_own_tokens_alone(
 def test_a_part_of_a_step_has_the_allowances_of_its_own_sequences() -> None:
     allowances = np.arange(6).reshape(3, 2)
     draws = ((0,), (1,), (0, 1))
-    step = Step(("a", "b", "c", "d"), ((1,),) * 4, (None,) * 4, (SamplingOptions(),) * 4, draws, allowances)
+    step = Step(("a", "b", "c", "d"), ((1,),) * 4, (1,) * 4, (None,) * 4, (SamplingOptions(),) * 4, draws, allowances)
     part = step.of([1, 2, 3])
     assert part.sequences == ("b", "c", "d") and part.draws == draws[1:]
     assert part.allowances is not None and (part.allowances == allowances[1:]).all()

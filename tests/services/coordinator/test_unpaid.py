@@ -7,8 +7,9 @@ the turns of the coordinator's event loop, in each way that a client has, and co
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
-from privmix.coordinator.step import StepResult
+from privmix.coordinator.step import StepResult, Tokens
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocol import Protocol
 from privmix.training import public_model
@@ -29,14 +30,14 @@ from tests.support.offline import GRAMMAR, WORLDS, Samples, offline
 
 pytestmark = pytest.mark.slow
 
-TOKENS = 2
+TOKENS = 3
 MAX_TURNS = 2000
 
 Way = Literal["cancels", "disconnects"]
 
 
 async def left(
-    coordinator: Coordinator, samples: Samples, ledger: Ledger, way: Way, turns: int
+    coordinator: Coordinator, samples: Samples, ledger: Ledger, way: Way, turns: int, text: str | None
 ) -> tuple[int, str | None, bool]:
     """Asks for an answer whose client leaves after these turns of the event loop.
 
@@ -50,7 +51,8 @@ async def left(
     samples.tokens, samples.charges = 0, ()
     deltas: list[Delta] = []
     reading = asyncio.create_task(_read(coordinator, name, deltas))
-    await coordinator.submit(name, [Generation(name, (504, 253), SamplingOptions(), TOKENS, grammar=GRAMMAR)])
+    asked = Generation(name, (504, 253), SamplingOptions(), TOKENS, grammar=text, ignore_eos=True)
+    await coordinator.submit(name, [asked])
     for _ in range(turns):
         await asyncio.sleep(0)
     ended = await coordinator.load() == 0
@@ -92,9 +94,9 @@ async def unpaid_in(kind: type[Coordinator], protocol: Protocol, terms: PrivacyB
     made = offline(kind, protocol, terms, ledger, public_model.resolve())
     most, found = 0, list[str]()
     ways: tuple[Way, ...] = ("cancels", "disconnects")
-    for way in ways:
+    for way, text in product(ways, (GRAMMAR, None)):  # without a grammar, steps begin ahead
         for turns in range(MAX_TURNS):
-            sampled, told, ended = await left(*made, way, turns)
+            sampled, told, ended = await left(*made, way, turns, text)
             most, found = max(most, sampled), [*found, *([told] if told else [])]
             if ended:
                 break
@@ -113,7 +115,9 @@ def unpaid(folder: Path, kind: type[Coordinator] = Coordinator) -> list[str]:
 class PaysAfterwards(Coordinator):
     """Samples first, and charges what its clients stay for."""
 
-    async def _draw(self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation) -> dict[int, int]:
+    async def _draw(
+        self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation
+    ) -> Awaitable[Tokens]:
         private = batch[: result.step.private]
         costs = await result.mix()
         tokens = await result.sample(range(len(private)), ())
@@ -121,17 +125,23 @@ class PaysAfterwards(Coordinator):
         await self._charge(costs, [at for at, live in enumerate(private) if live.id in self._live], reserved)
         for live in private:
             live.charge()
-        return tokens
+        return _known(tokens)
+
+
+async def _known(tokens: Tokens) -> Tokens:
+    return tokens
 
 
 class SparesKeys(Coordinator):
     """Charges the ledger alone for tokens that do not reach their client."""
 
-    async def _draw(self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation) -> dict[int, int]:
-        tokens = await super()._draw(batch, result, reserved)
+    async def _draw(
+        self, batch: Sequence[LiveSequence], result: StepResult, reserved: Reservation
+    ) -> Awaitable[Tokens]:
+        picking = await super()._draw(batch, result, reserved)
         for live in batch[: result.step.private]:
             live.charge(-1)
-        return tokens
+        return picking
 
 
 def test_a_client_pays_for_every_sample_wherever_it_leaves(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from privmix.coordinator.group import Group
 from privmix.coordinator.step import Step
 from privmix.engine.engine import PUBLIC, ZERO, Request
 from privmix.fleet.shard_map import PartGroup
+from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.exponential import Exponential
 from privmix.privacy.protocols.pmixed import PMixed
@@ -30,7 +31,7 @@ def step(*contexts: tuple[int, ...], options: SamplingOptions = PLAIN, draw: tup
     names = tuple("abc"[: len(contexts)])
     salts = tuple(f"salt of {name}" for name in names)
     allowances = np.arange(8)[None]
-    return Step(names, contexts, salts, (options,) * len(names), (draw,), allowances)
+    return Step(names, contexts, tuple(map(len, contexts)), salts, (options,) * len(names), (draw,), allowances)
 
 
 def ask(told: Told, asked: Step, caller: str = "one") -> Asked:
@@ -75,6 +76,34 @@ def test_what_is_not_remembered_is_told_again() -> None:
     assert sessions.told(ask(told, step((1, 2, 3), (7,))))[0][0].tokens == [1, 2, 3]
     with pytest.raises(LostSessionError):
         sessions.told(longer)  # of a call that is late, the tokens would be appended twice
+
+
+def test_a_picked_token_is_known_to_those_who_are_told_of_it() -> None:
+    told, sessions, context = Told(), Sessions(), [1, 2]
+    sessions.told(ask(told, step((1, 2), (7,))))
+    sessions.append(("a", None), np.array([3, 9]))
+    told.note_picked(("a", None))
+    ahead = replace(step((1, 2), (7,)), contexts=(context, (7,)), lengths=(3, 1))
+    asked = ask(told, ahead)
+    assert (asked.known.tolist(), asked.news.tolist()) == ([3, 1], [])
+    assert [request.tokens for request in sessions.told(asked)[0]] == [[1, 2, 3], [7]]
+    with pytest.raises(CoordinatorUnavailable, match="lacks a token"):
+        ask(Told(), ahead)
+    context.append(3)
+    assert ask(Told(), ahead).news.tolist() == [1, 2, 3, 7]
+    again = ask(told, step((1, 2), (7,)))
+    assert sessions.told(again)[0][0].tokens == [1, 2], "a token that is lost is told no more"
+
+
+def test_a_copy_that_has_a_token_is_asked_before_others_that_answer_sooner() -> None:
+    copies = ShardCopies(("a", "b"), dict[str, Any]().__getitem__, 1.0)
+    for copy in (0, 1):
+        copies.told(copy).contexts["x"] = 5, PLAIN
+        copies.told(1 - copy).contexts["x"] = 4, PLAIN
+        copies._avoid(copy)
+        assert copies.order("x", 5)[0] == copy
+        copies._avoided = dict.fromkeys((0, 1), 0.0)
+    assert copies.order("x") == copies.order("x", 4)
 
 
 def test_a_late_call_of_an_earlier_step_changes_nothing() -> None:
