@@ -1,9 +1,10 @@
 """Measures a step outside the engines: `python -m tests.benchmarks.host_path --json`.
 
-A real coordinator, budget actor and shards, whose engines return rows that cost nothing. What is left of a step is
-Ray's calls, pickling, adding, charging, sampling, text and metrics. For each cell, after all prompts are read:
+A real coordinator, budget actor and shards, whose engines wait `DEVICE_MS` as for a device, and take no processor. What
+is left of a step is Ray's calls, pickling, adding, charging, sampling, text and metrics. For each cell, after all
+prompts are read:
 
-- `step_ms`: the time from step to step; `shard_ms`: the part of it in which the first shard computes;
+- `step_ms`: the time from step to step; `gap_ms`: the part of it in which the first shard has nothing to compute;
 - `coordinator_ms`, `shards_ms`: processor time of the coordinator, and of all shards together, for a step;
 - `bytes`: what reaches the coordinator for a token (`row_bytes`).
 
@@ -46,11 +47,12 @@ PARTS = 8
 NAMES = tuple(f"part-{part:03d}" for part in range(PARTS))
 CONTEXTS = ((1, 512, 64, 1), (1, 512, 64, 64), (1, 512, 960, 64))
 SHARDS = ((2, 49_152, 64, 64), (8, 49_152, 64, 64), (2, 128_256, 64, 64), (8, 128_256, 64, 64))
+DEVICE_MS = 10
 ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
 
 
 class FreeEngine(Engine):
-    """Returns rows that are prepared."""
+    """Returns rows that are prepared, after a wait."""
 
     context_length = 4096
     adapters = NAMES
@@ -60,6 +62,7 @@ class FreeEngine(Engine):
         self._rows = torch.randn(2 * streams, vocabulary)
 
     def logits(self, requests: Sequence[Any]) -> torch.Tensor:
+        time.sleep(1e-3 * DEVICE_MS)
         return self._rows[: sum(len(request.adapters) for request in requests)]
 
     def drop_caches(self, sequence: str) -> None: ...
@@ -73,20 +76,22 @@ class FreeShard(Shard):
     def __init__(self, vocabulary: int, streams: int) -> None:
         with patch("privmix.shards.shard.create", lambda _: FreeEngine(vocabulary, streams)):
             super().__init__(EngineSettings(Path()))
+        self._calls: list[tuple[float, float]] = []
 
     def processor_s(self) -> float:
         return sum(psutil.Process().cpu_times()[:2])
 
-    def busy_ns(self) -> int:
-        """Nanoseconds inside the methods so far, which `_working` counts."""
-        return getattr(self, "_busy_ns", 0)
+    def idle_s(self, seconds: float) -> float:
+        """Returns in how much of the last seconds before the end of its last call it had no call."""
+        first = self._calls[-1][1] - seconds
+        return seconds - sum(end - max(begin, first) for begin, end in self._calls if end > first)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        began = time.perf_counter_ns()
+        began = time.perf_counter()
         with super()._working():
             yield
-        self._busy_ns = self.busy_ns() + time.perf_counter_ns() - began
+        self._calls.append((began, time.perf_counter()))
 
 
 @contextmanager
@@ -140,15 +145,15 @@ def cell(bench: StepBench, shards: Sequence[ActorHandle], prompts: LoadPrompts, 
     )
 
     def spent() -> list[float]:
-        times = [ray.get([shard.processor_s.remote() for shard in shards]), ray.get([shards[0].busy_ns.remote()])]
-        return [sum(coordinator.cpu_times()[:2]), sum(times[0]), 1e-9 * times[1][0]]
+        return [sum(coordinator.cpu_times()[:2]), sum(ray.get([shard.processor_s.remote() for shard in shards]))]
 
     before, tokens = spent(), 60 if shape[1] < 10_000 else 12
     measured = private(bench, prompts.questions(streams, context, tokens))
-    ours, theirs, inside = (1e3 * (after - first) / tokens for after, first in zip(spent(), before, strict=True))
+    ours, theirs = (1e3 * (after - first) / tokens for after, first in zip(spent(), before, strict=True))
+    idle: float = ray.get(shards[0].idle_s.remote(measured["seconds"]))
     return {
         "step_ms": round(1e3 * measured["seconds"] / measured["steps"], 2),
-        "shard_ms": round(inside, 2),
+        "gap_ms": round(1e3 * idle / measured["steps"], 2),
         "coordinator_ms": round(ours, 2),
         "shards_ms": round(theirs, 2),
         "bytes": round(measured["row_bytes"] / measured["tokens"]),
