@@ -280,7 +280,7 @@ def test_a_stalled_engine_reports_it_and_recovers(
     engine.next_token(parked)
     fifth = Request("fifth", context(10, 9), (PUBLIC, "part-2"))
     with monkeypatch.context() as patch:
-        patch.setattr(vllm_engine, "MAX_SESSIONS", 100)
+        patch.setattr(engine, "_most_sessions", 100)
         with pytest.raises(EngineStalledError, match="no progress with 1 of its requests"):
             engine.next_token([fifth])
     assert_same(engine.next_token([fifth]), expected([fifth]))
