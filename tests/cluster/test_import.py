@@ -122,6 +122,7 @@ def test_imported_adapters_are_served_by_several_shards(tmp_path: Path, privacy:
         tmp_path,
         output,
         privacy={**privacy, "tokens": 1000},
+        http={"max_tokens": 64},
         engine={"context_length": 256, "cache_gib": 1},
         shards={"parts_per_shard": 2, "num_cpus": 0, "threads": 1},
     )
