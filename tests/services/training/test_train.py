@@ -60,8 +60,10 @@ def weights(ensemble: Path, index: int) -> dict[str, Tensor]:
 def adapted(base: Path, ensemble: Path) -> AdaptedModel:
     """Returns the public model with the parts of an ensemble."""
     manifest = Manifest.load(ensemble)
-    files = {part.name: AdapterFiles(ensemble / part.path, manifest.part_kind) for part in manifest.parts}
-    return AdaptedModel(base, torch.float32, files)
+    model = AdaptedModel(base, torch.float32)
+    for part in manifest.parts:
+        model.load(part.name, AdapterFiles(ensemble / part.path, manifest.part_kind))
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -76,17 +76,12 @@ def attack_all(
         protocol = settings.plan(1 if settings.one_model else testbed.parts)
         yield attack(name, settings, protocol, outputs, models, attempts=attempts, draws=draws)
     for name, settings in subjects:
-        protocol = planned(settings, testbed.parts)
+        try:
+            protocol = settings.plan(testbed.parts)
+        except ValueError as error:
+            raise InputError(f"epsilon: {settings.protocol} at {settings.epsilon}: {error}") from error
         models = dict.fromkeys(secrets, testbed.models(protocol))
         yield attack(name, settings, protocol, outputs, models, attempts=attempts, draws=draws)
-
-
-def planned(settings: Settings, parts: int) -> Protocol:
-    """Plans a protocol for its budget. Raises `InputError` if the budget leaves it nothing."""
-    try:
-        return settings.plan(parts)
-    except ValueError as error:
-        raise InputError(f"epsilon: {settings.protocol} at {settings.epsilon}: {error}") from error
 
 
 def attack(

@@ -1,6 +1,6 @@
 """Computes log-probabilities of the public model and of adapters at each token of texts, on the most likely tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from privmix.engine.engine import PUBLIC, AdapterFiles
-from privmix.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.engine.engine import AdapterFiles
+from privmix.laboratory.evaluation.scoring import Scorer
+from privmix.laboratory.evaluation.text import Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,43 +36,31 @@ class ModelOutput:
         return rows[:, torch.arange(len(self.wanted)), self.wanted]
 
 
-class LocalModels:
-    """A base model and a sequence of adapters, in this process."""
+def read_outputs(
+    base: Path, adapters: Sequence[AdapterFiles], asked: Sequence[tuple[str, str]], top_k: int
+) -> list[ModelOutput]:
+    """Returns the outputs of a base model and adapters at every token of each text after its prompt.
 
-    def __init__(self, base: Path, adapters: Sequence[AdapterFiles]) -> None:
-        transformers_logging.disable_progress_bar()
-        named = {f"model-{index}": files for index, files in enumerate(adapters)}
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(base)
-        self._model = AdaptedModel(base, torch.float32, named)
-        self._names = (PUBLIC, *named)
-
-    def tokens(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text)["input_ids"]
-        return ids
-
-    def continuation(self, prompt: str, text: str, top_k: int) -> ModelOutput:
-        """Returns the outputs at every token of a text after the prompt.
-
-        Args:
-            top_k: the number of the public model's most likely tokens to keep, like the service's option. If the
-                text's own token is not among them, it replaces the least likely.
-        """
-        prefix, ids = self.tokens(prompt), self.tokens(prompt + text)
-        wanted = torch.tensor(ids[len(prefix) :])
-        rows = self._rows(torch.tensor([ids[:-1]]), len(wanted))
-        public = next(rows)
-        kept = public.topk(top_k, dim=1).indices
+    Args:
+        asked: prompts and texts.
+        top_k: the number of the public model's most likely tokens to keep, like the service's option. If the text's own
+            token is not among them, it replaces the least likely.
+    """
+    transformers_logging.disable_progress_bar()
+    tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    scorer, blocks = Scorer(base, "float32"), []
+    for prompt, text in asked:
+        first, tokens = len(tokenizer(prompt)["input_ids"]), tokenizer(prompt + text)["input_ids"]
+        blocks.append(Block(tuple(tokens), tuple(range(first, len(tokens)))))
+    found, tokens_of = dict[int, ModelOutput](), dict[int, Tensor]()
+    for _, index, hidden in scorer.hidden_states(blocks):
+        public, own = scorer.head.log_probabilities(hidden).cpu(), blocks[index]
+        kept, wanted = public.topk(top_k, dim=1).indices, torch.tensor(own.tokens)[list(own.targets)]
         missing = ~(kept == wanted[:, None]).any(dim=1)
         kept[missing, -1] = wanted[missing]
         place = (kept == wanted[:, None]).int().argmax(dim=1)
-        outputs = [row.gather(1, kept) for row in rows]
-        models = torch.stack(outputs) if outputs else torch.empty(0, *kept.shape)
-        return ModelOutput(public.gather(1, kept), models, place)
-
-    def _rows(self, context: Tensor, count: int) -> Iterator[Tensor]:
-        """Yields the log-probabilities of each model in turn at the last tokens of a context [1, n], [count, V]."""
-        context = context.to(self._model.device)
-        cache = self._model.record(context)
-        for name in self._names:
-            logits = self._model.logits(name, context, count, cache)
-            yield torch.log_softmax(logits.float(), dim=-1).flatten(0, 1).cpu()
+        tokens_of[index] = kept
+        found[index] = ModelOutput(public.gather(1, kept), torch.empty(len(adapters), *kept.shape), place)
+    for model, index, hidden in scorer.hidden_states(blocks, adapters) if adapters else ():
+        found[index].models[model] = scorer.head.log_probabilities(hidden).cpu().gather(1, tokens_of[index])
+    return [found[index] for index in range(len(blocks))]

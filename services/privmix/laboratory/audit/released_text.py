@@ -20,7 +20,7 @@ from privmix.generation.card import load
 from privmix.laboratory.audit.bounds import area, correct_guesses, one_run_epsilon
 from privmix.laboratory.audit.canaries import Canary
 from privmix.laboratory.audit.finding import CERTAIN, Finding
-from privmix.laboratory.audit.local_models import LocalModels
+from privmix.laboratory.audit.local_models import read_outputs
 from privmix.laboratory.audit.testbed import TRAINING
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.privacy.arrays import Reals
@@ -96,12 +96,10 @@ def train_on(
 
 def score(trained: Sequence[TrainedEnsemble], canaries: Sequence[Canary]) -> list[Reals]:
     """Returns, for each trained model, what it adds to the mean log-probability of each canary's secret, [canaries]."""
-    models = LocalModels(resolve(), [one.files(one.manifest.parts[0]) for one in trained])
-    added = []
-    for canary in canaries:
-        public, *own = models.continuation(canary.prompt, canary.secret, 1).of_wanted
-        added.append([float((each - public).mean()) for each in own])
-    return list(np.array(added).T)
+    adapters = [one.files(one.manifest.parts[0]) for one in trained]
+    found = read_outputs(resolve(), adapters, [(canary.prompt, canary.secret) for canary in canaries], 1)
+    logs = [output.of_wanted.double().numpy() for output in found]  # of the public model first
+    return list(np.array([(each[1:] - each[:1]).mean(axis=1) for each in logs]).T)
 
 
 def audit(

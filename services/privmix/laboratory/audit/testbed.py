@@ -10,7 +10,7 @@ from privmix.foundation.files import write_atomically
 from privmix.foundation.options import Options
 from privmix.foundation.progress import Display
 from privmix.laboratory.audit.canaries import CORPUS, Canary, plant, read
-from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
+from privmix.laboratory.audit.local_models import ModelOutput, read_outputs
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from privmix.privacy.protocol import Protocol
@@ -138,7 +138,7 @@ def evaluate_testbed(directory: Path, canaries: Sequence[Canary], top_k: int) ->
         *map(single.files, single.manifest.parts),
         *map(ensemble.files, ensemble.halves),
     )
-    models = LocalModels(resolve(), adapters)
-    outputs = {canary: models.continuation(canary.prompt, canary.secret, top_k) for canary in canaries}
+    found = read_outputs(resolve(), adapters, [(canary.prompt, canary.secret) for canary in canaries], top_k)
     parts, salt = ensemble.parts, read_salt(directory / SALT)
-    return Testbed(parts, outputs, {canary: part_of(canary.user, salt, parts) for canary in canaries})
+    part = {canary: part_of(canary.user, salt, parts) for canary in canaries}
+    return Testbed(parts, dict(zip(canaries, found, strict=True)), part)

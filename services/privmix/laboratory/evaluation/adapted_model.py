@@ -1,13 +1,13 @@
 """Runs a public model and its adapters in transformers, as each manifest's `part_kind` says.
 
-    model = AdaptedModel(base, torch.bfloat16, {"part-000": AdapterFiles(path, manifest.part_kind)})
+    model = AdaptedModel(base, torch.bfloat16)
+    model.load("part-000", AdapterFiles(path, manifest.part_kind))
     cache = model.record(tokens)
     public, part = (model.logits(name, tokens, tokens.shape[1], cache) for name in (PUBLIC, "part-000"))
 
 Evaluation and audits use it; serving uses the engines. One pass of the public model serves all readers.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,12 @@ from privmix.engine.switching import using
 class AdaptedModel:
     """Computes logits of the base model and of its adapters, without gradients, on a GPU if one is present."""
 
-    def __init__(self, base: Path, dtype: torch.dtype, adapters: Mapping[str, AdapterFiles] | None = None) -> None:
+    def __init__(self, base: Path, dtype: torch.dtype) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.base: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(self.device).eval()
         self._model = self.base
         self._part_kinds: dict[str, PartKind] = {}
         self._texts: dict[str, PublicCache] = {}
-        for name, files in (adapters or {}).items():
-            self.load(name, files)
 
     def load(self, name: str, files: AdapterFiles) -> None:
         self._part_kinds[name] = files.part_kind

@@ -13,7 +13,7 @@ from privmix.foundation.errors import InputError
 from privmix.laboratory.audit import canaries, extraction, testbed
 from privmix.laboratory.audit.bounds import correct_guesses
 from privmix.laboratory.audit.canaries import CORPUS, Canary, plant, read
-from privmix.laboratory.audit.local_models import LocalModels, ModelOutput
+from privmix.laboratory.audit.local_models import ModelOutput, read_outputs
 from privmix.laboratory.audit.sizes import PlantedSize
 from privmix.laboratory.audit.testbed import evaluate_testbed, train_testbed
 from privmix.privacy.protocols import PROTOCOLS
@@ -157,11 +157,10 @@ def test_coins_are_guessed_from_both_ends() -> None:
 
 @pytest.mark.slow
 def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    models = LocalModels(public_model, [])
-    row = models.continuation(CANARY.prompt, CANARY.secret, 40).public
-    ids = models.tokens(CANARY.prompt + CANARY.secret)
+    (found,) = read_outputs(public_model, [], [(CANARY.prompt, CANARY.secret)], 40)
+    row, ids = found.public, AutoTokenizer.from_pretrained(public_model)(CANARY.prompt + CANARY.secret)["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([ids])).logits[0].log_softmax(1)
