@@ -1,6 +1,5 @@
 """Implements `privmix evaluate`: the perplexity of all methods on held-out text, over any field of a protocol."""
 
-import json
 import time
 from pathlib import Path
 from statistics import fmean
@@ -57,7 +56,7 @@ def evaluate(
     evaluation = evaluate_methods(reading.corpus(held_out), output, loaded, options, display())
     written = write_report(evaluation, output)
     if as_json:
-        print(json.dumps(record(evaluation), indent=2, allow_nan=False))
+        print(record(evaluation).decode(), end="")
         return
     for table in evaluation.tables:
         _show(table, evaluation.sweep)

@@ -1,28 +1,26 @@
 """Writes an evaluation as JSON, and a sweep as one plot of the perplexities."""
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
 from privmix.foundation.files import write_atomically
 from privmix.laboratory.evaluation.methods import number
 from privmix.laboratory.evaluation.results import Evaluation
-from privmix.training.options import TokenBudget
 
 JSON_FILE, PLOT_FILE = "evaluation.json", "perplexity.png"
+
+_RECORD = TypeAdapter(Evaluation)
 
 
 def write_report(evaluation: Evaluation, output: Path) -> list[Path]:
     """Writes the JSON and, after a sweep over numbers, the plot, each atomically; returns their paths."""
-    content = json.dumps(record(evaluation), indent=2, allow_nan=False).encode() + b"\n"
-    files = {output / JSON_FILE: content}
+    files = {output / JSON_FILE: record(evaluation)}
     if all(number(table.value) is not None for table in evaluation.tables):
         files[output / PLOT_FILE] = plot(evaluation)
     (output / PLOT_FILE).unlink(missing_ok=True)  # that of another evaluation
@@ -31,11 +29,9 @@ def write_report(evaluation: Evaluation, output: Path) -> list[Path]:
     return list(files)
 
 
-def record(evaluation: Evaluation) -> dict[str, Any]:
-    """Returns the JSON output. Infinite numbers become "infinite", because JSON cannot represent them."""
-    content: dict[str, Any] = {"model": evaluation.base_model, **_plain(asdict(evaluation))}
-    del content["base_model"]
-    return content
+def record(evaluation: Evaluation) -> bytes:
+    """Returns the JSON output. An infinite number is "Infinity", because JSON cannot represent it."""
+    return _RECORD.dump_json(evaluation, indent=2) + b"\n"
 
 
 def plot(evaluation: Evaluation) -> bytes:
@@ -72,17 +68,3 @@ def _lines(evaluation: Evaluation) -> Mapping[str, Sequence[tuple[float, float, 
             low, high = (own.mean if end is None else end for end in (own.low, own.high))
             lines.setdefault(name, []).append((value, own.mean, low, high))
     return lines
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case TokenBudget():
-            return value.model_dump()
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case float() if not math.isfinite(value):
-            return "infinite"
-        case _:
-            return value

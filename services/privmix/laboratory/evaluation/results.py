@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ConfigDict
+
 from privmix.laboratory.evaluation.cases import Case
 from privmix.laboratory.evaluation.estimate import Estimate
 from privmix.laboratory.evaluation.trial import CONTEXTS, MeasuredLosses, TrialResult
@@ -216,6 +218,7 @@ class Evaluation:
         sweep: the swept field; None without a sweep.
     """
 
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
     positions: int
     runs: int
     apart: bool
