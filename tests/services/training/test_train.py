@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from privmix.engine.engine import PUBLIC, AdapterFiles
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.adapted_model import AdaptedModel
+from privmix.laboratory.evaluation.scoring import AdaptedModel
 from privmix.training.corpus import Corpus, Document
 from privmix.training.manifest import FILE, Manifest
 from privmix.training.options import Resources, TrainingOptions
@@ -79,7 +79,7 @@ def tokenizer(base: Path) -> Any:
 def distributions(model: AdaptedModel, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Returns next-token distributions [tokens, V] on a text: the public model's, and each part model's."""
     cache, names = model.record(tokens), (PUBLIC, *(f"part-{index:03d}" for index in range(PARTS)))
-    public, *parts = (model.logits(name, tokens, tokens.shape[1], cache)[0].softmax(-1) for name in names)
+    public, *parts = (model.logits(name, tokens, cache)[0].softmax(-1) for name in names)
     return public, parts
 
 

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from privmix.engine import PartKind
 from privmix.engine.engine import PUBLIC, AdapterFiles
+from privmix.engine.part_text import read_text
+from privmix.engine.reader_attention import PublicCache, record, record_text
+from privmix.engine.switching import using
 from privmix.foundation.errors import InputError
-from privmix.laboratory.evaluation.adapted_model import AdaptedModel
 from privmix.laboratory.evaluation.options import Precision
 from privmix.laboratory.evaluation.text import Block
 from privmix.training.adapter import gains_from_bfloat16
@@ -70,6 +75,62 @@ class Head:
         return cls(tensors["weight"], tensors.get("bias"), bool(tensors["narrow"]))
 
 
+class AdaptedModel:
+    """Computes logits of the base model and of its adapters, without gradients, on a GPU if one is present.
+
+    Each adapter is what its manifest's `part_kind` says. One pass of the public model serves all readers.
+    """
+
+    def __init__(self, base: Path, dtype: torch.dtype) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.base: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(self.device).eval()
+        self._model = self.base
+        self._part_kinds: dict[str, PartKind] = {}
+        self._texts: dict[str, PublicCache] = {}
+
+    def load(self, name: str, files: AdapterFiles) -> None:
+        self._part_kinds[name] = files.part_kind
+        if files.part_kind == "text":
+            self._texts[name] = record_text(self.base, read_text(files.path).to(self.device))
+            return
+        if isinstance(self._model, PeftModel):
+            self._model.load_adapter(files.path, adapter_name=name)
+        else:
+            self._model = PeftModel.from_pretrained(self._model, files.path, adapter_name=name)
+        self._model.eval()
+
+    def unload(self) -> None:
+        """Removes all adapters."""
+        if isinstance(self._model, PeftModel):
+            self._model.unload()
+        self._model = self.base
+        self._part_kinds.clear()
+        self._texts.clear()
+
+    @torch.inference_mode()
+    def record(self, tokens: Tensor) -> PublicCache:
+        """Returns the public model's keys and values for sequences [B, T]; an empty cache if no adapter uses them."""
+        return record(self._model, tokens) if {"reader", "text"} & set(self._part_kinds.values()) else PublicCache()
+
+    @torch.inference_mode()
+    def logits(self, name: str, tokens: Tensor, cache: PublicCache) -> Tensor:
+        """Returns the logits after each token, [B, T, V].
+
+        Args:
+            name: the name of an adapter, or `PUBLIC`.
+            tokens: whole sequences, [B, T].
+            cache: the result of `record` for the same sequences.
+        """
+        text = self._texts.get(name)
+        with using(self._model, PUBLIC if text is not None else name):
+            if self._part_kinds.get(name) in ("reader", "text"):
+                output = self._model(input_ids=tokens, past_key_values=cache.reader(tokens.shape[1], text))
+            else:
+                output = self._model(input_ids=tokens, use_cache=False)
+        logits: Tensor = output.logits
+        return logits
+
+
 class Scorer:
     """Scores a base model, without adapters or with changing adapters.
 
@@ -118,7 +179,7 @@ class Scorer:
                 ).to(model.device)
                 cache = model.record(inputs)
                 for number, name in enumerate(names or [PUBLIC]):
-                    states = model.logits(name, inputs, inputs.shape[1], cache)
+                    states = model.logits(name, inputs, cache)
                     for row, index in zip(states, batch, strict=True):
                         yield number, index, row[torch.tensor(blocks[index].targets, device=row.device) - 1]
         finally:
