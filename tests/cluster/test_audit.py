@@ -58,8 +58,8 @@ def test_a_broken_claim_fails_the_audit_and_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(black_box, "collect_answers", lambda *_: next(told))
     result = privmix("audit", "services", "http://with", "http://without")
     assert result.exit_code == 1
-    assert "broken: " in result.stdout
-    assert "the likelihood-ratio test over HTTP puts epsilon above" in result.stdout
+    assert "broken" in result.stdout
+    assert "likelihood-ratio test over HTTP" in " ".join(result.stdout.split())
 
 
 def simulated(chance: float, event: Event, count: int = 20_000) -> ServiceAnswers:

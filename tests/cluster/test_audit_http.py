@@ -46,8 +46,7 @@ def answers(directory: Path, planted: DistinguishingPrompt) -> Iterator[tuple[Se
         engine = {"dtype": "float32", "context_length": 512, "cache_gib": 1}
         config = configure(folder, own_ensemble(directory / world, folder), privacy=privacy, engine=engine)
         with running(config) as service:
-            question = black_box.RepeatedRequest(planted.prompt)
-            collected.append(black_box.collect_answers(service.base_url, question, COUNT, None))
+            collected.append(black_box.collect_answers(service.base_url, planted.prompt, COUNT, None))
             assert service.privacy()["tokens_charged"] >= COUNT
     yield (collected[0], collected[1])
 
@@ -55,7 +54,7 @@ def answers(directory: Path, planted: DistinguishingPrompt) -> Iterator[tuple[Se
 def test_the_claim_of_a_service_with_several_parts_holds(answers: tuple[ServiceAnswers, ServiceAnswers]) -> None:
     assert answers[0].event == answers[1].event == SERVED
     finding = black_box.audit(*answers, 0.95)
-    assert finding.verdict == "holds", finding.sentence
+    assert finding.verdict == "holds", finding.record()
     assert 0.4 * finding.claim < finding.lower, "the attack has no strength"
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from privmix.laboratory.audit.sizes import AdjacentSize, PlantedSize
 from privmix.laboratory.evaluation.options import ComparisonOptions
-from privmix_cluster.console import Steps, console, display
+from privmix_cluster.console import Steps, display
 from privmix_cluster.methods import BUDGET, MethodOptions
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import JsonOption, TextFieldOption
@@ -66,7 +65,6 @@ def services(
     url_with: Annotated[str, typer.Argument(help="A running service.")],
     url_without: Annotated[str, typer.Argument(help="The same with one part's model replaced.")],
     prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
-    temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
     releases: Annotated[int, typer.Option(min=100, help="Tokens to request of each; all are charged.")] = 4000,
     confidence: Confidence = 0.95,
     as_json: JsonOption = False,
@@ -78,8 +76,8 @@ def services(
     from privmix.laboratory.audit import black_box
 
     Steps()(f"Asking both services for {releases} tokens each: every one of them is charged")
-    question, key = black_box.RepeatedRequest(prompt, temperature=temperature), os.environ.get(_API_KEY)
-    present, absent = (black_box.collect_answers(url, question, releases, key) for url in (url_with, url_without))
+    key = os.environ.get(_API_KEY)
+    present, absent = (black_box.collect_answers(url, prompt, releases, key) for url in (url_with, url_without))
     _finish("Likelihood-ratio test over HTTP", [black_box.audit(present, absent, confidence)], as_json)
 
 
@@ -220,14 +218,11 @@ def _subjects(options: ComparisonOptions, parts: int) -> "list[tuple[str, Settin
 
 def _finish(title: str, findings: "Sequence[Finding]", as_json: bool) -> None:
     """Prints findings; exits with 1 if a claim is broken."""
-    broken = [finding for finding in findings if finding.verdict == "broken"]
     if as_json:
         print(json.dumps({"findings": [finding.record() for finding in findings]}, indent=2))
     else:
         show_table(title, [finding.row() for finding in findings])
-        for finding in broken:
-            console().print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
-    if broken:
+    if any(finding.verdict == "broken" for finding in findings):
         raise typer.Exit(1)
 
 

@@ -26,15 +26,6 @@ _TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class RepeatedRequest:
-    """The request that the audit repeats. Each answer has one token."""
-
-    prompt: str
-    top_k: int = 2
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True)
 class ServiceAnswers:
     """The answers of one service, and the event that it states for a token."""
 
@@ -43,8 +34,10 @@ class ServiceAnswers:
     delta: float
 
 
-def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: str | None) -> ServiceAnswers:
-    """Requests at least ``count`` answers of one token, with the key, if any. The service charges each.
+def collect_answers(url: str, prompt: str, count: int, api_key: str | None) -> ServiceAnswers:
+    """Requests at least ``count`` answers of one token to a prompt, with the key, if any. The service charges each.
+
+    An answer is one of the two tokens that are most likely under the public model.
 
     Raises:
         WorkError: the service does not answer, or refuses.
@@ -54,11 +47,10 @@ def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: st
     answers: list[str] = []
     body = {
         "model": MODEL,
-        "prompt": [question.prompt] * _PROMPTS,
+        "prompt": [prompt] * _PROMPTS,
         "n": _CHOICES,
         "max_tokens": 1,
-        "top_k": question.top_k,
-        "temperature": question.temperature,
+        "top_k": 2,
     }
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=behind_proxy) as service:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from privmix.privacy import accounting
 from privmix.privacy.events import GuaranteeStatus
 
 Verdict = Literal["holds", "doubtful", "broken", "no claim"]
@@ -49,15 +48,6 @@ class Finding:
         if self.certain > self.claim:
             return "broken"
         return "doubtful" if self.lower > self.claim else "holds"
-
-    @property
-    def sentence(self) -> str:
-        """What the attack shows, in words."""
-        return (
-            f"{self.subject}: the {self.attack} puts epsilon above {self.lower:.3f} at confidence {self.confidence:g} "
-            f"and above {self.certain:.3f} at {CERTAIN:g}; the claim is {accounting.shown(self.claim)} at delta "
-            f"{self.delta:g} ({self.status})"
-        )
 
     def record(self) -> dict[str, Any]:
         """Returns the finding as JSON data, with null for an infinite claim."""
