@@ -1,6 +1,5 @@
 """Computes and stores the rows of models and the outcomes of protocols over one text, each only once."""
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -9,14 +8,13 @@ from typing import Any
 
 import ray
 
-from privmix.foundation.errors import InputError
 from privmix.foundation.fan_out import run_as_ray_tasks
 from privmix.foundation.progress import Display
 from privmix.laboratory.evaluation import tasks
 from privmix.laboratory.evaluation.cases import Case, Outcomes
 from privmix.laboratory.evaluation.ensembles import TrainedEnsemble
 from privmix.laboratory.evaluation.options import Precision
-from privmix.laboratory.evaluation.rows import HIDDEN_TYPE, EnsembleRows, is_whole, row_file
+from privmix.laboratory.evaluation.rows import EnsembleRows, is_whole, row_file
 from privmix.laboratory.evaluation.text import EvaluationText
 from privmix.training.manifest import Adapter
 
@@ -25,8 +23,6 @@ ROWS, OUTCOMES = "rows", "outcomes"
 _PROTOCOLS_AT_ONCE = 16
 # The maximum number of models in a task: enough to share the public pass, few enough to distribute and resume.
 _MODELS_AT_ONCE = 8
-# The disk space in bytes that must stay free beside the rows.
-_SPARE = 2**30
 
 
 class Workbench:
@@ -73,7 +69,6 @@ class Workbench:
             ensembles: with the models of each that are needed.
 
         Raises:
-            InputError: the disk has no room for them.
             WorkError: a task failed.
         """
         self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +84,6 @@ class Workbench:
         missing = [path for path in wanted if not is_whole(path, self.text.positions)]
         if not missing and not missing_bases:
             return
-        self._check_room(len(missing) + len(missing_bases))
         self._display.say(f"evaluating {len(missing) + len(missing_bases)} models on the held-out text")
         text = ray.put(self.text)
         own = {f"model {bases[path].name}": (bases[path], text, self._precision, path) for path in missing_bases}
@@ -142,18 +136,6 @@ class Workbench:
 
     def _path(self, revision: str, adapter: str | None = None, part_kind: str | None = None) -> Path:
         return self._rows / row_file(revision, adapter, part_kind, self.text.digest, self._precision)
-
-    def _check_room(self, models: int) -> None:
-        from transformers import AutoConfig
-
-        width = int(AutoConfig.from_pretrained(self._base).get_text_config().hidden_size)
-        size = models * self.text.positions * width * HIDDEN_TYPE().itemsize
-        free = shutil.disk_usage(self._rows).free
-        if size + _SPARE > free:
-            raise InputError(
-                f"output {self._rows.parent}: the hidden states of the models need {size / 2**30:.1f} GiB, but "
-                f"only {free / 2**30:.1f} GiB are free; free disk space, or evaluate fewer runs or tokens"
-            )
 
 
 def _head(states: Path) -> Path:
