@@ -1,7 +1,6 @@
 """Computes lower bounds on epsilon, at a stated confidence, from the success of an attack."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,29 +85,26 @@ def correct_guesses(coins: ArrayLike, scores: Reals, guesses: int) -> int:
     return int((~included[:half]).sum() + included[len(included) - (guesses - half) :].sum())
 
 
-@dataclass(frozen=True)
-class Test:
-    """A test that answers "present" at scores of at least ``threshold``; mirrored, "absent" below it."""
-
-    threshold: float
-    mirrored: bool
+Test = tuple[bool, float]
+"""Says "present" at scores of at least a threshold; mirrored, "absent" where their negatives reach it."""
 
 
 def best_test(present: Reals, absent: Reals, delta: float, confidence: float) -> Test:
     """Returns the test with the largest lower bound on epsilon for these scores."""
-    thresholds = _thresholds(present, absent)
-    bounds = [
-        _bound(present, absent, thresholds, mirrored=mirrored, delta=delta, confidence=confidence)
-        for mirrored in (False, True)
-    ]
-    direction = int(bounds[1].max() > bounds[0].max())
-    return Test(float(thresholds[bounds[direction].argmax()]), bool(direction))
+    found = []
+    for mirrored, (first, second) in enumerate(((present, absent), (-absent, -present))):
+        thresholds = _thresholds(first, second)
+        bounds = _bound(first, second, thresholds, delta, confidence)
+        found.append((float(bounds.max()), -mirrored, float(thresholds[bounds.argmax()])))
+    _, mirrored, threshold = max(found)
+    return bool(mirrored), threshold
 
 
 def epsilon_of(test: Test, present: Reals, absent: Reals, delta: float, confidence: float) -> float:
     """Bounds epsilon from below by scores that did not take part in the choice of the test."""
-    thresholds = np.array([test.threshold])
-    return float(_bound(present, absent, thresholds, mirrored=test.mirrored, delta=delta, confidence=confidence)[0])
+    mirrored, threshold = test
+    worlds = (-absent, -present) if mirrored else (present, absent)
+    return float(_bound(*worlds, np.array([threshold]), delta, confidence)[0])
 
 
 def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: Sequence[float]) -> list[float]:
@@ -120,15 +116,9 @@ def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: 
     return [epsilon_of(test, measured, measured_without, delta, confidence) for confidence in confidences]
 
 
-def _bound(
-    present: Reals, absent: Reals, thresholds: Reals, *, mirrored: bool, delta: float, confidence: float
-) -> Reals:
-    hits, alarms = (len(scores) * _reaching(scores, thresholds) for scores in (present, absent))
-    if mirrored:
-        return two_sample_epsilon(
-            len(absent) - alarms, len(absent), len(present) - hits, len(present), delta, confidence
-        )
-    return two_sample_epsilon(hits, len(present), alarms, len(absent), delta, confidence)
+def _bound(first: Reals, second: Reals, thresholds: Reals, delta: float, confidence: float) -> Reals:
+    hits, alarms = (len(scores) * _reaching(scores, thresholds) for scores in (first, second))
+    return two_sample_epsilon(hits, len(first), alarms, len(second), delta, confidence)
 
 
 def _reaching(scores: Reals, thresholds: Reals) -> Reals:
