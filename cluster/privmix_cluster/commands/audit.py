@@ -16,7 +16,7 @@ from privmix.laboratory.evaluation.options import ComparisonOptions
 from privmix_cluster.console import Steps, display
 from privmix_cluster.methods import BUDGET, MethodOptions
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
-from privmix_cluster.options import JsonOption, TextFieldOption
+from privmix_cluster.options import JsonOption
 from privmix_cluster.parameters import bad
 from privmix_cluster.tables import show_table
 
@@ -174,25 +174,24 @@ def extraction_(
 
 @audit.command()
 def released(
-    texts: Annotated[Path, typer.Argument(help="A job of `privmix generate`, or JSON Lines.")],
+    texts: Annotated[Path, typer.Argument(help="A job of `privmix generate`.")],
     directory: Annotated[
         Path,
         typer.Option("--directory", help="The directory of `privmix audit extraction`, whose ensemble wrote them."),
     ] = DIRECTORY,
-    text_field: TextFieldOption = "text",
     confidence: Confidence = 0.95,
     guesses: Guesses = 0.5,
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below by released text alone: train a model on it, and guess who was planted.
 
-    Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing. A second row
-    attacks the planted corpus itself: if its area under the curve is not near 1, the attack is too weak.
+    Trains into DIRECTORY. The claim is the one of the texts' card. A second row attacks the planted corpus itself: if
+    its area under the curve is not near 1, the attack is too weak.
     """
     from privmix.laboratory.audit import released_text, testbed
 
-    steps, read = Steps(), released_text.read_released(texts, text_field)
-    canaries, corpus = testbed.planted(directory)
+    (canaries, corpus), read = testbed.planted(directory), released_text.read_released(texts)
+    steps = Steps()
     steps(f"Training on {len(read.texts)} released texts (a finished model is kept)")
     trained = released_text.train_on(read, directory, display())
     steps(f"Asking the models for {len(canaries)} secrets")

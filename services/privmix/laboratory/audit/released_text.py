@@ -14,7 +14,7 @@ from typing import get_args
 import numpy as np
 
 from privmix.foundation.errors import InputError
-from privmix.foundation.json_lines import read_lines, write_lines
+from privmix.foundation.json_lines import write_lines
 from privmix.foundation.progress import Display
 from privmix.generation.card import load
 from privmix.laboratory.audit.bounds import area, correct_guesses, one_run_epsilon
@@ -39,7 +39,7 @@ class ReleasedTexts:
     """Texts and the guarantee that their card states.
 
     Attributes:
-        epsilon: infinite without a card or without a promise.
+        epsilon: infinite without a promise.
     """
 
     name: str
@@ -49,25 +49,16 @@ class ReleasedTexts:
     status: GuaranteeStatus = "none"
 
 
-def read_released(path: Path, text_field: str) -> ReleasedTexts:
-    """Reads a job of `privmix generate`, or a JSON Lines file, which states no guarantee.
+def read_released(job: Path) -> ReleasedTexts:
+    """Reads a job of `privmix generate`.
 
     Raises:
-        InputError: the file, a line or the card is missing or invalid, or there is no text.
+        InputError: a line or the card is missing or invalid, or there is no text.
     """
-    if path.is_dir():
-        released = _of_job(path)
-    else:
-        rows = read_lines(path, f"an object with the field {text_field!r}", "texts")
-        released = ReleasedTexts(path.name, tuple(str(row.get(text_field) or "") for _, row in rows))
-    if not any(text.strip() for text in released.texts):
-        raise InputError(f"texts {path}: has no text in the field {text_field!r}")
-    return released
-
-
-def _of_job(job: Path) -> ReleasedTexts:
     lines, card = load(job)
     texts = tuple(line["text"] for line in lines)
+    if not any(text.strip() for text in texts):
+        raise InputError(f"texts {job}: has no text")
     if card["epsilon"] is None:
         return ReleasedTexts(job.name, texts)
     return ReleasedTexts(job.name, texts, card["epsilon"], card["delta"], _status(card["guarantee"]))

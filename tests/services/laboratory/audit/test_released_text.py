@@ -51,24 +51,21 @@ def job(directory: Path, epsilon: float | None, texts: list[str]) -> Path:
 
 
 def test_a_job_has_the_claim_of_its_card(tmp_path: Path) -> None:
-    read = read_released(job(tmp_path / "job", 8.0, ["one", "two"]), "text")
+    read = read_released(job(tmp_path / "job", 8.0, ["one", "two"]))
     assert read == ReleasedTexts("job", ("one", "two"), 8.0, 1e-5, "certified")
-    assert read_released(job(tmp_path / "free", None, ["one"]), "text").epsilon == math.inf
+    assert read_released(job(tmp_path / "free", None, ["one"])).epsilon == math.inf
 
 
-def test_lines_without_a_card_are_read_by_field(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    write_lines(path, [{"body": "one"}, {"body": "two"}])
-    assert read_released(path, "body").texts == ("one", "two")
-    with pytest.raises(InputError, match="has no text in the field 'text'"):
-        read_released(path, "text")
+def test_a_job_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no text"):
+        read_released(job(tmp_path / "job", 8.0, [" "]))
 
 
 def test_a_job_without_its_card_and_a_missing_testbed_are_refused(tmp_path: Path) -> None:
     broken = job(tmp_path / "job", 8.0, ["one"])
     (broken / CARD).unlink()
     with pytest.raises(InputError, match=CARD):
-        read_released(broken, "text")
+        read_released(broken)
     with pytest.raises(InputError, match="privmix audit extraction"):
         planted(tmp_path)
 
