@@ -5,7 +5,6 @@ The Dockerfile itself is unchanged. Each pod has a network namespace, and the se
 command line that Kubernetes and KubeRay 1.6 give it. Needs root and Debian's packages, which are installed if missing.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.k8s.manifests import K8S, Manifests
 
@@ -55,11 +56,25 @@ def build(tag: str, folder: Path, accelerator: str = "cpu") -> None:
     if subprocess.run(["podman", "image", "exists", BASE], check=False).returncode:
         _base(folder)
     links = [Path(place) for place in os.environ.get("PIP_FIND_LINKS", "").split() if Path(place).is_dir()]
-    command = ["buildah", "build", "--network", "host", "--isolation", "oci", "--runtime", "runc"]
+    command = ["buildah", "build", "--layers", "--network", "host", "--isolation", "oci", "--runtime", "runc"]
     volumes = [f"--volume={place}:{place}:ro" for place in links]
     arguments = [f"--build-arg=PYTHON={BASE.rpartition(':')[2]}", f"--build-arg=ACCELERATOR={accelerator}"]
     file = ["--file", str(K8S / "Dockerfile"), "--tag", tag, str(K8S.parent)]
     subprocess.run([*command, *volumes, *arguments, *file], check=True, stdout=sys.stderr)
+
+
+def next_version(image: str) -> str:
+    """Builds an image that differs from another one, and returns its name."""
+    command = ["buildah", "build", "--runtime", "runc", "--tag", f"{image}-next", "--file", "-"]
+    subprocess.run(command, input=f"FROM {image}\nENV VERSION=next\n", text=True, check=True, stdout=sys.stderr)
+    return f"{image}-next"
+
+
+def programs(folder: Path) -> list[str]:
+    """Returns the options of podman that add PostgreSQL's programs, which need their package's libraries."""
+    package = folder.parents[1]
+    added = (f"--volume={place}:{place}:ro" for place in (package, package.with_name(f"{package.name}.libs")))
+    return [*added, f"--env=PATH={folder}:/usr/local/bin:/usr/bin:/bin"]
 
 
 def _base(folder: Path) -> None:
@@ -97,21 +112,27 @@ class Pod:
     arguments: Sequence[str]
     template: Mapping[str, Any]
 
-    def start(self, image: str, command: Sequence[str], *, entrypoint: bool = True) -> None:
+    def start(self, image: str, command: Sequence[str]) -> None:
         """Starts the container in the background, and again whenever it ends, as a kubelet does."""
-        subprocess.run(["podman", "rm", "--force", "--ignore", self.name], check=True, stdout=subprocess.DEVNULL)
+        self.kill()
         run = ["podman", "--runtime", "runc", "run", "--detach", "--restart=always", f"--name={self.name}"]
         run += self.arguments
         subprocess.run([*run, image, *command], check=True, stdout=subprocess.DEVNULL)
 
+    @property
+    def command(self) -> list[str]:
+        """The command of its template."""
+        container = self.template["spec"]["containers"][0]
+        return [*container["command"], *container.get("args", ())]
+
     def run(self, image: str, command: Sequence[str], check: bool = True) -> "subprocess.CompletedProcess[str]":
         """Runs a container of the pod to its end and returns what it printed."""
         run = ["podman", "--runtime", "runc", "run", "--rm", f"--name={self.name}-once", *self.arguments]
-        return subprocess.run([*run, image, *command], check=check, capture_output=True, text=True)
+        return _shown([*run, image, *command], check)
 
     def execute(self, *command: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """Runs a command in the container, as `kubectl exec` does."""
-        return subprocess.run(["podman", "exec", self.name, *command], check=check, capture_output=True, text=True)
+        return _shown(["podman", "exec", self.name, *command], check)
 
     def logs(self) -> str:
         shown = subprocess.run(["podman", "logs", self.name], capture_output=True, text=True, check=False)
@@ -119,19 +140,16 @@ class Pod:
 
     def kill(self) -> None:
         """Kills all processes of the container, like the loss of its node."""
-        subprocess.run(["podman", "rm", "--force", "--time=0", self.name], check=False, capture_output=True)
+        subprocess.run(["podman", "rm", "--force", "--ignore", "--time=0", self.name], check=True, capture_output=True)
 
-    def get(self, path: str, port: int, *, key: str | None = None, body: Any = None) -> "tuple[int, str]":
-        """Asks the pod's address from this machine; returns the status and the body. 0: nothing answered."""
-        command = ["curl", "--silent", "--max-time", "120", "--write-out", "\n%{http_code}"]
-        if key is not None:
-            command += ["--header", f"Authorization: Bearer {key}"]
-        if body is not None:
-            command += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
-        command += [f"http://{self.address}:{port}{path}"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        text, _, status = shown.rpartition("\n")
-        return int(status or 0), text
+    def ask(self, path: str, *, key: str | None = None, body: Any = None, port: int = 8000) -> httpx.Response:
+        """Asks the pod's address from this machine. Status 0: nothing answered."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        method, url = "GET" if body is None else "POST", f"http://{self.address}:{port}{path}"
+        try:
+            return httpx.request(method, url, json=body, headers=headers, timeout=120, trust_env=False)
+        except httpx.HTTPError:
+            return httpx.Response(0)
 
 
 @dataclass
@@ -141,7 +159,7 @@ class Machine:
     folder: Path
     manifests: Manifests
     image: str
-    secrets: Mapping[str, Mapping[str, str]]
+    secrets: dict[str, Mapping[str, str]]
     configuration: str
     network: int
     pods: list[Pod] = field(default_factory=list)
@@ -172,13 +190,15 @@ class Machine:
         subprocess.run(["chown", "-R", f":{USER}", str(self.folder / "claims")], check=True)
         subprocess.run(["chmod", "-R", "g+rwX", str(self.folder / "claims")], check=True)
 
+    def store(self, name: str, content: Mapping[str, str]) -> None:
+        """Replaces a Secret, also in pods that mount it."""
+        self.secrets[name] = content
+        self._files(name, content)
+
     def pod(self, name: str, template: Mapping[str, Any], hosts: Mapping[str, str] = {}) -> Pod:
         """Returns the pod of a template: what Kubernetes makes of its first container, in a namespace of its own."""
         spec = template["spec"]
         (container, *_), context = spec["containers"], spec["securityContext"]
-        allowed = container["securityContext"]
-        assert allowed["readOnlyRootFilesystem"] and not allowed["allowPrivilegeEscalation"]
-        assert allowed["capabilities"] == {"drop": ["ALL"]}
         number = 10 + len(self.pods)
         namespace, address = f"pmxc{self.network}n{number}", f"10.214.{self.network}.{number}"
         _namespace(namespace, address, f"pmxc{self.network}")
@@ -194,7 +214,7 @@ class Machine:
             "--shm-size=512m",
             f"--hostname={name}",
             *(f"--add-host={host}:{place}" for host, place in {name: address, **hosts}.items()),
-            *(f"--env={item['name']}={item['value']}" for item in container.get("env", ()) if "value" in item),
+            *(f"--env={item['name']}={self._value(item)}" for item in container.get("env", ())),
         ]
         volumes = {each["name"]: each for each in spec.get("volumes", ())}
         for mount in container.get("volumeMounts", ()):
@@ -203,6 +223,13 @@ class Machine:
             arguments.append(f"--volume={source}:{mount['mountPath']}{ending}")
         self.pods.append(made := Pod(name, address, arguments, template))
         return made
+
+    def _value(self, variable: Mapping[str, Any]) -> str:
+        """Returns what a variable's own text or its Secret says."""
+        if "value" in variable:
+            return str(variable["value"])
+        named = variable["valueFrom"]["secretKeyRef"]
+        return self.secrets[named["name"]][named["key"]]
 
     def _source(self, pod: str, volume: Mapping[str, Any]) -> Path:
         if claim := volume.get("persistentVolumeClaim"):
@@ -241,14 +268,14 @@ def machine(
     network = next(number for number in range(100) if not Path(f"/sys/class/net/pmxc{number}").exists())
     bridge = f"pmxc{network}"
     _ip("link", "add", bridge, "type", "bridge")
-    made = Machine(folder, manifests, image, secrets, configuration, network)
+    made = Machine(folder, manifests, image, dict(secrets), configuration, network)
     _ip("address", "add", f"{made.address}/24", "dev", bridge)
     _ip("link", "set", bridge, "up")
     try:
         yield made
     finally:
         for pod in made.pods:
-            subprocess.run(["podman", "rm", "--force", "--ignore", pod.name], check=False, capture_output=True)
+            pod.kill()
         for number in range(10, 10 + len(made.pods)):
             _ip("netns", "delete", f"{bridge}n{number}")
         _ip("link", "delete", bridge)
@@ -301,6 +328,12 @@ def until(true: Callable[[], object], seconds: float, said: Callable[[], str]) -
         if time.monotonic() > deadline:
             raise TimeoutError(said()[-4000:])
         time.sleep(2)
+
+
+def _shown(command: Sequence[str], check: bool) -> "subprocess.CompletedProcess[str]":
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert not check or ran.returncode == 0, ran.stdout + ran.stderr
+    return ran
 
 
 def _namespace(name: str, address: str, bridge: str) -> None:

@@ -1,13 +1,20 @@
-"""Renders an overlay with kustomize and gives access to its objects."""
+"""Renders an overlay with kustomize, gives access to its objects, and reads the commands of the page."""
 
+import base64
+import json
+import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.cluster.test_readmes import FENCE, blocks, commands
 
 K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = ("cpu-dev", "gpu", "gpu-ha")
@@ -79,3 +86,22 @@ def with_components(overlay: str, folder: Path, *components: str) -> Manifests:
     fields["components"] = [*fields.get("components", ()), *(f"../../components/{name}" for name in components)]
     file.write_text(yaml.safe_dump(fields))
     return render(overlay, folder / "overlays")
+
+
+def shown(begin: str, filled: Mapping[str, str] = {}) -> list[str]:
+    """Returns the page's command that begins so, with its placeholders filled in; what `kubectl exec` runs in a pod."""
+    text = (K8S / "README.md").read_text()
+    inline = (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCE.sub("", text)))
+    every = (list(command) for code in (*blocks(text), *inline) for command in commands(code))
+    within = (command[command.index("--") + 1 :] if "--" in command else command for command in every)
+    found = next(command for command in within if shlex.join(command).startswith(begin))
+    for placeholder, value in filled.items():
+        found = [word.replace(placeholder, value) for word in found]
+    return found
+
+
+def secret(name: str, filled: Mapping[str, str]) -> dict[str, str]:
+    """Returns the content of the Secret that the page's command creates."""
+    command = [*shown(f"kubectl -n privmix create secret generic {name}", filled), "--dry-run=client", "--output=json"]
+    created = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    return {key: base64.b64decode(value).decode() for key, value in json.loads(created)["data"].items()}

@@ -10,11 +10,10 @@ import pytest
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reader import read
-from privmix.budget.verification import verify
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.keys.records import Share
-from tests.k8s.manifests import K8S, Manifests
+from tests.k8s.manifests import K8S
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
@@ -28,25 +27,6 @@ def script(component: str, name: str, *arguments: str, path: Path | None = None,
     command = ["sh", str(K8S / "components" / component / name), *arguments]
     environment = {**os.environ, **environment, "PATH": programs}
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-@pytest.mark.slow
-def test_a_sqlite_ledger_in_use_is_copied_and_restored(tmp_path: Path) -> None:
-    place, backups = tmp_path / "first.db", tmp_path / "backup"
-    backups.mkdir()
-    ledger = Ledger.create(place, TERMS)
-    ledger.lease(COARSE, 3)
-    copy = Path(script("backup-sqlite", "backup.sh", str(place), str(backups)).splitlines()[-1])
-    before = read(place)
-    assert [copy] == list(backups.iterdir())
-
-    with pytest.raises(subprocess.CalledProcessError):
-        script("backup-sqlite", "restore.sh", str(copy), str(place))
-    for file in tmp_path.glob("first.db*"):
-        file.unlink()
-    script("backup-sqlite", "restore.sh", str(copy), str(place))
-    assert read(place) == before
-    assert Ledger.create(place, TERMS).lease(COARSE, 1).count == 1
 
 
 def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -96,15 +76,6 @@ def test_a_key_that_was_revoked_stays_revoked_after_a_restore(tmp_path: Path) ->
         restored.rotate("before")
 
 
-def test_a_damaged_sqlite_ledger_is_not_kept_as_a_backup(tmp_path: Path) -> None:
-    place, backups = tmp_path / "first.db", tmp_path / "backup"
-    backups.mkdir()
-    place.write_bytes(b"no ledger")
-    with pytest.raises(subprocess.CalledProcessError):
-        script("backup-sqlite", "backup.sh", str(place), str(backups))
-    assert not list(backups.glob("*.db"))
-
-
 def test_only_the_last_copies_are_kept(tmp_path: Path) -> None:
     place, backups = tmp_path / "first.db", tmp_path / "backup"
     backups.mkdir()
@@ -120,55 +91,16 @@ def test_only_the_last_copies_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_ledger_in_postgresql_is_dumped_and_restored(postgresql: Server, tmp_path: Path) -> None:
-    first, second = postgresql.database(), postgresql.database()
-    ledger = Ledger.create(first, TERMS)
-    ledger.lease(COARSE, 3)
-    copy = script("backup-postgresql", "backup.sh", str(tmp_path), path=postgresql.binaries, LEDGER=first).strip()
-
-    script("backup-postgresql", "restore.sh", copy, path=postgresql.binaries, LEDGER=second)
-    assert read(second) == read(first)
-    assert verify(second).rows == 3
-    assert Ledger.create(second, TERMS).lease(COARSE, 1).count == 1
-    with pytest.raises(subprocess.CalledProcessError):  # there is a ledger now
-        script("backup-postgresql", "restore.sh", copy, path=postgresql.binaries, LEDGER=second)
-
-
-@pytest.mark.slow
-def test_a_database_without_a_ledger_makes_no_backup(postgresql: Server, tmp_path: Path) -> None:
-    with pytest.raises(subprocess.CalledProcessError):
-        script("backup-postgresql", "backup.sh", str(tmp_path), path=postgresql.binaries, LEDGER=postgresql.database())
-    assert not list(tmp_path.glob("*.dump"))
-
-
-@pytest.mark.slow
 def test_further_databases_are_dumped_and_one_failure_does_not_stop_them(postgresql: Server, tmp_path: Path) -> None:
     first, second = postgresql.database(), postgresql.database()
     Ledger.create(second, TERMS).lease(COARSE, 3)
     _, secret = RequestStore(ServiceDatabase(second)).create("team")
+    ledgers = {"LEDGER": first, "LEDGER_SECOND": second}
     with pytest.raises(subprocess.CalledProcessError):
-        script(
-            "backup-postgresql",
-            "backup.sh",
-            str(tmp_path),
-            path=postgresql.binaries,
-            LEDGER=first,
-            LEDGER_SECOND=second,
-        )
+        script("backup-postgresql", "backup.sh", str(tmp_path), path=postgresql.binaries, **ledgers)
     (copy,) = tmp_path.iterdir()
     assert copy.name.startswith("second-")
     third = postgresql.database()
     script("backup-postgresql", "restore.sh", str(copy), path=postgresql.binaries, LEDGER=third)
     assert read(third).charged == {COARSE: 3}
     assert RequestStore(ServiceDatabase(third)).find(secret.hash) is None
-
-
-def test_the_job_runs_the_script_on_the_ledger_of_the_configuration(manifests: Manifests) -> None:
-    (pod,) = manifests.job_pods()
-    (container,) = pod["spec"]["containers"]
-    assert container["command"][:2] == ["sh", "/scripts/backup.sh"]
-    if manifests.overlay == "cpu-dev":
-        assert f"ledger: {container['command'][2]}" in manifests.configuration()
-    else:
-        (variable,) = container["env"]
-        assert variable["valueFrom"]["secretKeyRef"] == {"name": "privmix-ledger", "key": "url"}

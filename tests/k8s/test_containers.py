@@ -1,24 +1,32 @@
-"""Claim: the image builds, and the pods of the overlays run in containers as Kubernetes and KubeRay start them."""
+"""Claim: the image builds, and the pods of the overlays run in containers as Kubernetes and KubeRay start them.
+
+What the page tells an operator to run is read from the page (`shown`).
+"""
 
 import json
 import secrets
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.ensembles import write_ensemble
+from tests.k8s import containers
 from tests.k8s.containers import Machine, Pod, build, machine, ray_environment, start_command, unavailable, until
-from tests.k8s.manifests import Manifests, render, with_components
+from tests.k8s.manifests import Manifests, render, secret, shown, with_components
 from tests.postgresql import Server
 from tests.tiny import write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-IMAGE, KEY, PASSWORD = "localhost/privmix:test", secrets.token_hex(16), secrets.token_hex(16)
-START_S = 300.0
+IMAGE, KEY = "localhost/privmix:test", secrets.token_hex(16)
+PASSWORD, REDIS_PASSWORD = secrets.token_hex(16), secrets.token_hex(16)
+START_S = 600.0
+CONFIGURATION = "/etc/privmix/privmix.yaml"
 ASKED = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 4}
 
 
@@ -39,7 +47,7 @@ def manifests() -> Manifests:
 def pods(image: str, manifests: Manifests, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """Volumes with a model and, later, an ensemble; no ledger yet."""
     values = {**yaml.safe_load(manifests.configuration()), "model": "/models/base"}
-    stored = {"privmix-api-keys": {"api-keys": json.dumps([KEY])}}
+    stored = {"privmix-api-keys": secret("privmix-api-keys", {"KEY": KEY})}
     with machine(tmp_path_factory.mktemp("pods"), manifests, image, stored, yaml.safe_dump(values)) as made:
         write_served_model(made.volume("privmix-models") / "base", 1024)
         made.own()
@@ -54,6 +62,17 @@ def head(pods: Machine, manifests: Manifests) -> Pod:
     return pod
 
 
+@pytest.fixture(scope="module")
+def ledger_init(pods: Machine, tmp_path_factory: pytest.TempPathFactory) -> Pod:
+    return ledger_job(pods, with_components("cpu-dev", tmp_path_factory.mktemp("k8s"), "ledger-init-sqlite"))
+
+
+def ledger_job(pods: Machine, manifests: Manifests) -> Pod:
+    """Returns the pod of the Job for which the page waits."""
+    _, name = shown("kubectl -n privmix wait job")[4].split("/")
+    return pods.pod("ledger-init", manifests.one("Job", name)["spec"]["template"])
+
+
 def check(pod: Pod, image: str) -> str:
     """Runs what the head's init container repeats; returns its last line, empty once it passes."""
     (container,) = pod.template["spec"]["initContainers"]
@@ -63,98 +82,151 @@ def check(pod: Pod, image: str) -> str:
     return ran.stderr.strip().splitlines()[-1] if ran.returncode else ""
 
 
-def deploy(head: Pod, manifests: Manifests, image: str) -> None:
-    """Starts the head and gives it the application, as KubeRay does."""
-    head.start(image, start_command(manifests.cluster["headGroupSpec"], None))
-    until(lambda: head.get("/api/healthz", 52365)[0] == 200, START_S, head.logs)
-    submit(head, manifests)
-    until(lambda: head.get("/health", 8000, key=KEY)[0] == 200, START_S, head.logs)
+def start(head: Pod, group: Any, image: str, **parameters: str) -> None:
+    """Starts the head of a Ray cluster, as KubeRay does, and waits for its probe."""
+    head.start(image, start_command(group, None, **parameters))
+    until(lambda: head.ask("/api/healthz", port=52365).is_success, START_S, head.logs)
 
 
-def submit(head: Pod, manifests: Manifests) -> None:
+def submit(head: Pod, manifests: Manifests, configuration: str = CONFIGURATION) -> None:
     """Gives Serve its configuration, as KubeRay does."""
-    application = json.dumps(manifests.serve_config())
-    deployed = head.execute("sh", "-c", f"cat > /tmp/serve.json <<'X'\n{application}\nX\nserve deploy /tmp/serve.json")
-    assert deployed.returncode == 0, deployed.stderr
+    serve = manifests.serve_config()
+    assert serve["applications"][0]["args"] == {"config": CONFIGURATION}
+    serve["applications"][0]["args"]["config"] = configuration
+    head.execute("sh", "-c", f"cat > /tmp/serve.json <<'X'\n{json.dumps(serve)}\nX\nserve deploy /tmp/serve.json")
 
 
-def charged(head: Pod) -> int:
-    status, text = head.get("/v1/privacy", 8000, key=KEY)
-    assert status == 200, text
-    count: int = json.loads(text)["tokens_charged"]
+def deployed(head: Pod) -> Any:
+    """Returns the state of the application, once it is a final one."""
+    states: list[Any] = []
+
+    def final() -> bool:
+        states.append(yaml.safe_load(head.execute("serve", "status").stdout)["applications"]["privmix"])
+        return states[-1]["status"] in {"RUNNING", "DEPLOY_FAILED"}
+
+    until(final, START_S, head.logs)
+    return states[-1]
+
+
+def charged(pod: Pod) -> int:
+    count: int = pod.ask("/v1/privacy", key=KEY).raise_for_status().json()["tokens_charged"]
+    return count
+
+
+def answers(pod: Pod) -> bool:
+    return pod.ask("/v1/completions", key=KEY, body=ASKED).status_code == 200
+
+
+def actors(head: Pod) -> set[str]:
+    """Returns the processes of the actors in a pod."""
+    titles = "grep -laE '^ray::.*(Coordinator|Shard|Fleet|Budget)' /proc/[0-9]*/cmdline"
+    found = head.execute("sh", "-c", titles, check=False)
+    return set(found.stdout.split())
+
+
+def inherited(pod: Pod) -> str:
+    """Returns the environments and arguments of all processes in a pod."""
+    return pod.execute("sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline", check=False).stdout
+
+
+def backup(pods: Machine) -> Pod:
+    """Returns the pod of the CronJob."""
+    (template,) = (each for each in pods.manifests.job_pods() if "backup" in each["metadata"]["labels"].values())
+    return pods.pod("backup", template)
+
+
+def known(pod: Pod, image: str, ledger: str) -> int:
+    """Returns the tokens that a ledger has charged, without a service."""
+    count: int = json.loads(pod.run(image, ["privmix", "budget", "--ledger", ledger, "--json"]).stdout)[
+        "tokens_charged"
+    ]
     return count
 
 
 def test_a_start_waits_until_its_ensemble_and_its_ledger_are_there(
-    pods: Machine, head: Pod, image: str, tmp_path: Path
+    pods: Machine, head: Pod, ledger_init: Pod, image: str
 ) -> None:
     assert "/ensembles/first" in check(head, image)
     model = pods.volume("privmix-models") / "base"
     write_ensemble(pods.volume("privmix-ensembles") / "first", 2, model=model)
     pods.own()
     assert "privmix ledger init" in check(head, image)
-    job = with_components("cpu-dev", tmp_path, "ledger-init-sqlite").one("Job", "privmix-ledger-init")
-    template = job["spec"]["template"]
-    created = pods.pod("ledger-init", template).run(image, template["spec"]["containers"][0]["command"], check=False)
-    assert created.returncode == 0, created.stderr
+    ledger_init.run(image, ledger_init.command)
     assert check(head, image) == ""
 
 
-def test_the_service_answers_and_its_ledger_outlives_the_head(head: Pod, manifests: Manifests, image: str) -> None:
-    deploy(head, manifests, image)
-    assert head.get("/v1/completions", 8000, body=ASKED)[0] == 401
-    status, text = head.get("/v1/completions", 8000, key=KEY, body=ASKED)
-    assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 4, text
-    assert {head.get(path, 8000)[0] for path in ("/livez", "/readyz")} == {200}
-    assert head.execute("privmix", "status").returncode == 0
-    before = charged(head)
-    assert before >= 4
-
-    head.kill()
-    deploy(head, manifests, image)
-    assert charged(head) >= before
-    assert head.get("/v1/completions", 8000, key=KEY, body=ASKED)[0] == 200
-
-
-def test_the_cron_jobs_own_script_backs_the_ledger_up(
-    pods: Machine, head: Pod, manifests: Manifests, image: str
+def test_the_service_answers_and_its_actors_outlive_a_changed_configuration(
+    head: Pod, manifests: Manifests, image: str
 ) -> None:
-    template = manifests.one("CronJob", "privmix-backup")["spec"]["jobTemplate"]["spec"]["template"]
-    container = template["spec"]["containers"][0]
-    pod = pods.pod("backup", template)
-    ran = pod.run(image, [*container["command"], *container.get("args", ())], check=False)
-    assert ran.returncode == 0, ran.stderr
+    start(head, manifests.cluster["headGroupSpec"], image)
+    submit(head, manifests, "/etc/privmix/missing.yaml")
+    reason = "Deploying app 'privmix' failed with exception:\n/etc/privmix/missing.yaml: cannot be read"
+    assert deployed(head)["message"].startswith(reason)
+    submit(head, manifests)
+    assert deployed(head)["status"] == "RUNNING"
+    assert head.ask("/v1/completions", body=ASKED).status_code == 401
+    curl = [*shown("curl", {"KEY": KEY, "privmix-serve-svc.privmix": head.address}), "--http2"]  # `Upgrade: h2c`
+    answer = json.loads(subprocess.run(curl, check=True, stdout=subprocess.PIPE).stdout)
+    assert answer["usage"]["completion_tokens"] == 32
+    assert {head.ask(path).status_code for path in ("/livez", "/readyz", "/health")} == {200}
+    head.execute(*shown("privmix status"))
+    assert KEY not in inherited(head)
+
+    before = actors(head)
+    assert len(before) >= 4
+    submit(head, manifests, CONFIGURATION.replace("/privmix.yaml", "/./privmix.yaml"))
+    assert deployed(head)["status"] == "RUNNING"
+    assert actors(head) == before
+
+
+def test_a_lost_head_and_ledger_are_replaced_and_the_lost_tokens_charged(
+    pods: Machine, head: Pod, ledger_init: Pod, image: str
+) -> None:
+    copies = backup(pods)
+    copies.run(image, copies.command)
     (copy,) = pods.volume("privmix-backup").glob("first-*.db")
-    restored = pods.volume("privmix-backup") / "restored.db"
-    pod.run(image, ["sh", "/scripts/restore.sh", f"/backup/{copy.name}", f"/backup/{restored.name}"])
-    assert pod.run(image, ["privmix", "ledger", "verify", f"/backup/{restored.name}"]).returncode == 0
+    assert answers(head)
+    before = charged(head)
+    head.kill()
+    restore = shown("sh /scripts/restore.sh", {"COPY": copy.stem})
+    assert copies.run(image, restore, check=False).returncode, "a ledger is there"
+    for file in pods.volume("privmix-ledger").glob("first.db*"):
+        file.unlink()
+    copies.run(image, restore)
+    copies.run(image, shown("privmix ledger verify", {"LEDGER": "/ledger/first.db"}))
+    assert "privmix ledger forfeit" in check(head, image)
+    ledger_init.run(image, shown("privmix ledger forfeit"))
+    start(head, pods.manifests.cluster["headGroupSpec"], image)
+    submit(head, pods.manifests)
+    assert deployed(head)["status"] == "RUNNING"
+    assert charged(head) >= before
+    until(lambda: answers(head), START_S, head.logs)
 
 
 @pytest.fixture
 def large(image: str, postgresql: Server, tmp_path: Path) -> Iterator[Machine]:
-    """Volumes for `gpu-ha`, with an ensemble and its ledger in PostgreSQL. Five CPUs stand for a worker's GPU."""
-    manifests = render("gpu-ha")
+    """Volumes for `gpu-ha`, with an ensemble. Five CPUs stand for a worker's GPU."""
+    manifests = with_components("gpu-ha", tmp_path / "k8s", "ledger-init")
     values = {**yaml.safe_load(manifests.configuration()), "model": "/models/base"}
     values["shards"] |= {"num_gpus": 0, "num_cpus": 5, "copies": 2}
     values["engine"]["cache_gib"] = 0.5
-    database = conninfo_to_dict(postgresql.database())["dbname"]
     postgresql.folder.chmod(0o755)  # the pods' user reaches the server's socket in it
+    url = "postgresql://USER:PASSWORD@HOST/first?sslmode=verify-full&sslrootcert=system"
     stored = {
-        "privmix-api-keys": {"api-keys": json.dumps([KEY])},
-        "privmix-ledger": {"url": f"postgresql://postgres:{PASSWORD}@/{database}?host=/run/postgresql"},
+        "privmix-api-keys": secret("privmix-api-keys", {"KEY": KEY}),
+        "privmix-ledger": secret("privmix-ledger", {url: address(postgresql)}),
     }
-    with machine(tmp_path / "pods", manifests, image, stored, yaml.safe_dump(values)) as pods, pods.redis(PASSWORD):
-        model = pods.volume("privmix-models") / "base"
-        write_served_model(model, 2048)
+    folder = tmp_path / "pods"
+    with machine(folder, manifests, image, stored, yaml.safe_dump(values)) as pods, pods.redis(REDIS_PASSWORD):
+        write_served_model(model := pods.volume("privmix-models") / "base", 2048)
         write_ensemble(pods.volume("privmix-ensembles") / "first", 2, model=model)
         pods.own()
-        job = with_components("gpu", tmp_path / "k8s", "ledger-init").one("Job", "privmix-ledger-init")
-        template = job["spec"]["template"]
-        begins = pods.pod("ledger-init", template)
-        begins.arguments = [*begins.arguments, socket_of(postgresql)]
-        begun = begins.run(image, template["spec"]["containers"][0]["command"], check=False)
-        assert begun.returncode == 0, begun.stderr
         yield pods
+
+
+def address(server: Server) -> str:
+    """Creates a database and returns its URL for a pod that has `socket_of` its server."""
+    return f"postgresql://postgres:{PASSWORD}@/{conninfo_to_dict(server.database())['dbname']}?host=/run/postgresql"
 
 
 def socket_of(server: Server) -> str:
@@ -166,11 +238,10 @@ class RayCluster:
     """The pods of one Ray cluster of `gpu-ha`, as KubeRay starts them; the head's host is `name`."""
 
     def __init__(self, pods: Machine, server: Server, image: str, name: str, workers: int) -> None:
-        self.image, (self._group,) = image, pods.manifests.workers
+        self.image, self.manifests, (self._group,) = image, pods.manifests, pods.manifests.workers
         redis = pods.manifests.cluster["gcsFaultToleranceOptions"]["redisAddress"]
-        kept = {"RAY_REDIS_ADDRESS": redis, "REDIS_PASSWORD": PASSWORD, "RAY_external_storage_namespace": name}
+        kept = {"RAY_REDIS_ADDRESS": redis, "REDIS_PASSWORD": REDIS_PASSWORD, "RAY_external_storage_namespace": name}
         patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
-        self._head_group = pods.manifests.cluster["headGroupSpec"]
         self.head = pods.pod(name, pods.manifests.pods()[0], {"privmix-redis": pods.address})
         self.head.arguments = [*self.head.arguments, *ray_environment("127.0.0.1", **kept), socket_of(server)]
         hosts = {name: self.head.address}
@@ -179,9 +250,8 @@ class RayCluster:
             worker.arguments = [*worker.arguments, *ray_environment(name, **patience)]
 
     def start_head(self) -> None:
-        command = start_command(self._head_group, None, **{"redis-password": "$REDIS_PASSWORD"})
-        self.head.start(self.image, command)
-        until(lambda: self.head.get("/api/healthz", 52365)[0] == 200, START_S, self.head.logs)
+        group = self.manifests.cluster["headGroupSpec"]
+        start(self.head, group, self.image, **{"redis-password": "$REDIS_PASSWORD"})
 
     def start_worker(self, number: int) -> Pod:
         worker = self.workers[number]
@@ -189,21 +259,27 @@ class RayCluster:
         return worker
 
     def scale(self, copies: int) -> None:
-        scaled = self.head.execute("privmix", "scale", "--copies", str(copies), "--json", check=False)
-        assert scaled.returncode == 0, scaled.stderr
+        scaled = self.head.execute(*shown("privmix scale --copies", {"8": str(copies)}), "--json")
         assert json.loads(scaled.stdout)["copies"] == copies
+
+    def open(self) -> list[Pod]:
+        """Returns the workers whose probe passes: clients reach these."""
+        probe = self._group["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]["path"]
+        return [worker for worker in self.workers if worker.ask(probe).is_success]
 
     def serves(self, number: int) -> None:
         """Waits until a worker is ready, and answers."""
-        worker, probe = self.workers[number], self._group["template"]["spec"]["containers"][0]["readinessProbe"]
-        until(lambda: worker.get(probe["httpGet"]["path"], 8000)[0] == 200, START_S, worker.logs)
-        until(lambda: answers(worker), START_S, worker.logs)
+        worker = self.workers[number]
+        until(lambda: worker in self.open() and answers(worker), START_S, worker.logs)
 
 
-def test_a_cluster_grows_loses_its_pods_and_is_followed_by_another(
+def test_a_cluster_grows_loses_its_pods_and_its_ledger_and_is_followed_by_another(
     large: Machine, postgresql: Server, image: str
 ) -> None:
     """The pods of `gpu-ha` with three workers: Redis and PostgreSQL outlive the head."""
+    init = ledger_job(large, large.manifests)
+    init.arguments = [*init.arguments, socket_of(postgresql)]
+    init.run(image, init.command)
     first = RayCluster(large, postgresql, image, "privmix-head-svc", 3)
     first.start_head()
     for number in range(2):
@@ -212,14 +288,19 @@ def test_a_cluster_grows_loses_its_pods_and_is_followed_by_another(
     for number in range(2):
         first.serves(number)
         worker = first.workers[number]
-        shown = worker.execute("sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline").stdout
         assert worker.execute("ls", "/secrets", check=False).returncode
-        assert "RAY_AUTH_MODE" in shown
-        assert not {word for word in (KEY, PASSWORD) if word in shown}
+        shows = inherited(worker)
+        assert "RAY_AUTH_MODE" in shows
+        assert not {word for word in (KEY, PASSWORD, REDIS_PASSWORD) if word in shows}
 
     first.start_worker(2)  # as the autoscaler does, because a copy waits
     first.scale(3)
     first.serves(2)
+
+    dump = backup(large)
+    dump.arguments = [*dump.arguments, socket_of(postgresql), *containers.programs(postgresql.binaries)]
+    dump.run(containers.BASE, dump.command)
+    (copy,) = large.volume("privmix-backup").glob("ledger-*.dump")
 
     first.workers[0].kill()
     until(lambda: answers(first.workers[1]), START_S, first.workers[1].logs)
@@ -229,23 +310,34 @@ def test_a_cluster_grows_loses_its_pods_and_is_followed_by_another(
     before = charged(first.workers[1])
     first.head.kill()
     until(lambda: not answers(first.workers[1]), START_S, first.workers[1].logs)
-    assert first.workers[1].get("/v1/completions", 8000, key=KEY, body=ASKED)[0] == 503
+    assert first.workers[1].ask("/v1/completions", key=KEY, body=ASKED).status_code == 503
     first.start_head()
     for number in range(3):
         first.serves(number)
     assert charged(first.workers[1]) > before
 
     first.scale(1)
-    second = RayCluster(large, postgresql, image, "privmix-next-head-svc", 1)
+    second = RayCluster(large, postgresql, containers.next_version(image), "privmix-next-head-svc", 1)
     second.start_head()
     second.start_worker(0)
     submit(second.head, large.manifests)
-    until(lambda: second.workers[0].get("/readyz", 8000)[0] == 200, START_S, second.head.logs)
+    until(lambda: second.open() and second.workers[0].ask("/readyz").is_success, START_S, second.head.logs)
     assert any(map(answers, first.workers)), "until the next cluster charges"
     second.serves(0)
-    assert "another deployment has the ledger" in "".join(worker.get("/health", 8000)[1] for worker in first.workers)
+    assert "another deployment has the ledger" in "".join(worker.ask("/health").text for worker in first.workers)
     assert charged(second.workers[0]) > before
 
-
-def answers(pod: Pod) -> bool:
-    return pod.get("/v1/completions", 8000, key=KEY, body=ASKED)[0] == 200
+    before = charged(second.workers[0])
+    for pod in (*first.workers, first.head, *second.workers, second.head):
+        pod.kill()
+    url = address(postgresql)
+    _, *restore = shown("LEDGER=URL sh /scripts/restore.sh", {"COPY": copy.stem})
+    assert dump.run(containers.BASE, restore, check=False).returncode, "a ledger is there"
+    dump.arguments = [*dump.arguments, f"--env=LEDGER={url}"]
+    dump.run(containers.BASE, restore)
+    large.store("privmix-ledger", {"url": url})
+    init.run(image, shown("privmix ledger verify", {"LEDGER": url}))
+    assert known(init, image, url) < before
+    assert "privmix ledger forfeit" in check(first.head, image)
+    init.run(image, shown("privmix ledger forfeit"))
+    assert known(init, image, url) >= before

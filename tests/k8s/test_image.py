@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from privmix.gateway import http1
 from tests.k8s.manifests import K8S, Manifests
 from tests.support.locks import lock, pins
 
@@ -37,7 +36,3 @@ def test_the_base_image_is_named_by_version_and_digest(dockerfile: str) -> None:
     (python,) = re.findall(r"^ARG PYTHON=(\S+)$", dockerfile, re.MULTILINE)
     assert re.fullmatch(r"3\.11\.\d+-[a-z-]+@sha256:[0-9a-f]{64}", python)
     assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"python:${PYTHON}"}
-
-
-def test_serves_proxies_in_the_image_read_http_as_those_of_a_local_service(dockerfile: str) -> None:
-    assert f"{http1.VARIABLE}={http1.CALLBACK}\n" in dockerfile
