@@ -34,13 +34,6 @@ def keys(measured: Mapping[str, Any], *names: str) -> None:
 
 
 @slow
-def test_the_ledger() -> None:
-    measured = figures("ledger", "--json")
-    for database in ("sqlite", "postgresql"):
-        keys(measured[database], "commit_ms", "grouped")
-
-
-@slow
 @pytest.mark.timeout(900)
 def test_the_neighbours() -> None:
     measured = figures("neighbours", "--json")
