@@ -52,6 +52,7 @@ NOT_PRIVATE = {
         "numbers on which places of a batch are compared",
     ),
     "privmix/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
+    "privmix/laboratory/reproduce/quantities.py": ({"manual_seed"}, "initial weights of a flow over public rows"),
     "privmix/keys/records.py": ({"secrets"}, "API keys"),
     "privmix/training/adapter.py": (
         {"Generator", "manual_seed", "randperm"},
