@@ -13,7 +13,8 @@ KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", 
 ROW_PARALLEL = ("o_proj", "down_proj")
 """The modules whose inputs vLLM splits over devices. Of all others it splits the outputs."""
 HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
-
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks of vLLM's adapter slots."""
 
 RUN = frozenset(
     {

@@ -34,13 +34,19 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request as VllmRequest
 
-from privmix.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
+from privmix.engine.adapter_config import (
+    LORA_RANKS,
+    AdapterConfig,
+    changed_modules,
+    first_layer,
+    read_adapter_configs,
+    slot_bytes,
+)
 from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
 from privmix.engine.part_text import read_texts
 from privmix.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
 from privmix.engine.step_graph import shapes
 
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 MIN_GPU_RANK = 16
 """The least rank of adapter slots on a GPU: its tensor cores multiply 16 rows at a time."""
 MAX_SESSIONS = 512

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privmix.engine.adapter_config import read_adapter_configs
+from privmix.engine.adapter_config import LORA_RANKS, read_adapter_configs
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import only_writer, sha256
 from privmix.tokenization.tokenizer import load_tokenizer
@@ -19,9 +19,6 @@ from privmix.training.directory import adapter_path, ensemble_id, remove_others,
 from privmix.training.manifest import ADAPTER_FILES, Adapter, Manifest, Part, hash_adapter
 from privmix.training.options import TrainingOptions
 from privmix.training.partition import PartShare
-
-MOST_RANK = 512
-"""The highest rank that vLLM runs."""
 
 
 def import_adapters(directories: Sequence[Path], output: Path, model: str | None = None) -> Manifest:
@@ -43,8 +40,8 @@ def import_adapters(directories: Sequence[Path], output: Path, model: str | None
         read = read_adapter_configs({str(directory): directory for directory in directories}, "lora")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(str(error)) from error
-    if (rank := max(config.rank for config in read)) > MOST_RANK:
-        raise InputError(f"adapters: rank {rank} is above {MOST_RANK}, the highest that is served")
+    if (rank := max(config.rank for config in read)) > LORA_RANKS[-1]:
+        raise InputError(f"adapters: rank {rank} is above {LORA_RANKS[-1]}, the highest that is served")
     targets = tuple(sorted({target.rpartition(".")[2] for config in read for target in config.targets}))
     options = TrainingOptions.checked(part_kind="lora", targets=targets, block=2)
     base = find_base(model or _named_base(configs), options)

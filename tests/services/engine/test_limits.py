@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
 from privmix.engine import lora_on_cpu, vllm_engine
-from privmix.engine.adapter_config import slot_bytes
+from privmix.engine.adapter_config import LORA_RANKS, slot_bytes
 from privmix.engine.adapter_slots import AdapterSlots
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
 from privmix.engine.reader_rows import ReaderRows
@@ -115,7 +115,7 @@ def test_slots_fill_their_share_of_a_gpu(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, fitting: int, slots: int
 ) -> None:
     """By the size that slots have in the serving type: no more than 50 adapters and the zero adapter need."""
-    path, rank = next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0]
+    path, rank = next(iter(settings.adapters.values())), LORA_RANKS[0]
     many = replace(settings, dtype="bfloat16", adapters={f"part-{number}": path for number in range(50)})
     share = vllm_engine.SLOTS_MEMORY * many.gpu_memory_utilization
     memory = (fitting + 0.5) * slot_bytes(path, rank, 2, key_width=32) / share
@@ -136,7 +136,7 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
 
     monkeypatch.setattr(lora_on_cpu, "compact", measured)
     engine = VllmEngine(settings)
-    slot = slot_bytes(next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0], 4, key_width=32)
+    slot = slot_bytes(next(iter(settings.adapters.values())), LORA_RANKS[0], 4, key_width=32)
     assert allocated == [4 * slot]
     for step, drawn in enumerate(["012", "012", "345", "340", "541"]):
         before = len(loads)

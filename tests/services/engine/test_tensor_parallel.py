@@ -30,7 +30,7 @@ from transformers import (
 pytest.importorskip("vllm")
 
 from privmix.engine import PartKind, lora_on_cpu, vllm_engine
-from privmix.engine.adapter_config import slot_bytes
+from privmix.engine.adapter_config import LORA_RANKS, slot_bytes
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.part_text import text_files
 from privmix.engine.tensor_parallel import RankLostError
@@ -158,7 +158,7 @@ def test_adapters_that_share_slots_are_loaded_by_both_ranks(tmp_path: Path, monk
     monkeypatch.setattr(lora_on_cpu, "compact", measured)
     two = rows_of(replace(settings, tensor_parallel_size=2))
     assert (one - two).abs().max() <= ROUNDING
-    slot = slot_bytes(adapters["first"], vllm_engine.LORA_RANKS[0], 4, key_width=32, devices=2)
+    slot = slot_bytes(adapters["first"], LORA_RANKS[0], 4, key_width=32, devices=2)
     assert allocated == [2 * slot]
 
 

@@ -86,7 +86,7 @@ def group_loss(loss: float, doublings: int) -> float:
 
 
 def told(order: float, loss: float, codes: int) -> float:
-    """The largest chance to tell a code that is one of so many (Mironov 2017, Proposition 3)."""
+    """The largest chance that an attacker names the right one of `codes` codes (Mironov 2017, Proposition 3)."""
     return float((np.exp(loss) / codes) ** ((order - 1) / order))
 
 
