@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from privmix.budget.sentence import IMPORTED, promise_sentence
+from privmix.engine.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from privmix.privacy.protocols.public import PublicSettings
-from privmix.training.manifest import ADAPTER_FILES, Manifest, hash_adapter
+from privmix.training import imported
+from privmix.training.manifest import Manifest, hash_adapter
 from privmix.training.options import PLAIN_TARGETS
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
@@ -33,19 +35,18 @@ def saved(tiny: Path, tmp_path: Path) -> dict[str, Path]:
 
 
 def edit(path: Path, **changed: Any) -> None:
-    file = path / ADAPTER_FILES[0]
+    file = path / CONFIG_FILE
     file.write_text(json.dumps(json.loads(file.read_bytes()) | changed))
 
 
 def reweigh(path: Path, name: str, weights: torch.Tensor) -> None:
-    file = path / ADAPTER_FILES[1]
+    file = path / WEIGHTS_FILE
     save_file({**load_file(file), name: weights}, file)
 
 
 def test_the_guarantee_of_imported_parts_says_what_nothing_has_checked(saved: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "ensemble"
-    imported = privmix("import", *saved.values(), "--output", output)
-    assert IMPORTED in imported.output
+    assert IMPORTED in privmix("import", *saved.values(), "--output", output).output
     manifest = Manifest.load(output)
     manifest.verify(output)
     assert [part.sha256 for part in manifest.parts] == [hash_adapter(path) for path in saved.values()]
@@ -68,12 +69,13 @@ def test_other_adapters_are_another_partition(saved: dict[str, Path], tmp_path: 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda path: (path / ADAPTER_FILES[1]).unlink(), "has no adapter_model.safetensors"),
-        (lambda path: (path / ADAPTER_FILES[0]).write_text("[]"), "its adapter_config.json is damaged"),
-        (lambda path: (path / ADAPTER_FILES[1]).write_bytes(b"12"), "its weights are damaged"),
-        (lambda path: edit(path, peft_type="IA3"), "is of the type IA3; only LORA is served"),
-        (lambda path: edit(path, use_dora=True), "use_dora is not supported"),
-        (lambda path: edit(path, r=1024), "rank 1024 is above 512"),
+        (lambda path: (path / WEIGHTS_FILE).unlink(), "has no adapter_model.safetensors"),
+        (lambda path: (path / CONFIG_FILE).write_text("["), "adapter_config.json: Invalid JSON"),
+        (lambda path: (path / WEIGHTS_FILE).write_bytes(b"12"), "its weights are damaged"),
+        (lambda path: edit(path, peft_type="IA3"), "peft_type: Input should be 'LORA'"),
+        (lambda path: edit(path, revision="v2"), "say with --model what all were trained on"),
+        (lambda path: edit(path, target_modules=["nothing"]), "the model has no modules named nothing"),
+        (lambda path: edit(path, alpha_pattern={"(": 1}), "PEFT cannot make it on"),
         (lambda path: edit(path, base_model_name_or_path="other"), "say with --model what all were trained on"),
         (lambda path: edit(path, r=8), "is not what PEFT makes on"),
         (
@@ -81,6 +83,11 @@ def test_other_adapters_are_another_partition(saved: dict[str, Path], tmp_path: 
             "embed_tokens.weight is not what PEFT makes",
         ),
         (lambda path: reweigh(path, FIRST, torch.full((4, 16), torch.nan)), "its weights are not finite"),
+        (
+            lambda path: reweigh(path, FIRST, torch.ones((4, 16), dtype=torch.int8)),
+            "its weights are not finite numbers",
+        ),
+        (lambda path: (path / "tokenizer.json").write_text("{}"), "its tokenizer is damaged"),
         (lambda path: shutil.copytree(path.parent / "one", path, dirs_exist_ok=True), "have the same weights"),
     ],
 )
@@ -94,14 +101,22 @@ def test_an_adapter_that_would_run_differently_is_refused(
     assert not (tmp_path / "ensemble").exists()
 
 
+def test_an_adapter_that_changes_after_it_was_checked_is_refused(
+    saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imported, "_check_vocabularies", lambda *_: reweigh(saved["two"], FIRST, torch.ones(4, 16)))
+    refused = privmix("import", *saved.values(), "--output", tmp_path / "ensemble")
+    assert "two: was changed meanwhile; import it again" in refused.output
+
+
 def test_another_vocabulary_is_refused(saved: dict[str, Path], tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     for added, status in ((), 0), (("<new>",), 2):
         tokenizer.add_tokens([*added])
         tokenizer.save_pretrained(saved["two"])
-        imported = privmix("import", *saved.values(), "--output", tmp_path / "ensemble")
-        assert imported.exit_code == status
-    assert "two: its tokenizer has other tokens" in imported.output
+        result = privmix("import", *saved.values(), "--output", tmp_path / "ensemble")
+        assert result.exit_code == status
+    assert "two: its tokenizer has other tokens" in result.output
 
 
 def test_an_ensemble_that_was_trained_is_not_replaced(saved: dict[str, Path], ensemble: Path, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from privmix.engine.adapter_config import ADAPTER_FILES
 from privmix.foundation.files import digest_files
 from privmix.training.corpus import Document
-from privmix.training.manifest import ADAPTER_FILES, Manifest
+from privmix.training.manifest import Manifest
 from privmix.training.partition import part_of
 from privmix_cluster.commands import train
 from tests.support.cli import privmix

@@ -1,14 +1,16 @@
 """Reads `adapter_config.json` and refuses adapters that the engine would run differently than they were trained."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import safe_open
 
 from privmix.engine import PartKind
 
+ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+"""The names of an adapter's files, as PEFT and vLLM expect them."""
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv")
 ROW_PARALLEL = ("o_proj", "down_proj")
 """The modules whose inputs vLLM splits over devices. Of all others it splits the outputs."""
@@ -16,24 +18,56 @@ HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of vLLM's adapter slots."""
 
-RUN = frozenset(
+SILENT = frozenset(
     {
-        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
-        *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha"),
-        *("lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
-        *("revision", "target_modules", "task_type", "use_rslora"),
+        *("auto_mapping", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "loftq_config"),
+        *("lora_dropout", "megatron_core", "peft_version", "qalora_group_size"),
     }
 )
-"""The fields of PEFT's `LoraConfig` that both engines run as PEFT does, or that say nothing to a trained adapter."""
+"""The other fields of PEFT's `LoraConfig` that say nothing to a trained adapter or to who has its weights."""
+
+Rank = Annotated[int, Field(ge=1, le=LORA_RANKS[-1])]
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterConfig:
-    """Holds the highest rank, the target modules and the layers of an adapter; `layers` is None if it changes all."""
+class AdapterConfig(BaseModel):
+    """Holds the fields of PEFT's `LoraConfig`, with the values that both engines run as PEFT does.
 
-    rank: int
-    targets: tuple[str, ...]
-    layers: tuple[int, ...] | None = None
+    Values are checked without conversion, because PEFT and vLLM read the same file.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+    peft_type: Literal["LORA"]
+    task_type: Literal["CAUSAL_LM"] | None = None
+    r: Rank
+    lora_alpha: FiniteFloat
+    use_rslora: bool = False
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, FiniteFloat] | None = None
+    target_modules: list[str] = Field(min_length=1)
+    layers_to_transform: int | list[int] | None = None
+    bias: Literal["none"] = "none"
+    init_lora_weights: Literal["gaussian"] | bool | None = Field(
+        default=True, description="others change the weights of the base model"
+    )
+
+    @property
+    def rank(self) -> int:
+        """The highest rank."""
+        return max([self.r, *(self.rank_pattern or {}).values()])
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The last names of the target modules, which PEFT also finds by their full names."""
+        return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.target_modules))
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """The layers that it changes; None for all."""
+        layers = self.layers_to_transform
+        return None if layers is None else tuple(sorted([layers] if isinstance(layers, int) else layers))
 
 
 def first_layer(configs: Sequence[AdapterConfig], depth: int) -> int:
@@ -74,7 +108,7 @@ def read_adapter_configs(adapters: Mapping[str, Path], part_kind: PartKind) -> l
 
 def changed_modules(path: Path) -> list[str]:
     """Returns the full names of the modules that the adapter in a directory changes, as its base model names them."""
-    with safe_open(path / "adapter_model.safetensors", "pt") as weights:
+    with safe_open(path / WEIGHTS_FILE, "pt") as weights:
         keys = list(weights.keys())
     return sorted({key.removeprefix("base_model.model.").partition(".lora_")[0] for key in keys})
 
@@ -91,7 +125,7 @@ def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int, devices: in
         devices: the number of devices over which vLLM splits the model; the result is the memory on each of them.
     """
     numbers = 0
-    with safe_open(path / "adapter_model.safetensors", "pt") as weights:
+    with safe_open(path / WEIGHTS_FILE, "pt") as weights:
         for key in weights.keys():  # noqa: SIM118 (no mapping)
             first, second = weights.get_slice(key).get_shape()
             module = key.partition(".lora_")[0].rpartition(".")[2]
@@ -106,32 +140,26 @@ def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int, devices: in
 
 
 def _read(name: str, path: Path, part_kind: PartKind) -> AdapterConfig:
-    config = json.loads((path / "adapter_config.json").read_text())
-    targets = config["target_modules"]
-    if not isinstance(targets, Sequence) or isinstance(targets, str):
-        raise ValueError(f"adapter {name!r}: target_modules is {targets!r}; name the modules in a list")
-    if head := _matching(targets, HEAD_AND_EMBEDDING):
+    try:
+        config = AdapterConfig.model_validate_json((path / CONFIG_FILE).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = first["loc"][0] if first["loc"] else CONFIG_FILE
+        raise ValueError(f"adapter {name!r}: {field}: {first['msg']}") from error
+    if head := _matching(config.targets, HEAD_AND_EMBEDDING):
         raise ValueError(
             f"adapter {name!r} changes {head}; adapters share the head and the embedding of the base model"
         )
-    if part_kind == "reader" and (changed := _matching(targets, KEYS_AND_VALUES)):
+    if part_kind == "reader" and (changed := _matching(config.targets, KEYS_AND_VALUES)):
         raise ValueError(
             f"adapter {name!r} changes {changed}, but a reader attends to the public model's keys and values; train it "
             "again with `privmix train`"
         )
-    if config.get("init_lora_weights") not in (None, True, False, "gaussian"):  # others change the base model
-        raise ValueError(
-            f"adapter {name!r}: init_lora_weights is {config['init_lora_weights']!r}; save it as plain LoRA"
-        )
-    for field in sorted(field for field, value in config.items() if value and field not in RUN):
-        if (field, config[field]) != ("bias", "none"):
-            raise ValueError(f"adapter {name!r}: {field} is not supported; train it without")
-    layers = config.get("layers_to_transform")
-    if isinstance(layers, int):
-        layers = [layers]
-    rank = max(config["r"], *(config.get("rank_pattern") or {}).values(), 0)
-    return AdapterConfig(rank, tuple(targets), None if layers is None else tuple(sorted(layers)))
+    for field, value in sorted((config.model_extra or {}).items()):
+        if field not in SILENT and value not in (None, False):
+            raise ValueError(f"adapter {name!r}: {field}: {value!r} is not supported; train it without (null)")
+    return config
 
 
 def _matching(targets: Sequence[str], names: Sequence[str]) -> str:
-    return ", ".join(sorted({target for target in targets if target.rsplit(".", 1)[-1] in names}))
+    return ", ".join(sorted({*targets} & {*names}))

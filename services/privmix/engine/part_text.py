@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-CONFIG_FILE = "adapter_config.json"
-TOKENS_FILE = "adapter_model.safetensors"
+from privmix.engine.adapter_config import CONFIG_FILE, WEIGHTS_FILE
+
 _KIND = "PART_TEXT"
 
 
@@ -30,7 +30,7 @@ def text_files(tokens: NDArray[np.int32], size: int) -> dict[str, bytes]:
         text[:] = torch.from_numpy(tokens.astype(np.int64)).repeat(-(-size // len(tokens)))[:size]
         text[-1] = int(tokens[-1])
     config = json.dumps({"peft_type": _KIND, "tokens": size}, indent=2)
-    return {CONFIG_FILE: config.encode(), TOKENS_FILE: save({"tokens": text})}
+    return {CONFIG_FILE: config.encode(), WEIGHTS_FILE: save({"tokens": text})}
 
 
 def read_text(path: Path) -> Tensor:
@@ -41,7 +41,7 @@ def read_text(path: Path) -> Tensor:
     """
     if json.loads((path / CONFIG_FILE).read_text()).get("peft_type") != _KIND:
         raise ValueError(f"{path}: is an adapter and not the text of a part; its manifest must say how it attends")
-    tokens: Tensor = load_file(path / TOKENS_FILE)["tokens"]
+    tokens: Tensor = load_file(path / WEIGHTS_FILE)["tokens"]
     return tokens
 
 

@@ -24,16 +24,14 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
+from privmix.engine.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from privmix.engine.reader_attention import PublicCache, check_modules, check_reader, from_fork, record
 from privmix.foundation.errors import InputError, ReaderError, WorkError
 from privmix.training import determinism
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import IGNORED, Tokens, even_size, pack
 
-# The file names that PEFT and vLLM expect.
 Files = dict[str, bytes]
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 _MAX_GRADIENT = 1.0
 # The logits of a whole batch (tokens x vocabulary, float32) would take most of the memory. On a CPU, small chunks are
@@ -128,7 +126,9 @@ def check_changeable(model: Any, base_name: str, options: TrainingOptions) -> No
     try:
         check_modules(model, options.targets)
     except ReaderError as error:
-        raise InputError(f"targets: {error}; name modules that it has (--targets)") from error
+        raise InputError(
+            f"targets: {error}; name modules that it has (--targets, or target_modules of an adapter)"
+        ) from error
 
 
 def _changed_layers(model: Any, options: TrainingOptions) -> range:

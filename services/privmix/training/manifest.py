@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from privmix.engine import PartKind
+from privmix.engine.adapter_config import ADAPTER_FILES, CONFIG_FILE
 from privmix.foundation.errors import ManifestError
 from privmix.foundation.files import digest_files, write_atomically
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
@@ -19,7 +20,6 @@ from privmix.training import public_model
 FILE = "manifest.json"
 PRIVATE_BASE = "privmix_private_base"
 """The key of a model's `config.json` that describes its training as a private base (`PrivateBase`)."""
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -203,7 +203,7 @@ class Manifest(BaseModel):
         """Checks that a reader changes as many layers as the manifest states: all readers fork at one layer."""
         if self.part_kind != "reader":
             return
-        layers = json.loads((path / ADAPTER_FILES[0]).read_bytes()).get("layers_to_transform")
+        layers = json.loads((path / CONFIG_FILE).read_bytes()).get("layers_to_transform")
         if layers is not None and len(layers) != self.layers:
             stated = "all" if self.layers is None else f"the last {self.layers}"
             raise ManifestError(

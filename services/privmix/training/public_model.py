@@ -16,6 +16,7 @@ from zipfile import is_zipfile
 from jinja2 import TemplateError, TemplateSyntaxError
 from safetensors import SafetensorError, safe_open
 
+from privmix.engine.adapter_config import CONFIG_FILE
 from privmix.foundation.errors import InputError, PublicModelError
 from privmix.foundation.files import digest_files
 from privmix.foundation.urls import proxy_before
@@ -198,8 +199,8 @@ def _check_weights(path: Path, config: Mapping[str, object]) -> None:
     for name in _weight_files(path):
         if problem := _damage(path / name):
             raise PublicModelError(f"model {path / name}: {problem}")
-    if (path / "adapter_config.json").exists():  # transformers would load its base in the place of these weights
-        raise PublicModelError(f"model {path}: holds an adapter beside the weights; move adapter_config.json elsewhere")
+    if (path / CONFIG_FILE).exists():  # transformers would load its base in the place of these weights
+        raise PublicModelError(f"model {path}: holds an adapter beside the weights; move {CONFIG_FILE} elsewhere")
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
         raise PublicModelError(

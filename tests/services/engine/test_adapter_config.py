@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
-from privmix.engine.adapter_config import AdapterConfig, first_layer, read_adapter_configs
+from privmix.engine.adapter_config import first_layer, read_adapter_configs
 from privmix.engine.engine import EngineSettings, create
 from tests.ensembles import write_adapters
 
 READER = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": READER}
+
+
 def write(folder: Path, **changed: Any) -> Path:
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": READER} | changed))
+    (folder / "adapter_config.json").write_text(json.dumps(PLAIN | changed))
     return folder
 
 
@@ -25,11 +28,20 @@ def write(folder: Path, **changed: Any) -> Path:
         ({"target_modules": ["q_proj", "v_proj"]}, "'a' changes v_proj, .* train it again with `privmix train`"),
         ({"target_modules": ["query_key_value"]}, "'a' changes query_key_value"),
         ({"target_modules": [*READER, "lm_head"]}, "'a' changes lm_head"),
-        ({"target_modules": "all-linear"}, "name the modules in a list"),
-        ({"use_dora": True}, "use_dora"),
-        ({"bias": "all"}, "bias"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
-        ({"a_field_of_tomorrow": 3}, "a_field_of_tomorrow"),
+        ({"target_modules": [*READER, "model.lm_head"]}, "'a' changes lm_head"),
+        ({"target_modules": "all-linear"}, "target_modules: Input should be a valid array"),
+        ({"target_modules": [1]}, "target_modules: Input should be a valid string"),
+        ({"use_dora": True}, "use_dora: True is not supported"),
+        ({"alora_invocation_tokens": []}, r"alora_invocation_tokens: \[\] is not supported"),
+        ({"bias": "all"}, "bias: Input should be 'none'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: Input should be 'gaussian'"),
+        ({"task_type": "SEQ_CLS"}, "task_type: Input should be 'CAUSAL_LM'"),
+        ({"lora_alpha": "8"}, "lora_alpha: Input should be a valid number"),
+        ({"lora_alpha": 1e999}, "lora_alpha: Input should be a finite number"),
+        ({"r": 0}, "r: Input should be greater than or equal to 1"),
+        ({"rank_pattern": {"q_proj": 1024}}, "rank_pattern: Input should be less than or equal to 512"),
+        ({"layers_to_transform": "0"}, "layers_to_transform: Input should be a valid integer"),
+        ({"a_field_of_tomorrow": 3}, "a_field_of_tomorrow: 3 is not supported"),
     ],
 )
 def test_an_adapter_that_is_not_a_reader_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -37,9 +49,10 @@ def test_an_adapter_that_is_not_a_reader_is_refused(tmp_path: Path, changed: dic
         read_adapter_configs({"a": write(tmp_path / "a", **changed)}, "reader")
 
 
-def test_plain_lora_has_its_highest_rank(tmp_path: Path) -> None:
-    plain = write(tmp_path / "a", target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 6}, use_rslora=True)
-    assert read_adapter_configs({"a": plain}, "lora") == [AdapterConfig(6, ("q_proj", "v_proj"))]
+def test_plain_lora_has_its_highest_rank_and_the_last_names_of_its_modules(tmp_path: Path) -> None:
+    names = ["layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj", "v_proj"]
+    (config,) = read_adapter_configs({"a": write(tmp_path / "a", target_modules=names, rank_pattern={"v": 6})}, "lora")
+    assert (config.rank, config.targets) == (6, ("q_proj", "v_proj"))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     write_tiny_llama(folder / "model", layers=2, context=CONTEXT)
     adapters = write_adapters(folder / "all", NAMES[:3], folder / "model", targets=PLAIN_TARGETS)
     patterns = {"rank_pattern": {"v_proj": 12}, "alpha_pattern": {"v_proj": 16}, "use_rslora": True}
-    others: dict[str, Any] = {**patterns, "targets": ("k_proj", "v_proj"), "r": 8, "layers_to_transform": [0]}
+    others: dict[str, Any] = {**patterns, "targets": ("self_attn.k_proj", "v_proj"), "r": 8, "layers_to_transform": [0]}
     adapters |= write_adapters(folder / "few", NAMES[3:], folder / "model", **others)
     return EngineSettings(
         folder / "model", "vllm", "float32", CONTEXT, cache_gib=1, part_kind="lora", adapters=adapters, rows=2

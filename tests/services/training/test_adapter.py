@@ -11,10 +11,11 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from privmix.engine.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from privmix.engine.reader_attention import record
 from privmix.foundation.errors import InputError
 from privmix.training import adapter
-from privmix.training.adapter import CONFIG_FILE, WEIGHTS_FILE, Files, train_adapter, with_lora
+from privmix.training.adapter import Files, train_adapter, with_lora
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens
 

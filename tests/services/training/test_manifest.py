@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from privmix.engine.adapter_config import ADAPTER_FILES, CONFIG_FILE
 from privmix.foundation.errors import ManifestError
-from privmix.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, Part, hash_adapter
+from privmix.training.manifest import FILE, Adapter, Manifest, Part, hash_adapter
 from tests.support.manifests import DIGEST, manifest
 from tests.support.training import Ensemble
 
@@ -94,7 +95,7 @@ def test_a_part_that_changes_another_number_of_layers_is_refused(ensemble: Ensem
     directory = ensemble.copy(tmp_path / "copy")
     loaded = Manifest.load(directory)
     other = loaded.parts[1]
-    config = directory / other.path / ADAPTER_FILES[0]
+    config = directory / other.path / CONFIG_FILE
     content = json.loads(config.read_bytes())
     content["layers_to_transform"] = content["layers_to_transform"][-4:]
     config.write_text(json.dumps(content))
