@@ -78,16 +78,13 @@ class Item(_Data):
 
 
 class Paper(_Data):
-    """A paper.
+    """A paper, whose title the page of the laboratory has.
 
     Attributes:
         corpus: what to bring, and where it is had.
         train, base, evaluate: the options of `privmix train`, `train-base` and `evaluate` for all items.
     """
 
-    title: str
-    authors: str
-    where: str
     corpus: str = ""
     train: str = ""
     base: str = ""
