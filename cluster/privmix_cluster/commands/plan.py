@@ -44,7 +44,7 @@ def plan_(
     ] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="The protocol. Default: pmixed; with --users, PMixed or the exponential mechanism."),
+        typer.Option(help="The protocol. Default: pmixed; with --users, pmixed or exponential mechanism."),
     ] = None,
     tokens: Annotated[
         int, typer.Option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
