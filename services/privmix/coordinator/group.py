@@ -113,7 +113,7 @@ class Group:
 
     def rows_of(self, draw: Sequence[int]) -> int:
         """Returns the number of rows of a private sequence, with the public one."""
-        return 1 + (len(self.drawn(draw)) if self._padding is None else self._padding)
+        return 1 + (max(1, len(self.drawn(draw))) if self._padding is None else self._padding)
 
     def drawn(self, draw: Sequence[int]) -> list[int]:
         """Returns the models of a draw that are in this group, in the order of their rows."""

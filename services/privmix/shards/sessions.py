@@ -96,15 +96,16 @@ class Sessions:
         """Returns what the engine computes for a call, and how its rows are reduced.
 
         The number of rows is the same for each private sequence: `ZERO` fills those that no model has. A mechanism
-        that draws the number of parts (`Protocol.rows` is None) has none of these.
+        that draws the number of parts (`Protocol.rows` is None) has one of these where none is drawn: parts with keys
+        and values of their own read every token of a private sequence.
 
         Raises:
             LostSessionError: the caller assumes that more is known here than is, or has told a later step.
         """
         terms = self._terms_of(asked)
         sessions = self._sessions_of(asked)
-        padding = () if terms.protocol.rows is None else (ZERO,)
-        adapters = [_names(row, terms, padding) for row in asked.drawn.tolist()]
+        fewest = 1 if terms.protocol.rows is None else asked.drawn.shape[1]
+        adapters = [_names(row, terms, fewest) for row in asked.drawn.tolist()]
         adapters += [()] * (len(sessions) - len(adapters))
         requests = [
             Request(sequence, session.tokens, (PUBLIC, *own), session.cache_salt)
@@ -157,6 +158,6 @@ class Sessions:
         return found
 
 
-def _names(row: list[int], terms: Terms, padding: tuple[str, ...]) -> tuple[str, ...]:
+def _names(row: list[int], terms: Terms, fewest: int) -> tuple[str, ...]:
     names = [terms.models[model] for model in row if model != NOBODY]
-    return (*names, *padding * (len(row) - len(names)))
+    return (*names, *[ZERO] * (fewest - len(names)))

@@ -38,6 +38,17 @@ def ask(told: Told, asked: Step, caller: str = "one") -> Asked:
     return GROUP.asked(StepKey(caller, 1, 0), asked, told)
 
 
+def test_a_draw_of_nobody_asks_for_a_row_too() -> None:
+    """Parts with keys and values of their own read the tokens of such a request, and of no public one."""
+    protocol = PMixed(8, 0.5, mollifier="renyi", order=2, loss=1.0)
+    group = Group(PartGroup(1, MODELS, ()), protocol, ShardCopies((), dict[str, Any]().__getitem__, 1.0))
+    for draw, names in ((7,), (ZERO,)), ((5, 6, 7), ("five", "six")):
+        asked = replace(step((1,), (2,), draw=draw), allowances=None)
+        requests, _ = Sessions().told(group.asked(StepKey("one", 1, 0), asked, Told()))
+        assert [request.adapters for request in requests] == [(PUBLIC, *names), (PUBLIC,)]
+        assert group.rows_of(draw) == 1 + len(names)
+
+
 def test_a_step_tells_what_has_changed() -> None:
     told, sessions = Told(), Sessions()
     asked = ask(told, step((1, 2, 3), (7,)))
