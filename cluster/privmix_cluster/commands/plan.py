@@ -71,7 +71,7 @@ def plan_(
     part_kind: Annotated[
         str | None,
         typer.Option(
-            help="With --users: what a part is, `reader` or `text` as for `privmix train`. Default: with "
+            help="With --users: what a part is, `reader`, `lora` or `text` as for `privmix train`. Default: with "
             "--corpus-tokens the better one, otherwise reader."
         ),
     ] = None,
@@ -151,13 +151,7 @@ def _record(settings: "Settings", protocol: "Protocol", cost: "planning.Cost | N
 
 
 def _sentence(settings: "Settings", protocol: "Protocol", cost: "planning.Cost | None") -> str:
-    from privmix.privacy import accounting
-
-    if settings.enforced == "bound" and cost is not None:
-        return protocol.guarantee.sentence(accounting.shown(cost.epsilon), settings.delta, settings.tokens)
-    if settings.enforced == "bound":
-        return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
-    return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)
+    return settings.sentence(protocol.guarantee, cost.epsilon if cost else None, settings.tokens)
 
 
 def _show(settings: "Settings", protocol: "Protocol", cost: "planning.Cost | None") -> None:
@@ -205,6 +199,7 @@ def _way(way: "Division", budget: TokenBudget) -> dict[str, Any]:
             "commands": COMMANDS.format(train=train, privacy="{protocol: dp-sgd}"),
         }
     settings, protocol, kind = way.parts.settings, way.parts.protocol, way.parts.part_kind
+    rows = protocol.models if kind == "lora" else protocol.rows  # plain LoRA reads every token, drawn or not
     train = f"train CORPUS --output ensemble --parts {protocol.parts} --part-kind {kind}"
     if way.share:
         train += f" --base auto --base-share {way.share:g} --epsilon {epsilon} --delta {budget.delta:g}"
@@ -217,7 +212,7 @@ def _way(way: "Division", budget: TokenBudget) -> dict[str, Any]:
         "protocol": settings.protocol,
         "parameters": dict(way.parts.parameters),
         "radius": way.parts.radius,
-        "rows_a_token": None if protocol.rows is None else protocol.rows + 1,  # with the public model's
+        "rows_a_token": None if rows is None else rows + 1,  # with the public model's
         "share_kept": _range(way.parts.kept),
         "horizon": settings.horizon,
         "statement": protocol.guarantee.sentence(epsilon, budget.delta, budget.tokens),
@@ -232,6 +227,7 @@ def _expectation(ways: "Sequence[Division]") -> dict[str, Any]:
     proposals = [way.parts for way in ways if way.parts is not None]
     sources = [expectation.Measured.load(each.part_kind).source(each.settings.protocol) for each in proposals]
     leaves_out = [*expectation.LEAVES_OUT]
+    leaves_out += [expectation.PLAIN_LORA] * any(each.part_kind == "lora" for each in proposals)
     if any(way.share for way in ways):
         sources.append(splitting.MeasuredBases.load().source)
         leaves_out += splitting.LEAVES_OUT

@@ -48,6 +48,7 @@ LEAVES_OUT = (
     "parts with more text than was measured: they count as the largest measured part",
     "users whose texts are much longer than others', which make parts of unequal size",
 )
+PLAIN_LORA = "the gain of plain LoRA, which was not measured: it counts as a reader's"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Requirements:
         protocol: a measured protocol, one of `MEASURED`. Individual budgets are proposed only if they are named,
             because a token asks all parts.
         parts: N, the number of parts.
-        part_kind: what a part is; a reader or a text, and a reader if the size of the corpus is unknown.
+        part_kind: what a part is; by default a reader or a text, and a reader if the size of the corpus is unknown.
         base: the training of a private base, which the budget pays besides the tokens; None without a base.
     """
 
@@ -100,11 +101,6 @@ class Requirements:
         if protocol not in (None, *MEASURED):
             raise InputError(
                 f"protocol: the gain of {protocol} was not measured; use {', '.join(MEASURED)}, or --parts"
-            )
-        if self.part_kind == "lora":
-            raise InputError(
-                "part-kind: the gain of plain LoRA was not measured, and its tokens cost a pass and a cache for each "
-                "part, and one more; use reader or text"
             )
         if parts is not None and not 1 <= parts <= population.users:
             raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
