@@ -21,6 +21,7 @@ from privmix.training.options import PLAIN_TARGETS
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import promise
 from tests.ensembles import write_adapters
+from tests.inline import run_inline
 from tests.running import configure, running
 from tests.support.cli import privmix
 from tests.tiny import write_served_model
@@ -124,6 +125,21 @@ def test_an_ensemble_that_was_trained_is_not_replaced(saved: dict[str, Path], en
     refused = privmix("import", *saved.values(), "--output", output)
     assert refused.exit_code == 2
     assert "has an ensemble that was trained there" in refused.output
+
+
+def test_an_evaluation_says_what_the_guarantee_of_imported_parts_assumes(
+    saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_inline(monkeypatch)
+    privmix("import", *saved.values(), "--output", tmp_path / "ensemble")
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"user": "somebody", "text": "The ferry leaves at nine. " * 20}) + "\n")
+    words = ["evaluate", held_out, "--ensemble", tmp_path / "ensemble", "--output", tmp_path / "report"]
+    words += ["--tokens", "24", "--runs", "2", "--protocol", "pmixed"]
+    assert IMPORTED in privmix(*words).output
+    (table,) = json.loads((tmp_path / "report" / "evaluation.json").read_bytes())["tables"]
+    for each in table["results"]:
+        assert (IMPORTED in each["sentence"]) == (each["protocol"] == "pmixed")
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ def evaluate(
     written, 2 if the input is invalid, 1 if a task failed, and 130 if the command was interrupted. Run it again to
     continue.
     """
+    from privmix.budget.sentence import IMPORTED
     from privmix.laboratory.evaluation.ensembles import ComparedEnsembles
     from privmix.laboratory.evaluation.evaluate import evaluate as evaluate_methods
     from privmix.laboratory.evaluation.report import record, write_report
@@ -60,6 +61,8 @@ def evaluate(
         return
     for table in evaluation.tables:
         _show(table, evaluation.sweep)
+    if any(each.manifest.imported for each in loaded.all):
+        print(f"The guarantees of imported parts hold only if {IMPORTED}.")
     print(f"{' and '.join(map(str, written))}: all results, in {time.monotonic() - started:.0f} s")
 
 

@@ -27,8 +27,8 @@ def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | N
         source = f"{guarantee.source}; base: {base.guarantee.source}"
         assumes = tuple(dict.fromkeys((*guarantee.assumes, *base.guarantee.assumes)))
         guarantee = replace(guarantee, source=source, assumes=assumes)
-    if terms.imported and guarantee.assumes:
-        guarantee = replace(guarantee, assumes=(*guarantee.assumes, IMPORTED))
+    if terms.imported:
+        guarantee = guarantee.provided(IMPORTED)
     return f"{_limited(terms, guarantee, tokens)}{_of_base(terms)}"
 
 

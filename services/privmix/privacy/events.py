@@ -7,8 +7,8 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,6 +73,10 @@ class Guarantee:
     def protects(self) -> str:
         """Whose text is protected; nobody's without a guarantee."""
         return "nobody" if self.status == "none" else PROTECTED[self.adjacency]
+
+    def provided(self, assumption: str) -> Self:
+        """Returns this guarantee with one more assumption; one that assumes nothing stays."""
+        return replace(self, assumes=(*self.assumes, assumption)) if self.assumes else self
 
     def sentence(self, epsilon: str, delta: float, tokens: int | None) -> str:
         """Returns the guarantee in one sentence.

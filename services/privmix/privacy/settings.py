@@ -8,8 +8,9 @@ from typing import Protocol as Structure
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
+from privmix.privacy import accounting
 from privmix.privacy.accounting import planning
-from privmix.privacy.events import Accountant, Event
+from privmix.privacy.events import Accountant, Event, Guarantee
 from privmix.privacy.protocol import Protocol
 
 Enforced = Literal["bound", "measured"]
@@ -135,6 +136,14 @@ class Settings(BaseModel, ABC):
     def details(self, protocol: Protocol) -> Mapping[str, Any]:
         """Returns what `privmix plan` shows besides the protocol's parameters and costs."""
         return {}
+
+    def sentence(self, guarantee: Guarantee, cost: float | None, tokens: int) -> str:
+        """Returns a guarantee of these settings in one sentence, for tokens that cost `cost`; None has no bound."""
+        if self.enforced == "measured":
+            return guarantee.stopped_by_losses(accounting.stated(self.epsilon), self.delta)
+        if cost is None:
+            return guarantee.sentence(accounting.stated(self.epsilon), self.delta, None)
+        return guarantee.sentence(accounting.shown(cost), self.delta, tokens)
 
     def for_training(self, training: Training | None) -> Self:
         """Returns these settings, completed with the guarantee of the ensemble's private training, if there was one.

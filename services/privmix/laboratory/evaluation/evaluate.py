@@ -10,6 +10,7 @@ results.
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from privmix.budget.sentence import IMPORTED
 from privmix.foundation.errors import InputError
 from privmix.foundation.files import only_writer
 from privmix.foundation.progress import Display
@@ -133,8 +134,10 @@ class _Comparison:
             return impossible(label, ensemble.directory.name, settings, ensemble.parts, case, base=epsilon)
         public = self._case(self._ensembles.main, PublicSettings())
         assert isinstance(public, Case)
-        outcomes = self._bench.outcomes
-        return result(label, case, outcomes.all(case), outcomes.all(public), base=epsilon)
+        outcomes, guarantee = self._bench.outcomes, case.protocol.guarantee
+        if ensemble.manifest.imported and not isinstance(settings, DpSgdSettings):
+            guarantee = guarantee.provided(IMPORTED)
+        return result(label, case, outcomes.all(case), outcomes.all(public), guarantee, base=epsilon)
 
     def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> Case | str:
         """Returns settings with their plan, or why they are impossible. Planning takes a second, so it is kept."""

@@ -12,6 +12,7 @@ from privmix.laboratory.evaluation.estimate import Estimate
 from privmix.laboratory.evaluation.trial import CONTEXTS, MeasuredLosses, TrialResult
 from privmix.privacy import accounting
 from privmix.privacy.accounting import planning
+from privmix.privacy.events import Guarantee
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.settings import Settings
 from privmix.training.options import TokenBudget
@@ -100,6 +101,7 @@ def result(
     case: Case,
     outcomes: Sequence[TrialResult],
     public: Sequence[TrialResult],
+    guarantee: Guarantee,
     base: float | None = None,
 ) -> Result:
     """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions.
@@ -120,8 +122,8 @@ def result(
         ensemble=case.ensemble,
         parts=protocol.parts,
         parameters=parameters(settings, protocol),
-        status=protocol.guarantee.status,
-        sentence=_sentence(settings, protocol, cost, spent) + _paid_for(settings, protocol, base),
+        status=guarantee.status,
+        sentence=settings.sentence(guarantee, cost.bound, spent) + _paid_for(settings, protocol, base),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
         answered=sum(outcome.answered for outcome in outcomes) / positions,
@@ -171,14 +173,6 @@ def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
     chosen = {name: getattr(settings, name) for name in sorted(own)}
     derived = {name: getattr(protocol, name) for name in sorted(own) if hasattr(protocol, name)}
     return {name: value for name, value in (chosen | derived).items() if value is not None}
-
-
-def _sentence(settings: Settings, protocol: Protocol, cost: EpsilonSpent, tokens: int) -> str:
-    if settings.enforced == "bound" and cost.bound is not None:
-        return protocol.guarantee.sentence(accounting.shown(cost.bound), settings.delta, tokens)
-    if settings.enforced == "bound":
-        return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
-    return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)
 
 
 def _paid_for(settings: Settings, protocol: Protocol, base: float | None) -> str:

@@ -35,7 +35,7 @@ def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinit
         return [TrialResult(100, 100, 100, possible, 3.9, 16.0, 1.5) for _ in range(2)]
 
     case = case_of(EnsembleSettings())
-    alike, fewer = (result("", case, of(possible), of(99)) for possible in (99, 98))
+    alike, fewer = (result("", case, of(possible), of(99), case.protocol.guarantee) for possible in (99, 98))
     assert alike.perplexity is not None
     assert alike.perplexity.mean == pytest.approx(math.exp(3.9))
     assert alike.possible == 0.99
@@ -52,7 +52,7 @@ def result_of(settings: Settings, parts: int = PARTS) -> Result:
         case = case_of(settings, parts)
     except ValueError as error:
         return impossible(label(settings), str(parts), settings, parts, str(error))
-    return result(label(settings), case, outcomes(settings), outcomes(PublicSettings()))
+    return result(label(settings), case, outcomes(settings), outcomes(PublicSettings()), case.protocol.guarantee)
 
 
 @pytest.fixture(scope="module")
