@@ -88,9 +88,6 @@ def forfeit(
 @ledger.command()
 def verify(
     place: Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")],
-    head: Annotated[
-        str | None, typer.Option(help="A last hash noted earlier (16 digits or more): it must still be in the chain.")
-    ] = None,
     signing_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,15 +95,11 @@ def verify(
 
     With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
     """
-    from privmix.budget.verification import verify as verified
+    from privmix.budget.reader import verify as verified
 
-    if head is not None and not _is_hash(head):
-        raise typer.BadParameter(
-            "must be the 64 hexadecimal digits of a hash, or the first 16 or more", param_hint="--head"
-        )
     try:
         key = _signing_key(signing_key_file)
-        balance = verified(place, head=head and head.lower(), key=key)
+        balance = verified(place, key)
     except LedgerError as error:
         if not as_json:
             raise
@@ -116,7 +109,7 @@ def verify(
         "rows": balance.rows,
         "head": balance.head,
         "epoch": balance.epoch,
-        "checked": {"chain": True, "head": head is not None, "signature": key is not None},
+        "checked": {"chain": True, "signature": key is not None},
         "signed_with": balance.signature and balance.signature.signed.key,
     }
     if as_json:
@@ -133,8 +126,7 @@ def verify(
         )
     else:
         print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")
-    if head is None:
-        print("Only a hash kept elsewhere (--head), or an anchor, shows that nothing was taken off its end.")
+    print("Only an anchor, which the service checks, shows that nothing was taken off its end.")
 
 
 def _signing_key(file: Path | None) -> "SigningKey | None":
@@ -143,7 +135,3 @@ def _signing_key(file: Path | None) -> "SigningKey | None":
     from privmix_cluster.secret_files import text_of, variable
 
     return SigningKey.of(text_of(file, "--signing-key-file") if file else variable("PRIVMIX_BUDGET__SIGNING_KEY"))
-
-
-def _is_hash(text: str) -> bool:
-    return 16 <= len(text) <= 64 and all(digit in "0123456789abcdefABCDEF" for digit in text)

@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 
 from privmix.budget.anchor import Anchor, anchored, lost_ends, rolled_back
 from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.signing import SigningKey
 from privmix.budget.state import Balance, LedgerState
 from privmix.budget.store import schema
 from privmix.budget.store.database import LedgerDatabase
@@ -66,10 +67,28 @@ def check_same_ledger(state: LedgerState, terms: PrivacyBudget, identity: str | 
 def read(ledger: str | Path) -> Balance:
     """Returns the balance of the ledger at a path or URL, verified from its last checkpoint on.
 
-    Writes nothing, and a writer may be active. `privmix.budget.verification` verifies the whole chain.
+    Writes nothing, and a writer may be active.
 
     Raises:
         LedgerError: the ledger cannot be read; the subclass and the message say why.
     """
     with LedgerDatabase(ledger, "read").transaction() as connection:
         return replay(connection).balance()
+
+
+def verify(ledger: str | Path, key: SigningKey | None = None) -> Balance:
+    """Verifies a whole ledger and returns its balance. Otherwise as `read`.
+
+    Args:
+        key: the key that must have signed the whole chain.
+
+    Raises:
+        LedgerCorrupt: a row was changed. The message names it.
+        LedgerUnsigned: `key` did not sign the whole chain.
+        LedgerError: the ledger cannot be read; the subclass and the message say why.
+    """
+    with LedgerDatabase(ledger, "read").transaction() as connection:
+        balance = replay_whole(connection).balance()
+        if key is not None:
+            key.check(balance)
+        return balance

@@ -106,8 +106,7 @@ class LedgerStatement(Statement):
             a counter.
         tokens_held: the number of tokens in open leases. They are charged, but may never be released.
         charges: the tokens charged, by event.
-        rows, head: the length of the chain and the hash of its last row. A copy kept elsewhere proves later that no
-            row was removed from its end.
+        rows, head: the length of the chain and the hash of its last row.
     """
 
     ensemble: str

@@ -25,5 +25,5 @@ def append(place: str | Path, *, epoch: int, kind: str, body: str) -> LedgerRow:
     with LedgerDatabase(place, "write").transaction() as connection:
         *_, last = rows(connection)
         row = link(last, epoch=epoch, kind=kind, body=body, at=last.at)
-        connection.execute(insert(ledger_table).values(row.fields()))
+        connection.execute(insert(ledger_table).values(row._asdict()))
     return row

@@ -11,9 +11,8 @@ from privmix.budget.accounts import NO_ACCOUNTS, Accounts
 from privmix.budget.filter import UNLIMITED
 from privmix.budget.ledger import CHECKPOINT_ROWS, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reader import read, verify
 from privmix.budget.statement import statement
-from privmix.budget.verification import verify
 from privmix.foundation.errors import (
     LeaseRefused,
     LedgerMismatch,

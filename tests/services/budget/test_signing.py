@@ -9,12 +9,12 @@ from sqlalchemy import delete, insert
 from privmix.budget.chain import LedgerRow, link
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
+from privmix.budget.reader import verify
 from privmix.budget.records import Leased, Settled
 from privmix.budget.signing import SigningKey
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.rows import every_row
 from privmix.budget.store.schema import ledger_table
-from privmix.budget.verification import verify
 from privmix.foundation.errors import InputError, LedgerUnsigned
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper
@@ -38,7 +38,7 @@ def rewrite(path: Path, change: Callable[[LedgerRow], LedgerRow | None]) -> None
     tamper(path, "DELETE FROM privmix_ledger")
     with LedgerDatabase(path, "write").transaction() as connection:
         connection.execute(delete(ledger_table))
-        connection.execute(insert(ledger_table), [row.fields() for row in chain])
+        connection.execute(insert(ledger_table), [row._asdict() for row in chain])
 
 
 def without_fine_leases(row: LedgerRow) -> LedgerRow | None:
