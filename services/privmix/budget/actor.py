@@ -32,7 +32,7 @@ class Budget:
     The actor of a new deployment takes over the ledger with its first charge. Ray restarts a dead actor, which begins a
     new epoch and continues from the ledger, unless another deployment has taken it over. Ray also repeats interrupted
     calls: `settle` and `charge` are idempotent, and so is `lease` if its caller names the lease. A repeated lease
-    without a name is charged twice and granted once, which is safe; the lost tokens count as `held`.
+    without a name is charged twice and granted once, which is safe.
     """
 
     def __init__(

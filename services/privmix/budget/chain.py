@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from privmix.foundation.errors import LedgerCorrupt
 
@@ -44,10 +44,6 @@ class LedgerRow(NamedTuple):
         except TypeError:
             hashed = _as_json([*self[:-1]])
         return sha256(hashed.encode()).hexdigest()
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the values of the ledger's columns, by name."""
-        return self._asdict()
 
 
 def link(previous: LedgerRow | None, *, epoch: int, kind: str, body: str, at: str) -> LedgerRow:

@@ -70,14 +70,11 @@ class Grant:
     """Permits the release of `count` tokens under a lease; 0 if the budget is used up.
 
     Attributes:
-        held: the number of tokens in all open leases, set if fewer tokens than requested were granted. Other clients
-            may return some of them.
         allowances: the grains that each token may charge to each part's account, for an event with accounts.
     """
 
     lease: str
     count: int
-    held: int = 0
     allowances: Grains = ()
 
 
@@ -214,21 +211,20 @@ class Ledger:
 
         def decide(state: LedgerState) -> Decision[Grant]:
             if name in state.leases:
-                return Grant(name, _repeated(state.leases[name], event), 0, state.leases[name].allowances), ()
+                return Grant(name, _repeated(state.leases[name], event), state.leases[name].allowances), ()
             if state.stopped:
                 return Grant(name, 0), ()
             is_free = not event.accounts and self.filter.is_free(state.charged, event)
             requested = max(wanted, FREE_LEASE) if is_free else wanted
             count = self.filter.affordable(state.charged, event, requested, state.losses)
-            held = state.held.total() if count < wanted else 0
             if count == 0:
-                return Grant(name, 0, held), ()
+                return Grant(name, 0), ()
             allowances: Grains = ()
             if event.accounts:
                 released = state.charged.total() - state.held.total()
                 count, allowances = state.accounts.divide(parts or 0, released, self.terms.horizon or 1, count)
             leased = Leased(lease=name, event=event.as_dict(), count=count, allowances=allowances)
-            return Grant(name, count, held, allowances), [leased]
+            return Grant(name, count, allowances), [leased]
 
         return self._commit(decide)
 

@@ -64,7 +64,7 @@ def last_checkpoint(connection: Connection) -> int | None:
 def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:
     """Writes rows that follow the last row. The caller holds the ledger's lock and has verified all earlier rows."""
     if rows:
-        connection.execute(insert(ledger_table), [row.fields() for row in rows])
+        connection.execute(insert(ledger_table), [row._asdict() for row in rows])
 
 
 def beat(connection: Connection, epoch: int) -> None:
