@@ -7,7 +7,7 @@ from pathlib import Path
 
 from privmix.budget import actor as budget
 from privmix.budget.anchor import is_writable
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.receipt import begin, is_fresh, verified_ledger_id
 from privmix.database.service import ServiceDatabase, default_database
 from privmix.engine import VLLM_FAMILIES

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from privmix.budget.filter import UNLIMITED, Filter, cost, counted
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.sentence import promise_sentence
 from privmix.foundation.errors import ConfigurationError, LedgerMissing
 from privmix.privacy import accounting

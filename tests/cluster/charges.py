@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.statement import statement
 from privmix.keys.records import Key
 from tests.key_store import RequestStore

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from tests.running import RunningService, configure, own_ensemble, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from privmix.budget.actor import WATCH_S
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.state import Balance
 from privmix.database.service import ServiceDatabase
 from privmix.keys.store import KeyStore

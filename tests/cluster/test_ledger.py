@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.receipt import anchors_of
 from privmix.budget.signing import SigningKey
 from privmix.foundation.errors import Fenced, LedgerRolledBack

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.reader import check
+from privmix.budget.reading import check
 from privmix.foundation.errors import LedgerMismatch, LedgerMissing
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.pmixed import PMixed

@@ -9,7 +9,7 @@ import pytest
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.keys.records import Share

@@ -33,7 +33,7 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
-    from privmix.budget.reader import read
+    from privmix.budget.reading import read
     from privmix.budget.statement import statement
     from privmix_cluster.secret_files import variable
 

@@ -61,7 +61,7 @@ def forfeit(
     Stop the service first. It does not start with a ledger that lacks rows until then.
     """
     from privmix.budget.ledger import Ledger
-    from privmix.budget.reader import read
+    from privmix.budget.reading import read
     from privmix.budget.receipt import anchors_of
     from privmix.budget.statement import statement
     from privmix_cluster.configuration import Configuration
@@ -95,7 +95,7 @@ def verify(
 
     With the key that signs the chain, verify that nobody without it wrote or rewrote a row.
     """
-    from privmix.budget.reader import verify as verified
+    from privmix.budget.reading import verify as verified
 
     try:
         key = _signing_key(signing_key_file)

@@ -1,16 +1,8 @@
-"""Enforces the privacy budget with a durable ledger, the actor that writes it, and the coordinators' client.
+"""Owns the privacy budget: a durable ledger, the actor that writes it, and the coordinators' client.
 
-budget = PrivacyBudget(ensemble=..., epsilon=8, delta=1e-5, order=5, adjacency="user")
-actor = start("ledger.db", budget, namespace="privmix")
-client = BudgetClient(actor)
-async with client.reserve(protocol.event, 4) as reserved:  # compute at most `reserved.count` tokens
-    reserved.mark_released(await reserved.charge(losses))  # release the first of them
+Start at `actor.py`: coordinators ask this Ray actor, by `client.py`, to charge tokens. `ledger.py` is the one writer.
+It commits records (`records.py`) in rows (`store/rows.py`) that `chain.py` links; `state.py` is what follows from
+them, and `reading.py` reads it. `filter.py` decides what still fits: by Rényi divergences, by a counter
+(`token_counter.py`) or, part by part, by `accounts.py`. `anchor.py` stores the end of the chain elsewhere, `receipt.py`
+gives an ensemble its one ledger, and `statement.py` says what is spent and left.
 """
-
-from privmix.budget.actor import NAME, start
-from privmix.budget.client import BudgetClient
-from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
-from privmix.foundation.errors import LedgerError
-
-__all__ = ["NAME", "BudgetClient", "LedgerError", "PrivacyBudget", "read", "start"]

@@ -18,7 +18,7 @@ from privmix.budget.anchor import Anchor, ChainEnd, anchored, is_same, lost_ends
 from privmix.budget.chain import LedgerRow, verified
 from privmix.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import check_same_ledger, replay, replay_whole
+from privmix.budget.reading import check_same_ledger, replay, replay_whole
 from privmix.budget.records import (
     MAX_LEASE,
     Charged,

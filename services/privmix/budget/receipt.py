@@ -15,7 +15,7 @@ from privmix.budget.anchor import Anchor, ChainEnd, anchor_at, explained, is_sam
 from privmix.budget.claim import Claim
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import check, read
+from privmix.budget.reading import check, read
 from privmix.budget.signing import SigningKey
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.errors import (

@@ -11,7 +11,7 @@ from privmix.budget.accounts import NO_ACCOUNTS, Accounts
 from privmix.budget.filter import UNLIMITED
 from privmix.budget.ledger import CHECKPOINT_ROWS, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read, verify
+from privmix.budget.reading import read, verify
 from privmix.budget.statement import statement
 from privmix.foundation.errors import (
     LeaseRefused,

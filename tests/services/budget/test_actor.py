@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from privmix.budget.actor import NAME, start
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import Fenced, LedgerMismatch, LedgerMissing
 from privmix.privacy.events import Event
 from tests.services.budget.events import COARSE

@@ -11,7 +11,7 @@ import pytest
 from privmix.budget.anchor import Anchor, ChainEnd, DirectoryAnchor, anchor_at, anchored
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import check, read
+from privmix.budget.reading import check, read
 from privmix.budget.receipt import Receipt, ReceiptAnchor, anchors_of, begin, verified_ledger_id
 from privmix.foundation.errors import (
     LeaseRefused,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from privmix.budget.chain import GENESIS, LedgerRow, link, verified
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import LedgerCorrupt
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper

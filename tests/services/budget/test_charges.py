@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from privmix.budget.filter import NO_LOSSES, Filter, Losses
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.statement import Statement, statement
 from privmix.foundation.errors import LeaseRefused
 from privmix.privacy import accounting

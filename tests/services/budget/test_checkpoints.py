@@ -16,7 +16,7 @@ from privmix.budget.chain import LedgerRow, link
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read, replay, verify
+from privmix.budget.reading import read, replay, verify
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.rows import every_row, last_checkpoint
 from privmix.budget.store.schema import ledger_table

@@ -15,7 +15,7 @@ from privmix.budget import client as budget_client
 from privmix.budget.client import STEPS_AHEAD, BudgetClient
 from privmix.budget.ledger import Grant, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import Fenced, LedgerUnavailable
 from privmix.privacy.events import Event, from_json
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings

@@ -11,7 +11,7 @@ from privmix.budget.accounts import Grains
 from privmix.budget.anchor import Anchor, DirectoryAnchor
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import LeaseRefused
 from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 

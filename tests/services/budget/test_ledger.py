@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.records import Leased
 from privmix.budget.statement import statement
 from privmix.budget.store.database import LedgerDatabase

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import Fenced, LeaseRefused
 from privmix.privacy.events import Event
 from tests.postgresql import Server

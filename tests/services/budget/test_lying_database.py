@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from privmix.budget.anchor import ChainEnd, DirectoryAnchor
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import check
+from privmix.budget.reading import check
 from privmix.budget.signing import SigningKey
 from privmix.foundation.errors import LedgerError, LedgerRolledBack
 from tests.services.budget.events import COARSE

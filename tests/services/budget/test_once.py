@@ -7,7 +7,7 @@ import pytest
 from privmix.budget.filter import UNLIMITED, Filter
 from privmix.budget.ledger import FREE_LEASE, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.statement import statement
 from privmix.privacy.events import Event
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent

@@ -12,7 +12,7 @@ import pytest
 from privmix.budget.anchor import DirectoryAnchor
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.errors import (
     LedgerError,

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from privmix.budget.filter import Filter, counted
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.statement import statement
 from privmix.foundation.errors import LedgerMismatch
 from privmix.privacy import accounting

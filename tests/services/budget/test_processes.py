@@ -8,7 +8,7 @@ import pytest
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import LedgerUnavailable
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE

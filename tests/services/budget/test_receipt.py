@@ -9,7 +9,7 @@ import pytest
 from privmix.budget import receipt
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.receipt import FILE, Receipt, anchors_of, begin, is_fresh, verified_ledger_id
 from privmix.foundation.errors import (
     LedgerForeign,

@@ -9,7 +9,7 @@ from sqlalchemy import delete, insert
 from privmix.budget.chain import LedgerRow, link
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import verify
+from privmix.budget.reading import verify
 from privmix.budget.records import Leased, Settled
 from privmix.budget.signing import SigningKey
 from privmix.budget.store.database import LedgerDatabase

@@ -9,7 +9,7 @@ import pytest
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import LedgerCorrupt, LedgerForeign, LedgerMissing
 from tests.services.budget.events import COARSE
 

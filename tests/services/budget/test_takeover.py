@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from privmix.budget import ledger as module
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read, verify
+from privmix.budget.reading import read, verify
 from privmix.budget.store.database import LedgerDatabase
 from privmix.foundation.errors import Fenced
 from tests.services.budget.events import COARSE

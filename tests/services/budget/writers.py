@@ -10,7 +10,7 @@ from pathlib import Path
 
 from privmix.budget.ledger import Grant, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.receipt import anchors_of, begin
 from privmix.foundation.errors import LedgerError, LedgerUnavailable
 from tests.services.budget.events import COARSE, EVENTS

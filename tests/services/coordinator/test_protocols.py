@@ -10,7 +10,7 @@ import ray
 
 from privmix.budget.actor import NAME
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.budget.statement import statement
 from privmix.coordinator.coordinator import Coordinator, CoordinatorSettings
 from privmix.coordinator.messages import Delta, Generation

@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.coordinator import MAX_LOST, Coordinator
 from privmix.coordinator.held_weights import HeldWeights

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.coordinator.messages import Delta, Generation
 from privmix.coordinator.sequence import LiveSequence
 from privmix.engine.engine import EngineSettings

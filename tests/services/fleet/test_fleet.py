@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 
 from privmix.budget import actor as budget
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.coordinator.messages import Delta, Generation
 from privmix.fleet.fleet import FleetActor, FleetSettings

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from privmix.budget import reader
+from privmix.budget import reading
 from privmix.budget.state import Balance
 from privmix.training import public_model
 from privmix.training.manifest import Manifest, PrivateBase, private_base
@@ -31,7 +31,7 @@ def faults(ensemble: Path, ledger: str, trained: Sequence[Path] = ()) -> tuple[s
         InputError: the ensemble or a directory cannot be read (includes `ManifestError` and `PublicModelError`).
         LedgerError: the ledger cannot be read.
     """
-    manifest, balance = Manifest.load(ensemble), reader.read(ledger)
+    manifest, balance = Manifest.load(ensemble), reading.read(ledger)
     model = public_model.resolve(manifest.base_model)
     return (*_passed_as_public(model, manifest, trained), *charge_faults(manifest, balance))
 

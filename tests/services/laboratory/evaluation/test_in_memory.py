@@ -10,7 +10,7 @@ import pytest
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.laboratory.evaluation.in_memory import InMemoryBudget
 from privmix.privacy.protocol import Protocol
 from privmix.privacy.protocols import PROTOCOLS

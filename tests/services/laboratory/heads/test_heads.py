@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from privmix.budget.reader import read
+from privmix.budget.reading import read
 from privmix.foundation.errors import DataError, InputError, WorkError
 from privmix.laboratory.heads import DATASET_NAMES, attacks, head, methods, mimic
 from privmix.laboratory.heads.certified import CertifiedSettings
