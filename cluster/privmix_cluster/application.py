@@ -17,7 +17,7 @@ from ray.serve.exceptions import RayServeException
 
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import InputError, WorkError
-from privmix.gateway.gateways import one_for_each_node
+from privmix.gateway.autoscaling import one_for_each_node
 from privmix_cluster.checks import check_ensemble, check_keys
 from privmix_cluster.configuration import Configuration
 from privmix_cluster.launch import gateway, start_actors

@@ -12,7 +12,7 @@ from privmix.laboratory.evaluation.report import JSON_FILE
 from privmix.laboratory.reproduce.catalogue import Item, load
 from privmix_cluster import cli
 from privmix_cluster.commands.reproduce import _measured
-from privmix_cluster.methods import MethodOptions
+from privmix_cluster.method_options import MethodOptions
 from tests.support.cli import privmix
 
 ITEMS = {f"{name}/{item}": (paper, found) for name, paper in load().items() for item, found in paper.items.items()}

@@ -9,7 +9,7 @@ from privmix.budget import actor as budget
 from privmix.coordinator.settings import StepSettings
 from privmix.fleet import fleet
 from privmix.gateway.app import build_app
-from privmix.gateway.models import ServedModel
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings, ServedEnsemble
 from privmix.keys.records import Secret
 from privmix.training import public_model

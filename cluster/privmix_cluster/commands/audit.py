@@ -14,7 +14,7 @@ import typer
 from privmix.laboratory.audit.sizes import AdjacentSize, PlantedSize
 from privmix.laboratory.evaluation.options import ComparisonOptions
 from privmix_cluster.console import Steps, display
-from privmix_cluster.methods import BUDGET, MethodOptions
+from privmix_cluster.method_options import BUDGET, MethodOptions
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import JsonOption
 from privmix_cluster.parameters import bad

@@ -9,7 +9,7 @@ import typer
 
 from privmix.laboratory.evaluation.options import EvaluationOptions
 from privmix_cluster.console import display
-from privmix_cluster.methods import BUDGET, MethodOptions
+from privmix_cluster.method_options import BUDGET, MethodOptions
 from privmix_cluster.option_groups import FieldsOf, Given, grouped
 from privmix_cluster.options import CorpusOptions, JsonOption
 from privmix_cluster.tables import show_table

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 from privmix.coordinator.messages import Delta, Generation
 from privmix.gateway.keys import KeyService
-from privmix.gateway.models import ServedModel
 from privmix.gateway.response_queue import ResponseQueue
+from privmix.gateway.served_model import ServedModel
 from privmix.keys.messages import Identity
 
 

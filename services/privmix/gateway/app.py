@@ -18,9 +18,9 @@ from privmix.gateway.console import ConsoleRoutes
 from privmix.gateway.errors import ApiError, from_http
 from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
 from privmix.gateway.keys import KeyService
-from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import describe
 from privmix.gateway.schema import ChatRequest, CompletionRequest, TokenizeRequest
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings
 
 refusals = Counter("privmix_refusals", "Requests that were refused, by the code of OpenAI's error shape.", ("reason",))

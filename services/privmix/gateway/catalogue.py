@@ -13,10 +13,10 @@ from privmix.gateway.access_log import access_record
 from privmix.gateway.answers import Json
 from privmix.gateway.errors import RETRY_AFTER_S, wait_header
 from privmix.gateway.keys import KeyService
-from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import body
 from privmix.gateway.preparation import read_body
 from privmix.gateway.schema import TokenizeRequest
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings
 
 

@@ -17,8 +17,8 @@ from privmix.budget.statement import Statement
 from privmix.gateway.answers import event
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
-from privmix.gateway.models import ServedModel
 from privmix.gateway.places import PLACES, Places
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings
 from privmix.gateway.status import ShardReport
 from privmix.gateway.streaming import EventStream

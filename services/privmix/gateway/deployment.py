@@ -12,9 +12,9 @@ from ray.serve.schema import LoggingConfig
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
 from privmix.gateway.app import build_app
-from privmix.gateway.gateways import NODES
-from privmix.gateway.models import ServedModel
+from privmix.gateway.autoscaling import NODES
 from privmix.gateway.places import PLACES
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings
 
 POLL_S = 0.1

@@ -11,10 +11,10 @@ from privmix.gateway.access_log import access_record
 from privmix.gateway.admission import admitted
 from privmix.gateway.answers import Answer, to_json
 from privmix.gateway.keys import KeyService
-from privmix.gateway.models import ServedModel
 from privmix.gateway.openapi import body
 from privmix.gateway.preparation import prepare, read_body
 from privmix.gateway.schema import ChatRequest, CompletionRequest
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings
 from privmix.gateway.streaming import EventStream, complete_answer, kept_alive, stream_answer, unless_disconnected
 

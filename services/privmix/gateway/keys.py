@@ -22,7 +22,7 @@ from privmix.gateway.access_log import access_record
 from privmix.gateway.background import Background
 from privmix.gateway.errors import ApiError, refusal, unauthorised, unavailable
 from privmix.gateway.places import PLACES, Places
-from privmix.gateway.web_pages import check_sender
+from privmix.gateway.senders import check_sender
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.records import Secret

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from privmix.coordinator.messages import Generation
 from privmix.gateway.answers import Answer, ChatStyle, CompletionStyle, Json, Style
 from privmix.gateway.errors import invalid
-from privmix.gateway.models import ServedModel
 from privmix.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings
 from privmix.gateway.structure import Structure, structure_of
 

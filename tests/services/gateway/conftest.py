@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.gateway.models import PromptTokenizer, prompts_of
+from privmix.gateway.served_model import PromptTokenizer, prompts_of
 from privmix.training import public_model
 from tests.support.app import MakeClient, app_client
 

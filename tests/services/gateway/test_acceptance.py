@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.gateway.models import PromptTokenizer
 from privmix.gateway.preparation import answer_length
 from privmix.gateway.schema import (
     ChatRequest,
@@ -14,6 +13,7 @@ from privmix.gateway.schema import (
     GenerationRequest,
     Message,
 )
+from privmix.gateway.served_model import PromptTokenizer
 from privmix.gateway.settings import ClientSettings
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.support.app import MakeClient

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from privmix.gateway.models import PromptTokenizer
+from privmix.gateway.served_model import PromptTokenizer
 from tests.support.app import MakeClient
 
 SECRET = "the patient is called Wilhelmina"

@@ -9,14 +9,14 @@ from transformers import AutoTokenizer
 
 from privmix.foundation.turns import Turns
 from privmix.gateway.errors import ApiError
-from privmix.gateway.models import (
+from privmix.gateway.schema import Message
+from privmix.gateway.served_model import (
     INLINE_CHARACTERS,
     LIKELY_CHARACTERS,
     SLACK_TOKENS,
     THREADS,
     PromptTokenizer,
 )
-from privmix.gateway.schema import Message
 from privmix.structure.compiler import Compiler
 from privmix.training.public_model import resolve
 from tests.support.structure import words

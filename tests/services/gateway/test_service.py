@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 
-from privmix.gateway.models import PromptTokenizer
+from privmix.gateway.served_model import PromptTokenizer
 from tests.conftest import SERVED_CONTEXT
 from tests.ensembles import write_ensemble
 from tests.running import PLANTED_HOST, RunningService, configure, running, settled

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from privmix.gateway.gateways import NODES, one_for_each_node
+from privmix.gateway.autoscaling import NODES, one_for_each_node
 
 
 def test_the_latest_report_says_how_many() -> None:
