@@ -1,4 +1,4 @@
-"""Checks a configuration, its ensemble and its ledger before anything starts."""
+"""Checks a configuration, its ensemble and its ledger before anything starts; creates the ledger of a new ensemble."""
 
 from collections.abc import Callable
 from contextlib import suppress

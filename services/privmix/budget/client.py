@@ -62,11 +62,11 @@ class _Lease:
 
 
 class Reservation:
-    """Allows a number of tokens to be computed. Tokens that are not released go back to the budget.
+    """Allows a number of tokens to be computed. "Released" is what is sampled; other tokens go back to the budget.
 
     Attributes:
         count: the number of tokens; less than requested if the budget is used up.
-        released: the number of tokens released so far.
+        released: the number of tokens that are sampled so far, whether or not a client gets them.
         allowances: what each token may charge to each part's account, for an event with accounts.
         charges: what the released tokens charge, by the index of the token.
     """
@@ -84,19 +84,19 @@ class Reservation:
         self._charge = charge
 
     async def charge(self, losses: Sequence[Sequence[float]]) -> int:
-        """Charges measured losses durably and returns how many of the first tokens may be released.
+        """Charges measured losses durably and returns how many of the first tokens may be sampled.
 
         Args:
             losses: the losses of each token (`Ledger.charge`); empty for an event of fixed cost, which the lease has
                 charged already.
 
         Raises:
-            LedgerError, ray.exceptions.RayError: no token may be released.
+            LedgerError, ray.exceptions.RayError: no token may be sampled.
         """
         return await self._charge(losses) if losses else self.count
 
     def mark_released(self, count: int) -> None:
-        """Records that `count` tokens are sampled next. They stay charged, whether or not a client gets them."""
+        """Records that `count` tokens are sampled next: call it before, so that they stay charged whatever happens."""
         if not 0 <= self.released + count <= self.count:
             raise ValueError(f"cannot release {count} more tokens of {self.count} with {self.released} released")
         self.released += count

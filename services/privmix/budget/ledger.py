@@ -35,7 +35,7 @@ from privmix.budget.signing import SigningKey
 from privmix.budget.state import Balance, Lease, LedgerState
 from privmix.budget.store import schema
 from privmix.budget.store.database import LedgerDatabase
-from privmix.budget.store.rows import append, beat, end, following, is_linked, rows, silence_s
+from privmix.budget.store.rows import append, end_epoch, following, is_linked, rows, silence_s, write_beat
 from privmix.foundation.errors import (
     Fenced,
     LeaseRefused,
@@ -368,13 +368,13 @@ class Ledger:
         if self._epoch is not None:
             with self._database.transaction() as connection:
                 if silence_s(connection, self._epoch) < math.inf:
-                    beat(connection, self._epoch)
+                    write_beat(connection, self._epoch)
 
     def give_up(self) -> None:
         """Gives up the ledger, so that another deployment may take it at once."""
         if self._epoch is not None:
             with self._database.transaction() as connection:
-                end(connection, self._epoch)
+                end_epoch(connection, self._epoch)
 
     def balance(self) -> Balance:
         """Returns the balance after the last commit that this writer has confirmed."""
@@ -467,7 +467,7 @@ class Ledger:
                 if takes_over or (unconfirmed and state.writer == self._writer):
                     # Rows of a commit that was not confirmed may be on this server and not on its synchronous standby.
                     # Only a transaction that writes waits for the standby.
-                    beat(connection, state.epoch)
+                    write_beat(connection, state.epoch)
                 for call in calls:
                     written += applied(state, call.decide(state))
                 if written:

@@ -67,13 +67,13 @@ def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:
         connection.execute(insert(ledger_table), [row._asdict() for row in rows])
 
 
-def beat(connection: Connection, epoch: int) -> None:
+def write_beat(connection: Connection, epoch: int) -> None:
     """Records a heartbeat of the writer of this epoch."""
     connection.execute(delete(beat_table).where(beat_table.c.epoch <= epoch))
     connection.execute(insert(beat_table).values(epoch=epoch, beat=unix_time(connection)))
 
 
-def end(connection: Connection, epoch: int) -> None:
+def end_epoch(connection: Connection, epoch: int) -> None:
     """Records that the writer of this epoch has ended."""
     connection.execute(delete(beat_table).where(beat_table.c.epoch == epoch))
 
