@@ -5,6 +5,7 @@ privacy: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `p
 tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addition, for each cell and both sides:
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
+- of the service alone `processor_ms`, for a token: of the actors of `PROCESSES`.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
@@ -57,6 +58,7 @@ CORES = psutil.cpu_count() or 1
 TIMEOUT_S = 600.0
 DISTINCT = 8
 """The number of different adapters; the work of a token does not depend on it."""
+PROCESSES = ("ProxyActor", "ServeReplica:privmix:gateway", "ray::Coordinator", "ray::Shard")
 QUICK = (8, 64, 2)
 """The number of parts, of prompt tokens and of streams."""
 
@@ -183,14 +185,22 @@ def private(
 
 def compared(service: RunningService, other: str, rounds: Iterable[list[LoadRequest]], streams: int) -> dict[str, Any]:
     """Measures one cell: both sides with the same questions."""
+    before = spent(service)
     played = [_both(service.base_url, other, questions, streams) for questions in rounds]
     ours, theirs = described([own for own, _ in played]), described([plain for _, plain in played])
+    after = spent(service)
+    ours["processor_ms"] = {name: round(1e3 * (after[name] - before[name]) / ours["tokens"], 3) for name in PROCESSES}
     whole = statistics.median(own.tokens_per_s / plain.tokens_per_s for own, plain in played)
     return {
         "private_over_plain": round(whole, 3),
         "private": ours,
         "plain": theirs,
     }
+
+
+def spent(service: RunningService) -> dict[str, float]:
+    """Returns the seconds of a processor that these processes have taken."""
+    return {name: sum(service.actor(name).cpu_times()[:2]) for name in PROCESSES}
 
 
 def _both(ours: str, theirs: str, questions: Sequence[LoadRequest], streams: int) -> tuple[Round, Round]:

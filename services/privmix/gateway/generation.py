@@ -21,9 +21,9 @@ from privmix.gateway.streaming import EventStream, complete_answer, kept_alive, 
 requests = Counter("privmix_requests", "Requests for a generation, refused ones included.")
 
 ANSWERED_BY = "x-privmix-answered-by"
-WRITE_INTERVAL_S = 0.01
-"""Tokens of one stream within this time after its last write are written together: a reader sees no difference, and a
-gateway with many streams writes less often."""
+WRITE_INTERVAL_S = 0.05
+"""Tokens of one stream within this time after its last write are written together: nobody reads faster, and a gateway
+and its proxy do most of their work once a write."""
 HEARTBEAT_S = 10.0
 """A stream that is silent for this long gets a comment. Proxies close idle streams after 30 s or more."""
 
