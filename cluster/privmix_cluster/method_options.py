@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privmix_cluster.parameters import bad
+from privmix_cluster.parameters import SetOption, assigned, fields
 
 BUDGET = {"Budget": ("epsilon", "delta", "tokens", "renyi_epsilon")}
 
@@ -17,10 +17,7 @@ class MethodOptions:
     protocol: Annotated[
         list[str] | None, typer.Option(help="A protocol to compare; repeat for more. Default: all.")
     ] = None
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="A value of a protocol's field; repeat for more."),
-    ] = None
+    given: SetOption = None
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -32,17 +29,10 @@ class MethodOptions:
     @property
     def values(self) -> dict[str, Any]:
         """What is chosen, as fields of `ComparisonOptions`."""
-        field, values = (None, "") if self.sweep is None else _assigned("sweep", self.sweep)
+        field, values = (None, "") if self.sweep is None else assigned("sweep", self.sweep)
         return {
             "protocols": self.protocol or None,
-            "fields": dict(_assigned("set", each) for each in self.given or ()),
+            "fields": fields(self.given),
             "sweep": field,
             "values": tuple(value.strip() for value in values.split(",") if value.strip()),
         }
-
-
-def _assigned(option: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name.strip() and equals and value.strip()):
-        raise bad(option, f"must be FIELD=VALUE, such as q=0.1, got {text!r}")
-    return name.strip().replace("-", "_"), value.strip()

@@ -1,7 +1,7 @@
-"""Reads a protocol's settings from command-line options: `--sigma 20` means `privacy.sigma: 20` in the file."""
+"""Reads a protocol's settings from command-line options: `--set sigma=20` means `privacy.sigma: 20` in the file."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -9,28 +9,23 @@ from pydantic import ValidationError
 if TYPE_CHECKING:
     from privmix.privacy.settings import Settings
 
-ACCEPTED = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Context settings of a command that accepts the options of protocols (see `settings_from`)."""
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="A value of a protocol's field; repeat for more."),
+]
 
 
-def options(arguments: Sequence[str]) -> dict[str, str]:
-    """Parses `--name value` and `--name=value` into names and values.
+def assigned(option: str, text: str) -> tuple[str, str]:
+    """Parses `name=value`. Raises `typer.BadParameter`, which names the option, for another form."""
+    name, equals, value = text.partition("=")
+    if not (name.strip() and equals and value.strip()):
+        raise bad(option, f"must be FIELD=VALUE, such as q=0.1, got {text!r}")
+    return name.strip().replace("-", "_"), value.strip()
 
-    Raises:
-        typer.BadParameter: an argument has another form.
-    """
-    given: dict[str, str] = {}
-    remaining = list(arguments)
-    while remaining:
-        name, equals, value = remaining.pop(0).partition("=")
-        if not name.startswith("--"):
-            raise typer.BadParameter(f"{name!r} is not an option", param_hint="arguments")
-        if not equals:
-            if not remaining:
-                raise bad(name[2:], "needs a value")
-            value = remaining.pop(0)
-        given[name[2:].replace("-", "_")] = value
-    return given
+
+def fields(given: Sequence[str] | None) -> dict[str, str]:
+    """Returns the values of `--set` by their fields."""
+    return dict(assigned("set", each) for each in given or ())
 
 
 def settings_from(protocol: str, given: Mapping[str, object]) -> "Settings":
@@ -40,6 +35,7 @@ def settings_from(protocol: str, given: Mapping[str, object]) -> "Settings":
         typer.BadParameter: the protocol or a parameter does not exist, or a value is invalid.
     """
     from privmix.privacy.protocols import PROTOCOLS  # slow to import
+    from privmix.privacy.settings import Settings
 
     if protocol not in PROTOCOLS:
         raise bad("protocol", f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")
@@ -48,11 +44,10 @@ def settings_from(protocol: str, given: Mapping[str, object]) -> "Settings":
     except ValidationError as error:
         first = error.errors()[0]
         parameter = str(first["loc"][0]) if first["loc"] else protocol
+        option = parameter if parameter in Settings.model_fields else f"set {parameter}"
         if first["type"] == "extra_forbidden":
-            raise bad(
-                parameter, f"{protocol} has no such parameter; `privmix protocols` lists its parameters"
-            ) from error
-        raise bad(parameter, f"{first['msg']}, got {first['input']}") from error
+            raise bad(option, f"{protocol} has no such field; `privmix protocols` lists its fields") from error
+        raise bad(option, f"{first['msg']}, got {first['input']}") from error
 
 
 def bad(option: str, message: str) -> typer.BadParameter:

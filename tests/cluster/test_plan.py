@@ -13,7 +13,7 @@ from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.support.cli import privmix
 
-PAPER = ["--protocol", "pmixed", "--parts", "80", "--q", "0.03", "--tokens", "1024", "--delta", "1e-5"]
+PAPER = ["--protocol", "pmixed", "--parts", "80", "--set", "q=0.03", "--tokens", "1024", "--delta", "1e-5"]
 MANY = "2e6"
 """Tokens that are planned without exact composition, which would take minutes."""
 
@@ -29,7 +29,7 @@ def record(*options: str) -> dict[str, Any]:
 
 
 def test_a_budget_is_turned_into_a_radius() -> None:
-    planned = record("--mollifier", "ratio", "--epsilon", "8")
+    planned = record("--set", "mollifier=ratio", "--epsilon", "8")
     assert planned["radius"] == pytest.approx(1.49, abs=1e-3)
     assert planned["epsilon_pld"] == pytest.approx(8, abs=1e-2)
     assert planned["epsilon_pld"] <= 8 < planned["epsilon_rdp"]
@@ -39,7 +39,7 @@ def test_a_budget_is_turned_into_a_radius() -> None:
 
 def test_a_radius_is_evaluated() -> None:
     cost = planning.cost(RatioEvent(80, 0.03, 1.6), 1024, 1e-5)
-    evaluated = record("--radius", "1.6")
+    evaluated = record("--set", "radius=1.6")
     assert evaluated["radius"] == 1.6
     assert evaluated["best_order"] == cost.best_order
     # The shown number is rounded up, by at most its last digit.
@@ -53,7 +53,7 @@ def test_a_radius_is_evaluated() -> None:
 
 @pytest.mark.parametrize("tokens", ["1e6", "1e8"])
 def test_an_epsilon_that_nobody_would_promise_is_a_renyi_bound(tokens: str) -> None:
-    evaluated = json.loads(privmix("plan", "--parts", "64", "--radius", "0.3", "--tokens", tokens, "--json").stdout)
+    evaluated = json.loads(privmix("plan", "--parts", "64", "--set", "radius=0.3", "--tokens", tokens, "--json").stdout)
     assert evaluated["epsilon_pld"] is None
     assert evaluated["epsilon_rdp"] > 64
     assert f"({accounting.shown(evaluated['epsilon_rdp'])}, 1e-05)" in evaluated["statement"]
@@ -61,27 +61,27 @@ def test_an_epsilon_that_nobody_would_promise_is_a_renyi_bound(tokens: str) -> N
 
 def test_a_planned_radius_evaluates_to_its_budget() -> None:
     planned = record("--epsilon", "3")
-    assert record("--radius", repr(planned["radius"])) == planned
+    assert record("--set", f"radius={planned['radius']!r}") == planned
 
 
 @pytest.mark.parametrize(
     ("options", "option"),
     [
         (["--protocol", "magic", "--epsilon", "8"], "--protocol"),
-        (["--mollifier", "magic", "--epsilon", "8"], "--mollifier"),
+        (["--set", "mollifier=magic", "--epsilon", "8"], "--set mollifier"),
         (["--parts", "0", "--epsilon", "8"], "--parts"),
-        (["--q", "0", "--epsilon", "8"], "--q"),
+        (["--set", "q=0", "--epsilon", "8"], "--set q"),
         (["--tokens", "0", "--epsilon", "8"], "--tokens"),
         (["--delta", "1", "--epsilon", "8"], "--delta"),
         (["--epsilon", "inf"], "--epsilon"),
         (["--epsilon", "1e-9"], "--epsilon"),
         ([], "--epsilon"),
-        (["--epsilon", "8", "--radius", "1"], "--epsilon"),
-        (["--radius", "100"], "--radius"),
-        (["--mollifier", "renyi"], "--epsilon"),
-        (["--mollifier", "renyi", "--epsilon", "1"], "--epsilon"),
-        (["--mollifier", "renyi", "--radius", "1"], "--radius"),
-        (["--mollifier", "renyi", "--epsilon", "8", "--order", "1"], "--order"),
+        (["--epsilon", "8", "--set", "radius=1"], "--epsilon"),
+        (["--set", "radius=100"], "--set radius"),
+        (["--set", "mollifier=renyi"], "--epsilon"),
+        (["--set", "mollifier=renyi", "--epsilon", "1"], "--epsilon"),
+        (["--set", "mollifier=renyi", "--set", "radius=1"], "--set radius"),
+        (["--set", "mollifier=renyi", "--epsilon", "8", "--set", "order=1"], "--set order"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options: list[str], option: str) -> None:
@@ -133,7 +133,7 @@ def test_plain_lora_is_planned_as_readers_that_all_read_each_token() -> None:
     [
         ([], "--parts: is missing; give the number of parts"),
         (["--users", "0"], "--users"),
-        (["--users", "100", "--q", "0.5"], "--q: is not used with --users"),
+        (["--users", "100", "--set", "q=0.5"], "--set: is not used with --users"),
         (["--parts", "4", "--corpus-tokens", "100"], "--corpus-tokens: needs --users"),
         (["--parts", "4", "--part-kind", "text"], "--part-kind: needs --users"),
         (["--users", "100", "--part-kind", "none"], "part_kind: "),

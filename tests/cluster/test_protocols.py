@@ -36,27 +36,27 @@ def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
 
 
 def test_a_protocol_without_a_bound_says_so() -> None:
-    submix = planned("submix", "--parts", "16", "--epsilon", "8", "--random-stopping", "10")
+    submix = planned("submix", "--parts", "16", "--epsilon", "8", "--set", "random_stopping=10")
     assert submix["epsilon_rdp"] is submix["epsilon_pld"] is submix["best_order"] is None
     assert submix["fixed_length"]["epsilon"] > 8
     assert "operational privacy" in submix["statement"]
     assert "No epsilon is stated" in submix["statement"]
     assert "No privacy guarantee" in planned("ensemble", "--parts", "16")["statement"]
     assert planned("public", "--parts", "16", "--epsilon", "8")["epsilon_rdp"] == 0
-    assert "data-dependent" in planned("adapmixed", "--parts", "16", "--mollifier", "renyi")["statement"]
+    assert "data-dependent" in planned("adapmixed", "--parts", "16", "--set", "mollifier=renyi")["statement"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--protocol", "gnmax", "--q", "0.5", "--epsilon", "8"], "--q"),
-        (["--protocol", "gnmax", "--sigma", "many"], "--sigma"),
-        (["--protocol", "gnmax", "--sigma"], "--sigma"),
+        (["--protocol", "gnmax", "--set", "q=0.5", "--epsilon", "8"], "--set q"),
+        (["--protocol", "gnmax", "--set", "sigma=many"], "--set sigma"),
+        (["--protocol", "gnmax", "--set", "sigma"], "--set"),
         (["--protocol", "gnmax", "sigma"], "sigma"),
-        (["--protocol", "gnmax", "--sigma", "3", "--epsilon", "8"], "--epsilon"),
+        (["--protocol", "gnmax", "--set", "sigma=3", "--epsilon", "8"], "--epsilon"),
         (["--protocol", "finetuned"], "train --parts 1"),
         (["--protocol", "ensemble", "--epsilon", "8"], "--epsilon"),
-        (["--protocol", "adapmixed", "--mollifier", "renyi", "--enforce", "bound"], "enforce"),
+        (["--protocol", "adapmixed", "--set", "mollifier=renyi", "--set", "enforce=bound"], "enforce"),
     ],
 )
 def test_a_parameter_that_is_not_the_protocols_is_refused_by_name(arguments: list[str], named: str) -> None:

@@ -13,7 +13,6 @@ import typer
 from typer.testing import CliRunner
 
 from privmix_cluster.cli import app
-from privmix_cluster.parameters import ACCEPTED
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "k8s", "services", "tests")
@@ -91,8 +90,7 @@ def test_its_options_exist(command: Shown) -> None:
     target_command, left = resolved(command.argv)
     known = {option for parameter in target_command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {argument.split("=")[0] for argument in left if argument.startswith("--")}
-    if target_command.context_settings != ACCEPTED:  # any parameter of a protocol is an option there
-        assert given <= known
+    assert given <= known
 
 
 @pytest.mark.parametrize("command", IN_BLOCKS, ids=str)

@@ -14,7 +14,7 @@ from rich.table import Table
 from privmix.foundation.units import DELTA, EPSILON, TOKENS
 from privmix.training.options import TokenBudget, TrainingOptions
 from privmix_cluster.options import JsonOption
-from privmix_cluster.parameters import ACCEPTED, bad, count, options, settings_from
+from privmix_cluster.parameters import SetOption, bad, count, fields, settings_from
 
 if TYPE_CHECKING:
     from privmix.privacy.accounting import planning
@@ -32,12 +32,8 @@ COMMANDS = """\
     'privacy: {privacy}' > privmix.yaml
   privmix serve --config privmix.yaml"""
 
-plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
-
-@plan.command("plan", context_settings=ACCEPTED)
-def plan_(
-    context: typer.Context,
+def plan(
     parts: Annotated[
         int | None,
         typer.Option(min=1, help="The number of parts N. With --users, the default is a proposal."),
@@ -51,6 +47,7 @@ def plan_(
     ] = TOKENS,
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of the budget.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = DELTA,
+    given: SetOption = None,
     users: Annotated[
         int | None,
         typer.Option(
@@ -79,17 +76,16 @@ def plan_(
 ) -> None:
     """Compute the radius that a budget allows, or the epsilon that a radius costs.
 
-    Any parameter of the protocol is an option: --q 0.03 --mollifier ratio. `privmix protocols` lists them. With --users
-    the command prints the commands of the best way to spend the budget, by gains that were measured on public texts,
-    and compares it with other ways.
+    `privmix protocols` lists the fields that --set takes. With --users the command prints the commands of the best way
+    to spend the budget, by gains that were measured on public texts, and compares it with other ways.
     """
     from privmix.privacy.protocols import DEFAULT
     from privmix.training.expectation import Population, Requirements
     from privmix.training.splitting import alternatives
 
     if users is not None:
-        for name in options(context.args):
-            raise bad(name, "is not used with --users; use it with --parts")
+        if given:
+            raise bad("set", "is not used with --users; use it with --parts")
         budget = TokenBudget.checked(epsilon=EPSILON if epsilon is None else epsilon, delta=delta, tokens=tokens)
         kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         ways = alternatives(Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind))
@@ -102,7 +98,7 @@ def plan_(
             raise bad(name, "needs --users")
     if parts is None:
         raise bad("parts", "is missing; give the number of parts, or --users for a proposal")
-    parameters: dict[str, object] = {**options(context.args), "tokens": tokens, "delta": delta}
+    parameters: dict[str, object] = {"tokens": tokens, "delta": delta, **fields(given)}
     if epsilon is not None:
         parameters["epsilon"] = epsilon
     settings = settings_from(protocol or DEFAULT, parameters)
@@ -125,11 +121,11 @@ def _planned(settings: "Settings", parts: int) -> "tuple[Protocol, planning.Cost
     derived = settings.derived
     chosen = derived is not None and getattr(settings, derived) is not None
     if derived and settings.enforced == "bound" and chosen == ("epsilon" in settings.model_fields_set):
-        raise bad("epsilon", f"give either --epsilon, to plan the {derived}, or --{derived}, to evaluate one")
+        raise bad("epsilon", f"give either --epsilon, to plan the {derived}, or --set {derived}=VALUE, to evaluate one")
     try:
         protocol = settings.plan(parts)
     except ValueError as error:
-        raise bad((derived if chosen else "epsilon") if derived else "parts", str(error)) from error
+        raise bad((f"set {derived}" if chosen else "epsilon") if derived else "parts", str(error)) from error
     event = protocol.event
     known = accounting.ORDERS if protocol.order is None or event.measured else [protocol.order]
     bounded = any(map(math.isfinite, event.rdp(known)))
