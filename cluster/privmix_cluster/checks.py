@@ -13,7 +13,6 @@ from privmix.database.service import ServiceDatabase, default_database
 from privmix.engine import VLLM_FAMILIES
 from privmix.fleet import fleet
 from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnknown
-from privmix.foundation.files import write_atomically
 from privmix.gateway.settings import ServedEnsemble
 from privmix.keys.store import KeyStore
 from privmix.training.manifest import Manifest
@@ -22,9 +21,6 @@ from privmix_cluster.configuration import Configuration
 from privmix_cluster.promise import Promise, promise
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-KEYED = "keys.receipt"
-"""The file in an ensemble's directory that records that a service of the ensemble has had keys, as the ledger does."""
 
 Report = Callable[[str], None]
 
@@ -43,12 +39,9 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
         LedgerError: the ledger cannot be read.
     """
     http, database = configuration.http, ServiceDatabase(keys_database(configuration))
-    mark = configuration.ensemble / KEYED
     if KeyStore(database).required():
-        if not mark.exists() and is_writable(mark.parent):
-            write_atomically(mark, b"A service of this ensemble has had keys. It does not start without them.\n")
         return
-    if mark.exists() or _had_keys(configuration):
+    if _had_keys(configuration):
         raise ConfigurationError(
             f"keys.database: this service had keys, but {database.name} has none, so everybody could use it: set "
             "keys.database to the database that has them, or restore it"
@@ -64,7 +57,7 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
 
 
 def _had_keys(configuration: Configuration) -> bool:
-    """Returns whether the ensemble's ledger records keys. Its directory may be one that no service can write."""
+    """Returns whether the ensemble's ledger records that clients needed keys."""
     with suppress(LedgerMissing):
         return read(configuration.budget.ledger).clients_needed_keys
     return False

@@ -104,27 +104,14 @@ def test_keys_are_kept_where_the_configuration_says(tmp_path: Path) -> None:
 
 
 def test_a_service_that_had_keys_does_not_start_without_them(tmp_path: Path) -> None:
-    (tmp_path / "ensemble").mkdir()
-    RequestStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
-    check_keys(configured(tmp_path))
-    elsewhere = {"ensemble": "ensemble", "budget": {"ledger": f"sqlite:///{tmp_path}/other/ledger.db"}}
-    (tmp_path / "other").mkdir()
-    for values in (elsewhere, {**elsewhere, "http": {"api_keys": ["one"]}}):
-        with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
-            check_keys(Configuration.of(values, tmp_path))
-    check_keys(Configuration.of({**elsewhere, "keys": {"database": "keys.db"}}, tmp_path))
-
-
-def test_a_ledger_remembers_keys_where_the_ensembles_directory_cannot(tmp_path: Path) -> None:
-    """On Kubernetes, the service only reads that directory."""
-    (tmp_path / "ensemble").mkdir()
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     Ledger.create(tmp_path / "ledger.db", terms)
     check_keys(configured(tmp_path))
     Ledger.create(tmp_path / "ledger.db", terms, clients_need_keys=True)
     Ledger.create(tmp_path / "ledger.db", terms)
-    with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
-        check_keys(configured(tmp_path))
+    for others in ({}, {"api_keys": ["one"]}):
+        with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
+            check_keys(configured(tmp_path, **others))
 
 
 def test_the_command_uses_the_database_that_belongs_to_the_ledger(
