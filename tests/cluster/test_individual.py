@@ -66,7 +66,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "One", "seed": 1, "model": "privmix"}),
     ("/v1/completions", {"prompt": "One", "n": 100, "model": "privmix"}),
     ("/v1/completions", LONG),
-    ("/tokenize", {"model": "privmix", "prompt": "Caller: Hello", "return_token_strs": True}),
+    ("/tokenize", {"model": "privmix", "prompt": "Caller: Hello"}),
     ("/tokenize", {"model": "privmix", "messages": HELLO["messages"]}),
 ]
 STREAMS = [

@@ -128,8 +128,7 @@ class CatalogueRoutes:
             else:
                 special = body.add_special_tokens is not False
                 tokens = await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)
-            pieces = await prompts.pieces(tokens, client) if body.return_token_strs else None
-        return {"count": len(tokens), "max_model_len": self._context_length, "tokens": tokens, "token_strs": pieces}
+        return {"count": len(tokens), "max_model_len": self._context_length, "tokens": tokens}
 
 
 def _client(request: Request) -> str:

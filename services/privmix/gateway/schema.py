@@ -327,7 +327,6 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
-    return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _has_one_text(self) -> Self:

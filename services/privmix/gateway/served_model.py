@@ -105,10 +105,6 @@ class PromptTokenizer:
         shown = marks.show(text)
         return [await self._limited(shown, limit, "messages", client, lambda: self._people.rendered(text, marks))]
 
-    async def pieces(self, tokens: Sequence[int], client: str = "") -> list[str]:
-        """Returns the vocabulary entry of each token id."""
-        return await self._run(len(tokens), client, lambda: [str(self._rust.id_to_token(token)) for token in tokens])
-
     async def text(self, prompt: PromptText, client: str = "") -> str:
         """Returns the text of a prompt, for `echo`. A character that it begins only belongs to the answer."""
         if isinstance(prompt, str):
