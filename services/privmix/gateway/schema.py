@@ -272,17 +272,6 @@ class CompletionRequest(GenerationRequest):
 
     prompt: PromptTexts
     echo: bool = False
-    best_of: int | None = Field(None, ge=1, description="Must equal n.")
-
-    @field_validator("best_of")
-    @classmethod
-    def _best_of_equals_n(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and value != info.data.get("n", value):
-            raise refused(
-                "unsupported_value",
-                "must equal n, because candidates cannot be ranked: their probabilities never leave the service",
-            )
-        return value
 
 
 class Message(Body):

@@ -13,8 +13,8 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "an answer ends at the model's end token, a stop string or max_tokens; remove it": {
         "include_stop_str_in_output": (False,), "min_tokens": (0,), "stop_token_ids": ([],), "verbosity": ("medium",),
     },
-    "answers are sampled; search is not supported; remove it": {
-        "early_stopping": (False,), "use_beam_search": (False,),
+    "answers are sampled; search is not supported; remove it, or use n": {
+        "best_of": (1,), "early_stopping": (False,), "use_beam_search": (False,),
     },
     "calls of tools are not supported; remove it, and ask for JSON with response_format": {
         "function_call": ("none",), "functions": ([],), "tool_call_id": (), "tool_calls": ([],),

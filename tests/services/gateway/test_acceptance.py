@@ -52,7 +52,7 @@ SHARED: list[dict[str, Any]] = [
     dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend")),
 ]
 COMPLETION_ONLY: list[dict[str, Any]] = [
-    {"prompt": ["one", "two"], "n": 2, "best_of": 2},
+    {"prompt": ["one", "two"], "n": 2},
     {"prompt": [1, 2, 3], "echo": True},
     {"prompt": [[1, 2], [3]], "best_of": 1},
     {"prompt": "\x00 東京 \U0001f600"},

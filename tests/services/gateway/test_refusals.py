@@ -83,7 +83,7 @@ OF_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [[1], [1] * 500], "max_tokens": 13}, "max_tokens", "context_length_exceeded"),
     ({"echo": True, "logprobs": 1}, "logprobs", "unsupported_parameter"),
     ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
-    ({"best_of": 3}, "best_of", "unsupported_value"),
+    ({"best_of": 3}, "best_of", "unsupported_parameter"),
     ({"suffix": "the end"}, "suffix", "unsupported_parameter"),
     ({"messages": CHAT["messages"]}, "messages", "unknown_parameter"),
     ({"max_completion_tokens": 5}, "max_completion_tokens", "unknown_parameter"),
