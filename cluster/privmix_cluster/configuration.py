@@ -92,7 +92,6 @@ class EngineSection(Section):
     context_length: int = Field(EngineSettings.context_length, gt=1)
     cache_gib: float = Field(EngineSettings.cache_gib, gt=0)
     gpu_memory_utilization: float = Field(EngineSettings.gpu_memory_utilization, gt=0, le=1)
-    batch_invariant: bool = False
 
 
 class ShardsSection(Section):

@@ -152,16 +152,13 @@ def _engine_settings(
 def _environment(configuration: Configuration, num_gpus: float) -> dict[str, str]:
     """Returns the environment variables of a shard's process.
 
-    Ray limits an actor to one thread for each reserved CPU, but an engine on the CPU should use all cores. On a GPU,
-    the order of summation in vLLM's default kernels depends on the batch, and in its LoRA kernels it differs between
-    runs. vLLM's batch-invariant kernels give each row the same bits in every batch. vLLM reads the variable when it is
-    imported, so it must be set before the process starts.
+    Ray limits an actor to one thread for each reserved CPU, but an engine on the CPU should use all cores. An operator
+    who wants vLLM's kernels that give a row the same bits in every batch sets VLLM_BATCH_INVARIANT on the nodes.
     """
     threads = configuration.shards.threads
     if not num_gpus:
         return cpu_environment(threads or available_cpus())
-    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    return {**environment, "VLLM_BATCH_INVARIANT": str(int(configuration.engine.batch_invariant))}
+    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
 
 
 def cpu_environment(threads: int) -> dict[str, str]:

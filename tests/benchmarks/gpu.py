@@ -12,7 +12,7 @@ random weights; readers change the last half of the layers. S = 64 sequences.
 - `vllm`: milliseconds of a step of vLLM's own `LLM.generate`, without compilation, which this engine does not use.
 - `large`: as `small` for 8B parameters, with contexts of 192 and 1,024 tokens.
 - `batches`: the number of rows that have other bits in a larger batch: with batch-invariant kernels
-  (`engine.batch_invariant`), and with ordinary ones.
+  (`VLLM_BATCH_INVARIANT=1`), and with ordinary ones.
 
 `ratios` compares a token with one of public rows alone, and of vLLM.
 """

@@ -107,17 +107,6 @@ def test_gpus_that_cannot_divide_the_model_are_refused(
         plan_shards(configuration, ensemble(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
 
 
-@pytest.mark.parametrize("invariant", [True, False])
-def test_kernels_on_a_gpu_are_batch_invariant_only_on_demand(tmp_path: Path, invariant: bool) -> None:
-    """The constant shape of a step protects the draw; invariant kernels cost twice the time of a small batch."""
-    values = {"ensemble": "e", **({"engine": {"batch_invariant": True}} if invariant else {})}
-    configuration = Configuration.of(values, tmp_path)
-    (on_gpu,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=1)
-    (on_cpu,) = plan_shards(configuration, ensemble(3, halves=False), MODEL, gpus=0)
-    assert on_gpu.environment["VLLM_BATCH_INVARIANT"] == str(int(invariant))
-    assert "VLLM_BATCH_INVARIANT" not in on_cpu.environment
-
-
 def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
     shards = {"parts_per_shard": 2, "count": 1}
     configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path)
