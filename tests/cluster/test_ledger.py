@@ -45,7 +45,7 @@ def run(*arguments: str) -> Result:
 
 def test_a_ledger_is_verified_beside_its_writer(ledger: Ledger, place: str) -> None:
     found = json.loads(run("verify", place, "--json").stdout)
-    checked = {"chain": True, "signature": False}
+    checked = {"chain": True, "head": False, "signature": False}
     state = {"rows": 5, "head": ledger.balance().head, "epoch": 1}
     assert found == {"valid": True, **state, "checked": checked, "signed_with": None}
     assert ledger.lease(EVENT, 1).count == 1, "it does not fence the writer"
@@ -68,6 +68,18 @@ def test_the_first_bad_row_is_named(ledger: Ledger, place: str, change: str, tol
     found = run("verify", place, "--json")
     assert found.exit_code == 1
     assert (json.loads(found.stdout)["valid"], told in json.loads(found.stdout)["error"]) == (False, True)
+
+
+def test_missing_last_rows_are_detected_with_a_noted_head(ledger: Ledger, place: str, tmp_path: Path) -> None:
+    noted, short = ledger.balance().head, shutil.copy(place, str(tmp_path / "short.db"))
+    tamper(Path(short), "DELETE FROM privmix_ledger WHERE seq = 5")
+    assert run("verify", short).exit_code == 0, "the chain alone cannot show missing last rows"
+    ledger.lease(EVENT, 1)
+    for head in (noted, noted[:16].upper()):
+        refused = run("verify", short, "--head", head)
+        assert (refused.exit_code, "no row has the hash" in refused.stderr) == (1, True)
+        assert run("verify", place, "--head", head).exit_code == 0, "rows added later are accepted"
+    assert "--head" in run("verify", place, "--head", "abc").stderr
 
 
 def test_a_ledger_is_begun_by_a_command_and_only_once(ensemble: Path, tmp_path: Path) -> None:
@@ -130,7 +142,7 @@ def test_verify_says_what_it_checked(place: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PRIVMIX_BUDGET__SIGNING_KEY", "k" * 32)
     assert "signed all of it" in run("verify", place).stdout
     checked = json.loads(run("verify", place, "--json").stdout)
-    assert checked["checked"] == {"chain": True, "signature": True}
+    assert checked["checked"] == {"chain": True, "head": False, "signature": True}
     assert checked["signed_with"] == SigningKey(b"k" * 32).name
     monkeypatch.setenv("PRIVMIX_BUDGET__SIGNING_KEY", "o" * 32)
     wrong = json.loads(run("verify", place, "--json").stdout)

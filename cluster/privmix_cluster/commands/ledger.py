@@ -1,6 +1,7 @@
 """Implements `privmix ledger`, which creates, verifies and charges ledgers."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +90,7 @@ def forfeit(
 def verify(
     place: Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")],
     signing_key_file: KeyFileOption = None,
+    head: Annotated[str, typer.Option(help="A last hash noted earlier (16 digits or more), which must be there.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid.
@@ -97,9 +99,11 @@ def verify(
     """
     from privmix.budget.reading import verify as verified
 
+    if head and not re.fullmatch("[0-9a-fA-F]{16,64}", head):
+        raise typer.BadParameter("must be the first 16 hexadecimal digits of a hash, or more", param_hint="--head")
     try:
         key = _signing_key(signing_key_file)
-        balance = verified(place, key)
+        balance = verified(place, key, head.lower())
     except LedgerError as error:
         if not as_json:
             raise
@@ -109,7 +113,7 @@ def verify(
         "rows": balance.rows,
         "head": balance.head,
         "epoch": balance.epoch,
-        "checked": {"chain": True, "signature": key is not None},
+        "checked": {"chain": True, "head": bool(head), "signature": key is not None},
         "signed_with": balance.signature and balance.signature.signed.key,
     }
     if as_json:
@@ -126,7 +130,8 @@ def verify(
         )
     else:
         print("It is not signed (budget.signing_key): the chain does not show whether it was rewritten to its end.")
-    print("Only an anchor, which the service checks, shows that nothing was taken off its end.")
+    if not head:
+        print("Only an anchor, or a hash noted earlier (--head), shows that nothing was taken off its end.")
 
 
 def _signing_key(file: Path | None) -> "SigningKey | None":

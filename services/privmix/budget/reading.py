@@ -11,7 +11,7 @@ from privmix.budget.state import Balance, LedgerState
 from privmix.budget.store import schema
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.rows import every_row, last_checkpoint, rows
-from privmix.foundation.errors import LedgerMismatch
+from privmix.foundation.errors import LedgerCorrupt, LedgerMismatch
 
 
 def replay_whole(connection: Connection) -> LedgerState:
@@ -76,19 +76,22 @@ def read(ledger: str | Path) -> Balance:
         return replay(connection).balance()
 
 
-def verify(ledger: str | Path, key: SigningKey | None = None) -> Balance:
+def verify(ledger: str | Path, key: SigningKey | None = None, head: str = "") -> Balance:
     """Verifies a whole ledger and returns its balance. Otherwise as `read`.
 
     Args:
         key: the key that must have signed the whole chain.
+        head: the beginning of the hash of a row that was once the last, and must still be in the chain.
 
     Raises:
-        LedgerCorrupt: a row was changed. The message names it.
+        LedgerCorrupt: a row was changed, which the message names, or no row has the hash `head`.
         LedgerUnsigned: `key` did not sign the whole chain.
         LedgerError: the ledger cannot be read; the subclass and the message say why.
     """
     with LedgerDatabase(ledger, "read").transaction() as connection:
         balance = replay_whole(connection).balance()
+        if not any(row.hash.startswith(head) for row in every_row(connection)):
+            raise LedgerCorrupt(f"no row has the hash {head}: rows were removed from its end, or it was rewritten")
         if key is not None:
             key.check(balance)
         return balance

@@ -106,7 +106,8 @@ class LedgerStatement(Statement):
             a counter.
         tokens_held: the number of tokens in open leases. They are charged, but may never be released.
         charges: the tokens charged, by event.
-        rows, head: the length of the chain and the hash of its last row.
+        rows, head: the length of the chain and the hash of its last row. Who notes it can show later that no row was
+            removed from its end (`reading.verify`).
     """
 
     ensemble: str
