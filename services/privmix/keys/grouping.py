@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from privmix.database.deadline import in_time
 from privmix.database.service import ServiceDatabase
+from privmix.foundation.errors import KeysUnavailable
 
 MAX_GROUP = 256
+DATABASE_TIMEOUT_S = 10.0
+"""How long a caller waits for the database. The work itself continues, because it may be committed later."""
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -37,7 +39,12 @@ class GroupedTransactions:
         self._waiting.append((work, outcome))
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run_waiting())
-        return await in_time(outcome)
+        outcome.add_done_callback(_retrieve)
+        try:
+            async with asyncio.timeout(DATABASE_TIMEOUT_S):
+                return await asyncio.shield(outcome)
+        except TimeoutError:
+            raise KeysUnavailable(f"the keys' database does not answer within {DATABASE_TIMEOUT_S:g} s") from None
 
     async def _run_waiting(self) -> None:
         while self._waiting:
@@ -54,3 +61,9 @@ class GroupedTransactions:
     def _transact(self, works: list[Work[Any]]) -> list[Any]:
         with self._database.transaction() as connection:
             return [work(connection) for work in works]
+
+
+def _retrieve(outcome: "asyncio.Future[Any]") -> None:
+    """Retrieves the exception, so that asyncio does not log it when its caller has left."""
+    if not outcome.cancelled():
+        outcome.exception()

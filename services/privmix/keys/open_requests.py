@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from privmix.database.deadline import DATABASE_TIMEOUT_S
 from privmix.foundation.errors import KeysUnavailable
 from privmix.foundation.retrying import repeated
 from privmix.keys.fair_queue import FairQueue
-from privmix.keys.grouping import GroupedTransactions
+from privmix.keys.grouping import DATABASE_TIMEOUT_S, GroupedTransactions
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, Refused
 from privmix.keys.reservations import Reservation, reserve, settle
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from ray.exceptions import RayTaskError
 
-from privmix.database import deadline
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.gateway import preparation
 from privmix.gateway.keys import ANONYMOUS, KeyService
 from privmix.gateway.status import Status
 from privmix.keys import actor as keys_actor
+from privmix.keys import grouping
 from privmix.keys.actor import Keys
 from privmix.keys.messages import Identity
 from privmix.keys.store import KeyStore
@@ -127,13 +127,13 @@ def test_a_service_whose_keys_are_locked_or_gone_is_not_ready(
     monkeypatch.setattr(Status, "troubles", no_troubles)
     client = make_client(keys_actor="keys")
     assert client.get("/readyz").status_code == 200
-    monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(grouping, "DATABASE_TIMEOUT_S", 0.3)
     with closing(sqlite3.connect(place, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         assert client.get("/readyz").status_code == 503
         assert client.get("/health").json()["missing"] == ["keys"]
         other.execute("ROLLBACK")
-    monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(grouping, "DATABASE_TIMEOUT_S", 10.0)
     assert client.get("/readyz").status_code == 200
     for file in tmp_path.iterdir():
         file.unlink()

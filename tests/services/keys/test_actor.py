@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from privmix.database import deadline
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysUnavailable
 from privmix.keys import actor as keys_actor
-from privmix.keys import open_requests
+from privmix.keys import grouping, open_requests
 from privmix.keys.actor import Keys
 from privmix.keys.grouping import Work
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
@@ -170,7 +169,7 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
     await admitted(keys, "before", identity, 4)
     monkeypatch.setattr(open_requests, "RETRY_S", 0.05)
     with monkeypatch.context() as impatient, closing(sqlite3.connect(place, isolation_level=None)) as hanging:
-        for module in (deadline, open_requests):  # a busy machine may need as long while the database works
+        for module in (grouping, open_requests):  # a busy machine may need as long while the database works
             impatient.setattr(module, "DATABASE_TIMEOUT_S", 0.3)
         hanging.execute("BEGIN EXCLUSIVE")
         with pytest.raises(KeysUnavailable, match="does not answer"):
