@@ -151,9 +151,7 @@ class Fleet:
                 before.size.shards if shards is None else shards, before.size.copies if copies is None else copies
             )
             if not 1 <= size.shards <= len(self._settings.plans):
-                raise FleetError(
-                    f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {size.shards}"
-                )
+                raise FleetError(f"shards: give 1 to {len(self._settings.plans)} for this ensemble, not {size.shards}")
             try:
                 shard_map = self._shard_map_of(size)
             except ValueError as error:

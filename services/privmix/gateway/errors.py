@@ -142,9 +142,9 @@ def refusal(refused: Refused, generations: int) -> ApiError:
             message = f"prompts x n is {generations}, but a request of this key may have {limit}; send several requests"
             return invalid("n", message, "request_too_large")
         case "share_exhausted":
-            return _spent("this key's share of the privacy budget is exhausted; it does not refill", "share_exhausted")
+            return _spent("this key's share is exhausted; ask the service's administrator for more", "share_exhausted")
         case "live_streams":
-            message, code = f"this key already has {limit} concurrent answers, its maximum", "too_many_streams"
+            message, code = f"this key has its maximum of {limit} answers; wait until one ends", "too_many_streams"
         case "overloaded":
             message, code = "too many requests wait; try again soon", "overloaded"
     headers = {} if refused.retry_after_s is None else wait_header(refused.retry_after_s)

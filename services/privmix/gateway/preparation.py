@@ -39,11 +39,11 @@ async def read_body(request: Request, limit: int, identify: Callable[[], Awaitab
             first.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise invalid("body", "it must not be compressed", "unsupported_encoding", 415)
+        raise invalid("body", "it is compressed; send it without content-encoding", "unsupported_encoding", 415)
     declared = request.headers.get("content-length", "0")
     if len(declared) > MAX_DIGITS or not (declared.isascii() and declared.isdecimal()):
         raise invalid("content-length", "give a number of bytes")
-    too_large = invalid("body", f"it is larger than {limit} bytes", "body_too_large", 413)
+    too_large = invalid("body", f"it is larger than {limit} bytes; make it smaller", "body_too_large", 413)
     if int(declared) > limit:
         raise too_large
     body = bytearray()

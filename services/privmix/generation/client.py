@@ -150,7 +150,7 @@ class ServiceClient:
 
 def _piece(chunk: Completion) -> dict[str, Any]:
     if chunk.usage is None:
-        raise GenerationError("the service does not count tokens while it streams (continuous_usage_stats)")
+        raise GenerationError("the service does not count tokens (continuous_usage_stats); is this privmix?")
     (choice,), privmix = chunk.choices, (chunk.model_extra or {}).get("privmix") or {}
     # A model can generate bytes that are no character.
     piece = {"text": choice.text.replace("\ufffd", ""), "tokens": chunk.usage.completion_tokens}

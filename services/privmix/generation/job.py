@@ -193,7 +193,7 @@ class GenerationJob:
                 raise BudgetEndedError(f"an answer was ended by: {ended_by}")
             if reason is not None:
                 return
-        raise StreamBrokenError("the service ended a stream without a finish_reason")
+        raise StreamBrokenError("the service ended a stream without a finish_reason; run again to continue")
 
     def note(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
         """Appends a record to the journal and applies it."""
