@@ -56,14 +56,7 @@ EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after"]
 
 def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_id: bool = True) -> FastAPI:
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
-    keys = KeyService(
-        settings.api_key_hashes,
-        settings.namespace,
-        settings.keys_actor,
-        settings.cache_secret,
-        settings.allowed_hosts,
-        settings.cors_origins,
-    )
+    keys = KeyService(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

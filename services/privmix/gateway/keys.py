@@ -2,14 +2,12 @@
 
 import asyncio
 import hmac
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from hmac import compare_digest
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 
-from pydantic import SecretStr
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
@@ -23,6 +21,7 @@ from privmix.gateway.background import Background
 from privmix.gateway.errors import ApiError, refusal, unauthorised, unavailable
 from privmix.gateway.places import PLACES, Places
 from privmix.gateway.senders import check_sender
+from privmix.gateway.settings import RequestSettings
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.records import Secret
@@ -49,25 +48,13 @@ KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
 class KeyService:
     """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
-    If `actor` is None, only the keys with `api_key_hashes` are valid. Without any keys, every client has access.
-    Services with the same `cache_secret` give a key the same `cache_salt`; by default, no other service has it. `hosts`
-    and `origins` are those of clients without a key (`check_sender`).
+    Without any keys, every client has access, if it is a program or a page that may ask (`check_sender`).
     """
 
-    def __init__(
-        self,
-        api_key_hashes: Sequence[str],
-        namespace: str,
-        actor: str | None,
-        cache_secret: SecretStr | None = None,
-        hosts: Sequence[str] = (),
-        origins: Sequence[str] = (),
-    ) -> None:
-        self._configured = [bytes.fromhex(hash_) for hash_ in api_key_hashes]
-        self._namespace = namespace
-        self._actor = actor
-        self._hosts, self._origins = hosts, origins
-        self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
+    def __init__(self, settings: RequestSettings) -> None:
+        self._settings = settings
+        self._configured = [bytes.fromhex(hash_) for hash_ in settings.api_key_hashes]
+        self._actor = settings.keys_actor
         self._handle: ActorHandle | None = None
         self._away = asyncio.Event()
         self._gateway = uuid4().hex
@@ -84,7 +71,7 @@ class KeyService:
         identity = await self._identity(_sent_key(connection))
         access_record(connection).key = identity.id
         if identity is ANONYMOUS:
-            check_sender(connection, self._hosts, self._origins)
+            check_sender(connection, self._settings.allowed_hosts, self._settings.cors_origins)
         return identity
 
     @contextmanager
@@ -105,7 +92,8 @@ class KeyService:
 
         It is a keyed hash, so the shards do not learn whose prompts they read.
         """
-        return hmac.digest(self._cache_secret, identity.id.encode(), "sha256").hex()
+        secret = self._settings.cache_secret.get_secret_value()
+        return hmac.digest(secret.encode(), identity.id.encode(), "sha256").hex()
 
     async def admit(
         self,
@@ -246,7 +234,7 @@ class KeyService:
 
     async def _find(self, name: str) -> ActorHandle:
         if self._handle is None:
-            self._handle = await find_actor(name, self._namespace)
+            self._handle = await find_actor(name, self._settings.namespace)
         return self._handle
 
 

@@ -90,7 +90,7 @@ class RequestSettings(ClientSettings):
         namespace: the Ray namespace of the service's actors.
         api_key_hashes: the hashes (`Secret.hash`) of the keys in the configuration. A gateway does not get the keys.
         keys_actor: if None, only the keys in the configuration are valid and no shares are charged.
-        cache_secret: the key of the hash that separates the prefix caches of API keys.
+        cache_secret: the key of the hash that separates the prefix caches of API keys. A service's gateways share it.
     """
 
     namespace: str

@@ -20,6 +20,7 @@ from privmix.gateway.counters import Counters
 from privmix.gateway.errors import ApiError
 from privmix.gateway.keys import KeyService
 from privmix.gateway.response_queue import ResponseQueue
+from privmix.gateway.settings import RequestSettings
 from privmix.keys import actor as keys_actor
 from privmix.keys.actor import Keys
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, TrafficUpdate
@@ -95,7 +96,8 @@ class World:
         self.identity = Identity(key.id, key.name, key.share.live_streams)
         self.secret = secret.text
         self.actor = Actor(place)
-        self.service = KeyService([], "namespace", "keys")
+        settings: Any = RequestSettings  # no model is served
+        self.service = KeyService(settings.model_construct(namespace="namespace", keys_actor="keys"))
         self.service._find = self._find  # type: ignore[method-assign]
         self.client: Any = SimpleNamespace()
 
