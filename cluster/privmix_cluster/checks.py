@@ -5,13 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from privmix.budget import actor as budget
 from privmix.budget.anchor import is_writable
 from privmix.budget.reading import read
 from privmix.budget.receipt import begin, is_fresh, verified_ledger_id
 from privmix.database.service import ServiceDatabase, default_database
 from privmix.engine import VLLM_FAMILIES
-from privmix.fleet import fleet
 from privmix.foundation.errors import ConfigurationError, LedgerMissing, LedgerUnknown
 from privmix.gateway.settings import ServedEnsemble
 from privmix.keys.store import KeyStore
@@ -89,8 +87,6 @@ class CheckedEnsemble:
             model=self.model,
             context_length=configuration.engine.context_length,
             coordinators=coordinator_names(configuration),
-            budget=budget.NAME,
-            fleet=fleet.NAME,
             capacity=coordinator.max_live * coordinator.replicas,
             max_waiting=coordinator.max_waiting * coordinator.replicas,
             private_base=self.manifest.private_base is not None,

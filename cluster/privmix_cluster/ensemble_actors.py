@@ -83,11 +83,11 @@ def stop_ensemble(ensemble: ServedEnsemble) -> None:
     namespace = ensemble.namespace
     for name in ensemble.coordinators:
         call(name, namespace, Coordinator.close)  # leases of a coordinator that does not respond stay charged
-    call(ensemble.budget, namespace, budget.Budget.give_up)  # so that another deployment can open the ledger at once
+    call(budget.NAME, namespace, budget.Budget.give_up)  # so that another deployment can open the ledger at once
     for name in ensemble.coordinators:
         kill(name, namespace)
-    call(ensemble.fleet, namespace, Fleet.close)
-    for name in (ensemble.fleet, ensemble.budget):
+    call(fleet.NAME, namespace, Fleet.close)
+    for name in (fleet.NAME, budget.NAME):
         kill(name, namespace)
 
 

@@ -136,7 +136,6 @@ def gateway(configuration: Configuration, checked: CheckedEnsemble, **options: A
 def request_settings(configuration: Configuration, checked: CheckedEnsemble) -> RequestSettings:
     """Returns the settings of the gateways."""
     return RequestSettings(
-        namespace=configuration.namespace,
         ensemble=checked.served,
         api_key_hashes=tuple(Secret(key.get_secret_value()).hash for key in configuration.http.api_keys),
         keys_actor=keys.NAME,

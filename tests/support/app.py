@@ -5,9 +5,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from privmix.budget import actor as budget
 from privmix.coordinator.settings import StepSettings
-from privmix.fleet import fleet
 from privmix.gateway.app import build_app
 from privmix.gateway.served_model import ServedModel
 from privmix.gateway.settings import RequestSettings, ServedEnsemble
@@ -28,8 +26,6 @@ def _ensemble(*names: str) -> ServedEnsemble:
         model=public_model.resolve(),
         context_length=512,
         coordinators=("coordinator",),
-        budget=budget.NAME,
-        fleet=fleet.NAME,
         capacity=limits.max_live,
         max_waiting=limits.max_waiting,
         recovery_s=0,
@@ -42,7 +38,6 @@ def app_client(api_keys: Sequence[str] = (), **changes: Any) -> TestClient:
     settings = RequestSettings(
         **{
             "ensemble": _ensemble("privmix", "clinic"),
-            "namespace": NOBODY,
             "max_body_bytes": 64 * 1024,
             "max_n": 4,
             "max_prompts": 4,

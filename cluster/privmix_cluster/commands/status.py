@@ -50,10 +50,9 @@ def _record(namespace: str) -> dict[str, Any]:
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the states of the budget actor and of all coordinators, with their problems."""
     from privmix.budget import actor as budget
-    from privmix.fleet import fleet
     from privmix.gateway.status import Status
 
-    statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
+    statuses = [Status(namespace, (name,), PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}
     for problems in await asyncio.gather(*(status.troubles() for status in statuses)):
         troubles |= problems

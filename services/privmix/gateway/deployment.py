@@ -9,6 +9,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import LoggingConfig
 
+from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
 from privmix.gateway.app import build_app
@@ -56,7 +57,7 @@ class Gateway:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns what `one_for_each_node` needs. Ray Serve calls it."""
         ensemble = self._settings.ensemble
-        return {NODES: await remote(Fleet.nodes)(await find_actor(ensemble.fleet, ensemble.namespace))}
+        return {NODES: await remote(Fleet.nodes)(await find_actor(FLEET, ensemble.namespace))}
 
     async def _started(self) -> bool:
         """Waits until all parts are loaded for the first time, and the other actors exist.
@@ -65,10 +66,10 @@ class Gateway:
         """
         ensemble = self._settings.ensemble
         with suppress(RayError, ValueError):
-            await remote(Fleet.begun)(await find_actor(ensemble.fleet, ensemble.namespace))
+            await remote(Fleet.begun)(await find_actor(FLEET, ensemble.namespace))
             for coordinator in ensemble.coordinators:
                 await find_actor(coordinator, ensemble.namespace)
             if self._settings.keys_actor is not None:
-                await find_actor(self._settings.keys_actor, self._settings.namespace)
+                await find_actor(self._settings.keys_actor, ensemble.namespace)
             return True
         return False

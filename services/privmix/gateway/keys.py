@@ -234,7 +234,7 @@ class KeyService:
 
     async def _find(self, name: str) -> ActorHandle:
         if self._handle is None:
-            self._handle = await find_actor(name, self._settings.namespace)
+            self._handle = await find_actor(name, self._settings.ensemble.namespace)
         return self._handle
 
 

@@ -199,7 +199,7 @@ class ServedModel:
         client = CoordinatorClient(
             ensemble.namespace, ensemble.coordinators, ensemble.stall_timeout_s, ensemble.recovery_s
         )
-        status = Status(ensemble.namespace, ensemble.coordinators, ensemble.budget, ensemble.fleet)
+        status = Status(ensemble.namespace, ensemble.coordinators)
         return cls(ensemble, prompts_of(ensemble.model), client, status)
 
     def check_name(self, name: str | None) -> None:

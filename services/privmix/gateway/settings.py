@@ -51,7 +51,7 @@ class ServedEnsemble(BaseModel):
         namespace: the Ray namespace of its actors.
         model: a Hugging Face model directory, read for its tokenizer only.
         context_length: the context length of its engines in tokens.
-        coordinators, budget, fleet: the Ray names of its actors.
+        coordinators: the Ray names of its coordinators. Its other actors have one name in each namespace.
         capacity: the number of generations that its coordinators run at the same time.
         max_waiting: the number of further generations that may wait.
         recovery_s: how long a request without a coordinator waits for one before it fails.
@@ -66,8 +66,6 @@ class ServedEnsemble(BaseModel):
     model: Path
     context_length: PositiveInt
     coordinators: tuple[str, ...]
-    budget: str
-    fleet: str
     capacity: PositiveInt
     max_waiting: NonNegativeInt
     recovery_s: NonNegativeFloat
@@ -87,13 +85,11 @@ class RequestSettings(ClientSettings):
     """Holds the settings of one gateway replica.
 
     Attributes:
-        namespace: the Ray namespace of the service's actors.
         api_key_hashes: the hashes (`Secret.hash`) of the keys in the configuration. A gateway does not get the keys.
         keys_actor: if None, only the keys in the configuration are valid and no shares are charged.
         cache_secret: the key of the hash that separates the prefix caches of API keys. A service's gateways share it.
     """
 
-    namespace: str
     ensemble: ServedEnsemble
     api_key_hashes: tuple[str, ...] = ()
     keys_actor: str | None = None

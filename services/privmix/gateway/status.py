@@ -10,10 +10,12 @@ from pydantic import BaseModel
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from privmix.budget.actor import NAME as BUDGET
 from privmix.budget.actor import Budget
 from privmix.budget.metrics import LedgerHealth
 from privmix.budget.statement import Statement
 from privmix.coordinator.coordinator import Coordinator
+from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.fleet import Fleet
 from privmix.foundation.actors import find_actor, remote
 from privmix.foundation.errors import CoordinatorUnavailable
@@ -53,15 +55,11 @@ class Status:
         self,
         namespace: str,
         coordinator_actors: Sequence[str],
-        budget_actor: str,
-        fleet_actor: str,
         timeout_s: float = TIMEOUT_S,
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
     ) -> None:
         self._namespace = namespace
         self._coordinators = tuple(coordinator_actors)
-        self._budget = budget_actor
-        self._fleet = fleet_actor
         self._timeout_s = timeout_s
         self._statement_timeout_s = statement_timeout_s
         self._checking = asyncio.Lock()
@@ -75,7 +73,7 @@ class Status:
             ApiError: 503, the budget actor does not answer.
         """
         event = await self._event()
-        return await self._answer(self._budget, self._statement_timeout_s, remote(Budget.statement), event)
+        return await self._answer(BUDGET, self._statement_timeout_s, remote(Budget.statement), event)
 
     async def _event(self) -> str | None:
         """Returns the current privacy event of a token, from the first coordinator that answers."""
@@ -90,7 +88,7 @@ class Status:
         Raises:
             ApiError: 503, the fleet actor does not answer.
         """
-        status = await self._answer(self._fleet, 3 * self._timeout_s, remote(Fleet.status))
+        status = await self._answer(FLEET, 3 * self._timeout_s, remote(Fleet.status))
         return [ShardReport.model_validate(shard) for shard in status["shards"]]
 
     async def troubles(self) -> dict[str, str]:
@@ -104,7 +102,7 @@ class Status:
                     self._ledger_trouble(), *map(self._coordinator_trouble, self._coordinators)
                 )
                 troubles = dict(zip(self._coordinators, coordinators, strict=True)) if all(coordinators) else {}
-                troubles[self._budget] = ledger
+                troubles[BUDGET] = ledger
                 self._troubles = {actor: trouble for actor, trouble in troubles.items() if trouble is not None}
                 self._fresh_until = time.monotonic() + FRESH_S
             return self._troubles
@@ -121,7 +119,7 @@ class Status:
     async def _ledger_trouble(self) -> str | None:
         """Returns why tokens cannot be charged; None if they can."""
         try:
-            health = await self._ask(self._budget, self._timeout_s, remote(Budget.health))
+            health = await self._ask(BUDGET, self._timeout_s, remote(Budget.health))
         except _CALL_ERRORS as error:
             return self._failure(error)
         return _LEDGER_TROUBLES.get(health)

@@ -97,7 +97,7 @@ class World:
         self.secret = secret.text
         self.actor = Actor(place)
         settings: Any = RequestSettings  # no model is served
-        self.service = KeyService(settings.model_construct(namespace="namespace", keys_actor="keys"))
+        self.service = KeyService(settings.model_construct(keys_actor="keys"))
         self.service._find = self._find  # type: ignore[method-assign]
         self.client: Any = SimpleNamespace()
 
