@@ -162,13 +162,12 @@ def start(
     terms: PrivacyBudget,
     *,
     namespace: str,
-    name: str = NAME,
     create: bool = True,
     lifetime: Literal["detached"] | None = None,
     settings: Mapping[str, object] | None = None,
     **options: Unpack[WriterOptions],
 ) -> ActorHandle:
-    """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
+    """Starts the budget actor of a namespace and waits for its ledger.
 
     Args:
         create: create the ledger if it does not exist.
@@ -177,10 +176,10 @@ def start(
 
     Raises:
         LedgerError: the ledger cannot be used. The actor has been stopped.
-        ValueError: the name is taken in this namespace.
+        ValueError: the namespace has one already.
     """
     options["holder"] = uuid4().hex
-    actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
+    actor = BudgetActor.options(name=NAME, namespace=namespace, lifetime=lifetime).remote(
         ledger, terms, create, options, namespace, settings or {}
     )
     try:

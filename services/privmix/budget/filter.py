@@ -91,9 +91,7 @@ class Filter:
         """
         if self.terms.counter is not None:
             return _counted_epsilon(self.terms, self.stated_tokens(spent))
-        if (base := self.terms.base_event) is None:
-            return self._composed(spent, losses)
-        return self._composed({**spent, base: 1}, losses)
+        return self._composed(self.paid(spent), losses)
 
     def estimate(self, spent: Mapping[Event, int]) -> float:
         """Returns the epsilon of these tokens and the private base at the best of the tracked orders.

@@ -148,14 +148,13 @@ def start(
     database: str,
     *,
     namespace: str,
-    name: str = NAME,
     lifetime: Literal["detached"] | None = None,
     keep: bool = False,
 ) -> ActorHandle:
     """Starts the keys actor and waits until its database is open.
 
     Args:
-        keep: reuse a living actor with this name.
+        keep: reuse the living actor of the namespace.
 
     Raises:
         KeysUnavailable: the database cannot be used. No actor was started.
@@ -163,7 +162,7 @@ def start(
     """
     # Opened here first, because an actor whose constructor fails does not report why.
     place = ServiceDatabase(database).name
-    options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
+    options = {"name": NAME, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
     actor = KeysActor.options(**options).remote(database, namespace)
     if (kept := ray.get(actor.ready.remote())) != place:
         raise ConfigurationError(

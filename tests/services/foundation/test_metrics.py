@@ -49,7 +49,7 @@ def terms(**changes: object) -> PrivacyBudget:
 
 
 def test_the_budget_is_shown_as_the_statement_has_it(port: int, tmp_path: Path) -> None:
-    actor = budget.start(str(tmp_path / "ledger.db"), terms(), namespace="metrics", name="bound")
+    actor = budget.start(str(tmp_path / "ledger.db"), terms(), namespace="metrics")
     ray.get(actor.lease.remote(EVENT.to_json(), 100))
     stated = ray.get(actor.statement.remote())
     assert scraped(port, "privmix_budget_epsilon") == 8
@@ -71,14 +71,14 @@ def test_a_metric_names_the_namespace_of_its_actor(port: int, tmp_path: Path) ->
         time.sleep(0.5)
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
         named = set(re.findall(r'^ray_privmix_leases_total{.*ensemble="([^"]*)"', text, re.MULTILINE))
-    assert named <= {"privmix.clinic", "privmix.court", "metrics"}, "no label is random"
+    assert named <= {"privmix.clinic", "privmix.court", "metrics", "metrics.measured"}, "no label is random"
     assert named >= {"privmix.clinic", "privmix.court"}
     for actor in actors:
         ray.kill(actor)
 
 
 def test_measured_losses_are_not_shown(port: int, tmp_path: Path) -> None:
-    actor = budget.start(str(tmp_path / "ledger.db"), terms(enforced="measured"), namespace="metrics", name="measured")
+    actor = budget.start(str(tmp_path / "ledger.db"), terms(enforced="measured"), namespace="metrics.measured")
     before = scraped(port, "privmix_leases")
     ray.get(actor.charge.remote(MEASURED.to_json(), [[0.1, 0.7]], "first"))
     deadline = time.monotonic() + PATIENCE
