@@ -23,7 +23,7 @@ from privmix.gateway.settings import ServedEnsemble
 from privmix.keys.store import KeyStore
 from privmix_cluster.checks import CheckedEnsemble, Report, coordinator_names
 from privmix_cluster.configuration import Configuration
-from privmix_cluster.named_actors import all_or_none, call, kill
+from privmix_cluster.named_actors import call, kill
 from privmix_cluster.promise import Promise
 from privmix_cluster.topology import plan_shards, shards_served
 
@@ -38,43 +38,41 @@ def start_ensemble(
     *,
     keep: bool = False,
 ) -> ShardMap:
-    """Starts the actors of one ensemble, which are detached, and waits until they are ready.
+    """Starts the actors of one ensemble, which are detached, and waits until they are ready. Leaves them if it fails.
 
     Args:
         database: the database of the service, which has the last size that `privmix scale` set.
         keep: see `start_actors`.
 
     Raises:
-        LedgerError, ConfigurationError, KeysError: the message says what is wrong and how to fix it. All started actors
-            are stopped.
+        LedgerError, ConfigurationError, KeysError: the message says what is wrong and how to fix it.
     """
     configuration, promised, model = checked.configuration, checked.promise, checked.model
-    with all_or_none(configuration.namespace):
-        gpus = ray.cluster_resources().get("GPU", 0)
-        protocol = promised.protocol
-        plans = plan_shards(configuration, checked.manifest, model, gpus, protocol.halves, protocol.rows)
-        configured = Size(shards_served(configuration, checked.manifest), configuration.shards.copies)
-        stored = StoredSize(database, configuration.namespace, configured)
-        size = stored.read()
-        size = Size(min(size.shards, len(plans)), size.copies)
-        if size != configured:
-            report(f"Serving {size}, as `privmix scale` chose, not {configured}")
-        parts = sum(plan.parts for plan in plans[: size.shards])
-        report(f"Loading {parts} parts into {size}")
-        # It takes longest, so the other actors start meanwhile.
-        loaded = _start_fleet(configuration, promised, plans, size, stored, keep).start.remote()
-        # Another service that uses this ledger continues until this one makes its first charge.
-        report("Opening the ledger")
-        if not (keep and _kept_budget(configuration, promised)):
-            _start_budget(configuration, checked, database)
-        if not _has_room(plans[: size.shards], size.copies, configuration):
-            _wait_for(loaded)  # the autoscaler adds nodes for the shards, over which coordinators can spread
-        names = coordinator_names(configuration)
-        report(f"Starting the coordinator{'s' * (len(names) > 1)}")
-        coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
-        report("Waiting for parts and coordinators")
-        shard_map = _wait_for(loaded)
-        wait_until_healthy(coordinators)
+    gpus = ray.cluster_resources().get("GPU", 0)
+    protocol = promised.protocol
+    plans = plan_shards(configuration, checked.manifest, model, gpus, protocol.halves, protocol.rows)
+    configured = Size(shards_served(configuration, checked.manifest), configuration.shards.copies)
+    stored = StoredSize(database, configuration.namespace, configured)
+    size = stored.read()
+    size = Size(min(size.shards, len(plans)), size.copies)
+    if size != configured:
+        report(f"Serving {size}, as `privmix scale` chose, not {configured}")
+    parts = sum(plan.parts for plan in plans[: size.shards])
+    report(f"Loading {parts} parts into {size}")
+    # It takes longest, so the other actors start meanwhile.
+    loaded = _start_fleet(configuration, promised, plans, size, stored, keep).start.remote()
+    # Another service that uses this ledger continues until this one makes its first charge.
+    report("Opening the ledger")
+    if not (keep and _kept_budget(configuration, promised)):
+        _start_budget(configuration, checked, database)
+    if not _has_room(plans[: size.shards], size.copies, configuration):
+        _wait_for(loaded)  # the autoscaler adds nodes for the shards, over which coordinators can spread
+    names = coordinator_names(configuration)
+    report(f"Starting the coordinator{'s' * (len(names) > 1)}")
+    coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
+    report("Waiting for parts and coordinators")
+    shard_map = _wait_for(loaded)
+    wait_until_healthy(coordinators)
     return shard_map
 
 
