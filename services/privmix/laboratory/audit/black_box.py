@@ -19,7 +19,6 @@ from privmix.privacy.accounting import planning
 from privmix.privacy.arrays import Reals
 from privmix.privacy.events import Event, from_json
 
-MODEL = "privmix"
 _PROMPTS, _CHOICES = 16, 8
 # The time for an answer, because an attack asks for many completions at once.
 _TIMEOUT_S = 600.0
@@ -45,16 +44,11 @@ def collect_answers(url: str, prompt: str, count: int, api_key: str | None) -> S
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     behind_proxy = proxy_before(url) is not None
     answers: list[str] = []
-    body = {
-        "model": MODEL,
-        "prompt": [prompt] * _PROMPTS,
-        "n": _CHOICES,
-        "max_tokens": 1,
-        "top_k": 2,
-    }
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=behind_proxy) as service:
-            statement: Mapping[str, Any] = service.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
+            statement: Mapping[str, Any] = service.get("/v1/privacy").raise_for_status().json()
+            model = service.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+            body = {"model": model, "prompt": [prompt] * _PROMPTS, "n": _CHOICES, "max_tokens": 1, "top_k": 2}
             while len(answers) < count:
                 answer = service.post("/v1/completions", json=body).raise_for_status().json()
                 answers += [choice["text"] for choice in answer["choices"]]
