@@ -26,7 +26,7 @@ def fleet_of(namespace: str) -> ActorHandle:
     try:
         return ray.get_actor(fleet.NAME, namespace)
     except ValueError as error:
-        raise ConfigurationError(f"namespace: no service runs as {namespace!r} on this Ray cluster") from error
+        raise ConfigurationError(f"namespace: nothing runs as {namespace!r}; correct --namespace") from error
 
 
 def call(name: str, namespace: str, method: Callable[[Any], object]) -> None:

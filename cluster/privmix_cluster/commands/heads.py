@@ -169,7 +169,7 @@ def audit(
     from privmix.laboratory.heads.methods import METHODS
 
     if unknown := set(attack) - set(_ATTACKS):
-        raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
+        raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}; there are {', '.join(_ATTACKS)}")
     table = TableOptions(dataset).table()
     fit = [name for name, method in METHODS.items() if method.unfit(table) is None]
     findings = list(attacks.of_neighbours(epsilon, trials)) if "neighbours" in attack else []

@@ -172,7 +172,7 @@ def lost_ends(connection: Connection, balance: Balance, ends: dict[str, ChainEnd
     """
     for name, end in ends.items():
         if end.ledger != balance.id:
-            raise LedgerMismatch(f"its anchor {name} belongs to the ledger {end.ledger}, but this is {balance.id}")
+            raise LedgerMismatch(f"its anchor {name} belongs to the ledger {end.ledger}, not {balance.id}: correct it")
     return {name: end for name, end in ends.items() if not is_linked(connection, end.row, (balance.rows, balance.head))}
 
 

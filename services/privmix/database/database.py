@@ -85,7 +85,7 @@ def url_of(place: str | Path) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
-        raise DatabaseMissing(f"{shown(text)} is neither a path nor a database URL") from error
+        raise DatabaseMissing(f"{shown(text)} is neither a path nor a database URL; correct it") from error
     # What follows the first @ of a password would be taken for the host, which messages show.
     if url.get_backend_name() != "sqlite" and text.count("@") > 1:
         raise DatabaseForeign("the URL has more than one @: write %40 for an @ in its user or password")

@@ -161,8 +161,8 @@ class GenerationJob:
         length = await service.prompt_tokens(longest.prompt)
         if service.context_length is not None and length + most > service.context_length:
             raise InputError(
-                f"prompts: item {longest.index} has {length} tokens, which with --max-tokens {most} exceed the model's "
-                f"context of {service.context_length}"
+                f"prompts: item {longest.index} has {length} tokens, and with --max-tokens {most} exceeds the model's "
+                f"context of {service.context_length}; shorten it, or lower --max-tokens"
             )
 
     async def _generate(self, text: JobText, service: ServiceClient) -> None:
