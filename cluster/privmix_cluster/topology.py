@@ -30,13 +30,15 @@ def plan_shards(
 
     Raises:
         ConfigurationError: `halves` is set and the ensemble has no models of half-parts, or the engine cannot split
-            the model over `shards.num_gpus`.
+            the model over `shards.num_gpus`, or has no room for the caches of a sequence.
     """
     shards, models_per_part = configuration.shards, 2 if halves else 1
     models = _halves(configuration, manifest) if halves else manifest.parts
     num_gpus = shards.num_gpus if shards.num_gpus is not None else float(gpus > 0)
     if num_gpus > 1:
         _check_split(configuration, model, num_gpus)
+    if not num_gpus and manifest.part_kind == "lora" and configuration.engine.kind == "vllm":
+        _check_caches(configuration, model, min(shards.parts_per_shard, len(manifest.parts)))
     return [
         ShardPlan(
             index=index,
@@ -101,6 +103,25 @@ def _check_split(configuration: Configuration, model: Path, num_gpus: float) -> 
         raise ConfigurationError(
             f"shards.num_gpus: {num_gpus:g} GPUs do not divide the model's {', '.join(uneven)} evenly; set a number "
             "that does"
+        )
+
+
+def _check_caches(configuration: Configuration, model: Path, parts: int) -> None:
+    """Raises ConfigurationError if plain LoRA parts, which have a cache each, need more memory than a CPU has for it.
+
+    A GPU's engine, which knows what is left of its memory, refuses that itself.
+    """
+    from transformers import AutoConfig
+
+    config, engine = AutoConfig.from_pretrained(model).get_text_config(), configuration.engine
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    token = 2 * config.num_hidden_layers * width * (4 if engine.dtype == "float32" else 2)
+    needed = (1 + parts) * engine.context_length * token / 2**30
+    if needed > max(1, round(engine.cache_gib)):  # as vLLM rounds it
+        raise ConfigurationError(
+            f"engine.cache_gib: {parts} plain LoRA parts need {needed:.1f} GiB for a sequence of engine.context_length "
+            f"{engine.context_length}; raise it, or lower shards.parts_per_shard or engine.context_length"
         )
 
 

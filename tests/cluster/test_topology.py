@@ -107,6 +107,23 @@ def test_gpus_that_cannot_divide_the_model_are_refused(
         plan_shards(configuration, ensemble(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
 
 
+def test_caches_of_plain_lora_parts_fit_on_a_cpu(tmp_path: Path) -> None:
+    """A cache of 2,048 tokens has 32 MiB: keys and values of 2 layers, 4 heads and 256 numbers in float32."""
+    model = write_config(tmp_path / "model", num_hidden_layers=2, head_dim=256)
+    plain = ensemble(40, halves=False).model_copy(update={"part_kind": "lora"})
+
+    def plan(parts: int, kind: str = "vllm", gpus: float = 0) -> None:
+        engine = {"kind": kind, "dtype": "float32", "context_length": 2048, "cache_gib": 1}
+        values = {"ensemble": "e", "engine": engine, "shards": {"parts_per_shard": parts}}
+        plan_shards(Configuration.of(values, tmp_path), plain, model, gpus)
+
+    plan(31)
+    plan(40, gpus=1)
+    plan(40, kind="transformers")
+    with pytest.raises(ConfigurationError, match=r"engine\.cache_gib: 32 plain LoRA parts need 1\.0 GiB"):
+        plan(32)
+
+
 def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
     shards = {"parts_per_shard": 2, "count": 1}
     configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path)

@@ -228,7 +228,7 @@ class Fleet:
             self._answered |= dict.fromkeys(names, time.monotonic())
         except (RayError, TimeoutError, ValueError) as error:
             self._stop(names)
-            raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error
+            raise FleetError(f"a shard could not be started: {_reason(error)}") from error
 
     async def _wait_for(self, actors: Sequence[ActorHandle]) -> list[ShardStatus]:
         """Waits until all these shards answer. Raises TimeoutError if they take longer than a start may."""
@@ -347,6 +347,12 @@ class Fleet:
             return ray.get_actor(name, self._settings.namespace)
         except ValueError:
             return None
+
+
+def _reason(error: Exception) -> str:
+    """Returns why a shard did not start. What an engine refuses is at the end of Ray's traceback, in one line."""
+    reason = str(error) or "it did not answer in time"
+    return reason.splitlines()[-1].partition("ValueError: ")[2] or reason
 
 
 def _size_of(names: Sequence[str]) -> Size:

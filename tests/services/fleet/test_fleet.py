@@ -19,6 +19,7 @@ from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reading import read
 from privmix.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from privmix.coordinator.messages import Delta, Generation
+from privmix.engine.adapter_config import CONFIG_FILE
 from privmix.fleet.fleet import FleetActor, FleetSettings
 from privmix.fleet.plan import ShardPlan
 from privmix.fleet.shard_map import PartGroup, ShardMap, Size
@@ -139,7 +140,7 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
 
 
 @pytest.mark.slow
-def test_an_impossible_size_changes_nothing(running: Running) -> None:
+def test_an_impossible_size_changes_nothing(running: Running, adapters: dict[str, Path]) -> None:
     before, living = ray.get(running.fleet.shard_map.remote()), running.living()
     for shards in (0, PARTS + 1):
         with pytest.raises(FleetError, match="1 to 3"):
@@ -149,6 +150,14 @@ def test_an_impossible_size_changes_nothing(running: Running) -> None:
     with pytest.raises(FleetError, match="there is no directory"):
         ray.get(running.fleet.scale.remote(2))
     hidden.rename(database.parent)
+    config = adapters["part-002"] / CONFIG_FILE
+    written = config.rename(config.with_suffix(".kept"))
+    config.write_text("{}")
+    with pytest.raises(FleetError) as refused:
+        ray.get(running.fleet.scale.remote(3))
+    written.rename(config)
+    reason = str(getattr(refused.value, "cause", None))
+    assert reason == "a shard could not be started: adapter 'part-002': peft_type: Field required"
     assert ray.get(running.fleet.shard_map.remote()) == before
     assert running.living() == living
 
