@@ -8,9 +8,8 @@ tokens uses the processor fully, so a pass over blocks of several adapters would
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
@@ -76,7 +74,7 @@ def train_adapter(
     report(0.0)
     if len(tokens):
         _fit(model, weights, *pack(tokens, even_size(len(tokens), options.block)), options, seed, report)
-    files = _files(model, weights.state())
+    files = _files(model, weights.precise)
     report(1.0)
     return files
 
@@ -174,46 +172,37 @@ def gains_from_bfloat16(device: torch.device) -> bool:
 
 
 class _Weights:
-    """Holds an adapter's weights twice: a float32 vector for the optimiser, and a vector in the model's precision.
+    """Holds an adapter's weights twice: in float32 for the optimiser, and in the model's precision.
 
-    The model computes with its own precision. A bfloat16 vector alone would round small steps away.
+    The model computes with its own precision, in which small steps would be rounded away.
     """
 
     def __init__(self, model: Any) -> None:
         self._layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-        self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        self._working = parameters_to_vector(self._named.values()).detach()
-        vector_to_parameters(self._working, self._named.values())  # the parameters become views of the vector
-        self.precise = nn.Parameter(self._working.float())
+        self._working = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.precise = {name: nn.Parameter(weight.detach().float()) for name, weight in self._working.items()}
 
     def restart(self, seed: int) -> None:
         """Resets the weights to initial values drawn from the seed, and clears the gradients."""
         torch.manual_seed(seed)
         for layer in self._layers:
             layer.reset_lora_parameters("default", True)
-        self.precise.data.copy_(self._working)
-        self.precise.grad = torch.zeros_like(self.precise)
-        for weight in self._named.values():
+        for name, weight in self._working.items():
+            self.precise[name].data.copy_(weight.data)
+            self.precise[name].grad = torch.zeros_like(self.precise[name])
             weight.grad = None
 
     def collect_gradient(self) -> None:
-        """Adds the gradients of the model's last backward pass to the gradient of `precise`."""
-        gradients = []
-        for weight in self._named.values():
-            gradients.append((weight.new_zeros(weight.shape) if weight.grad is None else weight.grad).flatten())
-            weight.grad = None
-        assert self.precise.grad is not None
-        self.precise.grad += torch.cat(gradients)
+        """Adds the gradients of the model's last backward pass to those of `precise`."""
+        for name, weight in self._working.items():
+            if weight.grad is not None:
+                self.precise[name].grad += weight.grad
+                weight.grad = None
 
     def update_model(self) -> None:
         """Copies `precise` to the model's weights."""
-        self._working.copy_(self.precise.detach())
-
-    def state(self) -> dict[str, Tensor]:
-        """Returns the weights in float32, by parameter name."""
-        sizes = [weight.numel() for weight in self._named.values()]
-        pieces = torch.split(self.precise.detach(), sizes)
-        return {name: piece.view_as(weight) for (name, weight), piece in zip(self._named.items(), pieces, strict=True)}
+        for name, weight in self._working.items():
+            weight.data.copy_(self.precise[name].data)
 
 
 class _PublicCaches:
@@ -251,7 +240,7 @@ def _fit(
 ) -> None:
     batches = list(_batches(len(inputs), options, seed))
     rate = options.initial_rate(len(batches))
-    optimizer = torch.optim.AdamW([weights.precise], lr=rate, weight_decay=options.weight_decay)
+    optimizer = torch.optim.AdamW(weights.precise.values(), lr=rate, weight_decay=options.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
     caches = None
     if options.part_kind == "reader":
@@ -259,7 +248,7 @@ def _fit(
     for step, batch in enumerate(batches, start=1):
         optimizer.zero_grad(set_to_none=False)
         _accumulate_gradient(model, weights, inputs, labels, batch, caches)
-        torch.nn.utils.clip_grad_norm_(weights.precise, _MAX_GRADIENT)
+        torch.nn.utils.clip_grad_norm_(weights.precise.values(), _MAX_GRADIENT)
         optimizer.step()
         schedule.step()
         weights.update_model()
@@ -314,10 +303,5 @@ def loss_gradient(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 def _config_file(config: LoraConfig) -> bytes:
     config.inference_mode = True
-    with tempfile.TemporaryDirectory() as directory:
-        config.save_pretrained(directory)
-        content = json.loads((Path(directory) / CONFIG_FILE).read_bytes())
     # PEFT keeps the modules in a set. Sorting makes the files of equal adapters equal.
-    with suppress(KeyError):
-        content["target_modules"] = sorted(content["target_modules"])
-    return json.dumps(content, indent=2, sort_keys=True).encode()
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=sorted).encode()

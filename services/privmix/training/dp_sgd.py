@@ -21,7 +21,7 @@ from privmix.training.directory import SALT, check_salt, fingerprint
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from privmix.training.packing import Tokens, contributions
-from privmix.training.partition import PartShare, read_salt
+from privmix.training.partition import PartShare, read_salt, salt_id
 from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan, manifest_of
 
 RECORD = "dp_sgd.json"
@@ -132,4 +132,4 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
 def _manifest(output: Path, adapter: PlannedAdapter, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
     part = Part(index=0, name=_NAME, path=adapter.path, sha256=adapter.digest(output))
     training = PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes())
-    return manifest_of(output, base, salt, options.for_depth(base.layers), (part,), training)
+    return manifest_of(output, base, salt_id(salt), options.for_depth(base.layers), (part,), training)

@@ -14,10 +14,11 @@ from privmix.foundation.files import only_writer, sha256
 from privmix.tokenization.tokenizer import load_tokenizer
 from privmix.training import manifest as manifests
 from privmix.training.base import Base, find_base
-from privmix.training.directory import adapter_path, ensemble_id, remove_others, store
+from privmix.training.directory import adapter_path, remove_others, store
 from privmix.training.manifest import Adapter, Manifest, Part, hash_adapter
 from privmix.training.options import TrainingOptions
 from privmix.training.partition import PartShare
+from privmix.training.plan import manifest_of
 
 
 def import_adapters(directories: Sequence[Path], output: Path, model: str | None = None) -> Manifest:
@@ -54,17 +55,8 @@ def import_adapters(directories: Sequence[Path], output: Path, model: str | None
             for index, (directory, digest) in enumerate(zip(directories, digests, strict=True))
         )
         of_all = hashlib.sha256("".join(digests).encode()).hexdigest()
-        manifest = Manifest(
-            ensemble=ensemble_id(output),
-            base_model=base.name,
-            base_revision=base.revision,
-            tokenizer=base.tokenizer,
-            salt_id=f"imported {of_all[:16]}",  # other adapters, other users
-            part_kind="lora",
-            parts=parts,
-            imported=True,
-            private_base=base.private,
-        )
+        salt_id = f"imported {of_all[:16]}"  # other adapters, other users
+        manifest = manifest_of(output, base, salt_id, options, parts, imported=True)
         manifest.save(output)
         remove_others(output, manifest)
     return manifest

@@ -18,7 +18,6 @@ from privmix.training.base import Base
 from privmix.training.directory import adapter_path, ensemble_id, finished, remove_others, store
 from privmix.training.manifest import Manifest, Part, PrivateTraining
 from privmix.training.options import Resources, TrainingOptions
-from privmix.training.partition import salt_id
 
 if TYPE_CHECKING:
     from privmix.training.adapter import Files
@@ -118,22 +117,25 @@ class TrainingPlan:
 def manifest_of(
     output: Path,
     base: Base,
-    salt: bytes,
+    salt_id: str,
     options: TrainingOptions,
     parts: tuple[Part, ...],
     private: PrivateTraining | None = None,
+    *,
+    imported: bool = False,
 ) -> Manifest:
-    """Returns the manifest of trained parts, or of the one part that was trained with DP-SGD."""
+    """Returns the manifest of parts, or of the one part that was trained with DP-SGD."""
     return Manifest(
         ensemble=ensemble_id(output),
         base_model=base.name,
         base_revision=base.revision,
         tokenizer=base.tokenizer,
-        salt_id=salt_id(salt),
+        salt_id=salt_id,
         part_kind=options.part_kind,
         layers=options.layers,
         private_base=base.private,
         parts=parts,
+        imported=imported,
         dp_sgd=private,
     )
 

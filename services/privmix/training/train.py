@@ -20,11 +20,11 @@ from privmix.training.directory import SALT, check_salt, fingerprint
 from privmix.training.manifest import Adapter, Manifest, Part
 from privmix.training.options import TrainingOptions
 from privmix.training.packing import Tokens, tokenize
-from privmix.training.partition import Partition, PartShare, read_salt
+from privmix.training.partition import Partition, PartShare, read_salt, salt_id
 from privmix.training.plan import PlannedAdapter, Recipe, TrainingPlan, manifest_of
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 5
+_TRAINING = 6
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _manifest(
 ) -> Manifest:
     adapters = {share: _adapter(adapter, output) for share, adapter in planned.items()}
     parts = tuple(_part(share.part, adapters) for share in adapters if share.half is None)
-    return manifest_of(output, base, salt, options, parts)
+    return manifest_of(output, base, salt_id(salt), options, parts)
 
 
 def _adapter(planned: PlannedAdapter, output: Path) -> Adapter:
