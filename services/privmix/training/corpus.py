@@ -21,7 +21,7 @@ from privmix.foundation.json_lines import LINE_LIMIT, BadRow, too_long
 from privmix.tokenization.people_text import PeopleText, TypedMarks
 from privmix.training.conversations import FIELDS_BESIDE, Conversation, check_beside, conversation, messages_of
 from privmix.training.rows import RowFields, rows
-from privmix.training.sources import check, files
+from privmix.training.sources import files
 
 T = TypeVar("T")
 
@@ -70,13 +70,14 @@ class Corpus:
         users: str | None = None,
     ) -> None:
         self._given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
-        check(self._given)
+        files(self._given)
         self.user_field = user_field
         self.text_field = text_field
         self.skip_bad = skip_bad
         self._by_row = users is not None
         self.block = None if users is None or users == "row" else _tokens_of(users)
         self.skipped: Counter[str] = Counter()
+        self._read = 0
         self.people: PeopleText | None = None
 
     @property
@@ -85,7 +86,7 @@ class Corpus:
         return ", ".join(self._given)
 
     def __iter__(self) -> Iterator[Document]:
-        self.skipped = Counter()
+        self.skipped, self._read = Counter(), 0
         needed = (self.text_field,) if self._by_row else (self.user_field, self.text_field)
         for file in files(self._given):
             for place, row in rows(file, RowFields(needed, FIELDS_BESIDE)):
@@ -98,6 +99,7 @@ class Corpus:
                         raise _error(bad, f"{file}, {place}") from None
                     self.skipped[bad.kind] += 1
                 else:
+                    self._read += 1
                     yield document
 
     def read_into(self, take: Callable[[Iterable[Document]], T]) -> T:
@@ -106,16 +108,8 @@ class Corpus:
         Raises:
             CorpusError: there are no documents, or the corpus cannot be read.
         """
-        read = 0
-
-        def documents() -> Iterator[Document]:
-            nonlocal read
-            for document in self:
-                read += 1
-                yield document
-
-        content = take(documents())
-        if not read:
+        content = take(self)
+        if not self._read:
             raise self.empty()
         return content
 

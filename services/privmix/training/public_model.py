@@ -53,7 +53,8 @@ def resolve(model: str | None = None) -> Path:
             is missing, does not fit its embeddings, or encodes a text differently beside others.
     """
     path = _locate(model or DEFAULT)
-    _check(path)
+    _check_weights(path, read_config(path))
+    _check_loadable(path)
     return path
 
 
@@ -103,12 +104,6 @@ def _download(model: str) -> Path:
             f"({type(error).__name__}). Check the name and {network}, or give the directory of a downloaded model"
         ) from error
     raise PublicModelError(f"model {model}: the repository has no weights (*.safetensors or *.bin)")
-
-
-def _check(path: Path) -> None:
-    config = read_config(path)
-    _check_weights(path, config)
-    _check_loadable(path)
 
 
 @lru_cache(maxsize=16)

@@ -55,16 +55,11 @@ def rows(name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
         with Path(name).open("rb") as file:
             head = file.read(len(_PARQUET))
             file.seek(0)
-            yield from _parquet(name, fields) if head == _PARQUET else _text(as_text(file), name, fields)
+            yield from _parquet(name, fields) if head == _PARQUET else _text_rows(as_text(file), name, fields)
     except OSError as error:
         # Arrow's errors can quote values.
         problem = error.strerror or type(error).__name__
         raise CorpusError(f"{name}: is damaged or cannot be read ({problem}); copy it again") from None
-
-
-def _text(text: TextIO, name: str, fields: RowFields) -> Iterator[tuple[str, CorpusRow]]:
-    try:
-        yield from _text_rows(text, name, fields)
     except UnicodeDecodeError:
         raise CorpusError(f"{name}: begins as UTF-16 and is damaged; convert it to UTF-8") from None
 

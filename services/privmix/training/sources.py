@@ -14,29 +14,22 @@ def files(given: Sequence[str]) -> list[str]:
     Raises:
         CorpusError: there is nothing of a name, or it is a directory.
     """
-    check(given)
-    return list(dict.fromkeys(name for each in given for name in ([each] if Path(each).exists() else _glob(each))))
-
-
-def check(given: Sequence[str]) -> None:
-    """Checks that files exist, before other work.
-
-    Raises:
-        CorpusError: one does not exist, or is a directory.
-    """
     if not given:
         raise CorpusError("corpus: name at least one file")
-    for each in given:
-        if Path(each).is_dir():
-            raise CorpusError(
-                f"corpus {each}: is a directory; name its files, such as '{each}/*.jsonl'. `datasets` writes one by "
-                "`to_parquet`"
-            )
-        if Path(each).exists() or _glob(each):
-            continue
-        if re.match(r"\w{2,}:/", each):  # `Path` makes one slash of two
-            raise CorpusError(f"corpus {re.sub(':/+', '://', each, count=1)}: is a URL; download it, and name the file")
-        raise CorpusError(f"corpus {each}: there is no such file or directory")
+    return list(dict.fromkeys(name for each in given for name in _named(each)))
+
+
+def _named(given: str) -> list[str]:
+    if Path(given).is_dir():
+        raise CorpusError(
+            f"corpus {given}: is a directory; name its files, such as '{given}/*.jsonl'. `datasets` writes one by "
+            "`to_parquet`"
+        )
+    if names := [given] if Path(given).exists() else _glob(given):
+        return names
+    if re.match(r"\w{2,}:/", given):  # `Path` makes one slash of two
+        raise CorpusError(f"corpus {re.sub(':/+', '://', given, count=1)}: is a URL; download it, and name the file")
+    raise CorpusError(f"corpus {given}: there is no such file or directory")
 
 
 def _glob(pattern: str) -> list[str]:
