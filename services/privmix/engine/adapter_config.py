@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import safe_open
 
 from privmix.engine import PartKind
+from privmix.foundation.options import problem
 
 ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """The names of an adapter's files, as PEFT and vLLM expect them."""
@@ -143,9 +144,7 @@ def _read(name: str, path: Path, part_kind: PartKind) -> AdapterConfig:
     try:
         config = AdapterConfig.model_validate_json((path / CONFIG_FILE).read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        field = first["loc"][0] if first["loc"] else CONFIG_FILE
-        raise ValueError(f"adapter {name!r}: {field}: {first['msg']}") from error
+        raise ValueError(f"adapter {name!r}, {CONFIG_FILE}: {problem(error)}") from error
     if head := _matching(config.targets, HEAD_AND_EMBEDDING):
         raise ValueError(
             f"adapter {name!r} changes {head}; adapters share the head and the embedding of the base model"

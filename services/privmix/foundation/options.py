@@ -18,5 +18,10 @@ class Options(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise InputError(f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}") from error
+            raise InputError(problem(error)) from error
+
+
+def problem(error: ValidationError) -> str:
+    """Returns the first invalid field and why it is."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))

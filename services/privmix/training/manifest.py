@@ -14,6 +14,7 @@ from privmix.engine import PartKind
 from privmix.engine.adapter_config import ADAPTER_FILES, CONFIG_FILE
 from privmix.foundation.errors import ManifestError
 from privmix.foundation.files import digest_files, write_atomically
+from privmix.foundation.options import problem
 from privmix.privacy.protocols.dp_sgd import DpSgdEvent
 from privmix.training import public_model
 
@@ -75,11 +76,9 @@ def private_base(model: Path) -> PrivateBase | None:
     try:
         return PrivateBase.model_validate(described)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(step) for step in first["loc"])
         raise ManifestError(
-            f"model {model}: config.json: {PRIVATE_BASE}.{field} is damaged ({first['msg']}), so the cost of its "
-            "training is unknown; make the base again with `privmix train --base`"
+            f"model {model}: config.json: {PRIVATE_BASE}.{problem(error)}: it is damaged, so the cost of its training "
+            "is unknown; make the base again with `privmix train --base`"
         ) from error
 
 
@@ -159,9 +158,7 @@ class Manifest(BaseModel):
         except OSError as error:
             raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(step) for step in first["loc"]) or FILE
-            raise ManifestError(f"{path}: {field}: {first['msg']}") from error
+            raise ManifestError(f"{path}: {problem(error)}") from error
 
     def save(self, directory: Path) -> None:
         """Writes `directory`/manifest.json atomically. Only its owner can read it: hashes depend on private text."""

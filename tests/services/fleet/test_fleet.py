@@ -157,7 +157,7 @@ def test_an_impossible_size_changes_nothing(running: Running, adapters: dict[str
         ray.get(running.fleet.scale.remote(3))
     written.rename(config)
     reason = str(getattr(refused.value, "cause", None))
-    assert reason == "a shard could not be started: adapter 'part-002': peft_type: Field required"
+    assert reason == "a shard could not be started: adapter 'part-002', adapter_config.json: peft_type: Field required"
     assert ray.get(running.fleet.shard_map.remote()) == before
     assert running.living() == living
 
