@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from uuid import uuid4
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,13 +42,11 @@ def access_record(connection: HTTPConnection) -> AccessRecord:
 class AccessLog:
     """Implements ASGI middleware for request ids, the access log, and error 500 in OpenAI's format.
 
-    Args:
-        answer_id: add the request id to the response. Ray Serve's proxy does it itself.
+    Ray Serve's proxy gives a request its id, and adds it to the response.
     """
 
-    def __init__(self, app: ASGIApp, answer_id: bool) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._answer_id = answer_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,21 +57,19 @@ class AccessLog:
         headers = Headers(scope=scope)
         entry = scope["privmix.record"] = AccessRecord(_request_id(headers))
 
-        async def send_with_id(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
-                if self._answer_id:
-                    MutableHeaders(scope=message)[REQUEST_ID] = entry.request_id
             await send(message)
 
         started = time.monotonic()
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send_and_note)
         except Exception as error:
             _log_unexpected(entry, error)
             if entry.status != CLIENT_GONE:
                 raise
-            await unexpected().response()(scope, receive, send_with_id)
+            await unexpected().response()(scope, receive, send_and_note)
         finally:
             _log(entry, scope, time.monotonic() - started)
 

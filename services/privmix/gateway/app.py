@@ -54,7 +54,7 @@ BODIES = (CompletionRequest, ChatRequest, TokenizeRequest)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after"]
 
 
-def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_id: bool = True) -> FastAPI:
+def build_app(settings: RequestSettings, served: ServedModel) -> FastAPI:
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
     keys = KeyService(settings)
 
@@ -76,7 +76,7 @@ def build_app(settings: RequestSettings, served: ServedModel, *, answer_request_
         return failure.response()
 
     app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(AccessLog, answer_id=answer_request_id)
+    app.add_middleware(AccessLog)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -50,9 +50,8 @@ class Gateway:
         """Builds the app in the replica once the service's actors are ready. Ray Serve calls it."""
         while not await self._started():
             await asyncio.sleep(POLL_S)
-        # Serve's proxy adds the request id to the response.
         served = await asyncio.to_thread(ServedModel.of, self._settings.ensemble)
-        return build_app(self._settings, served, answer_request_id=False)
+        return build_app(self._settings, served)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns what `one_for_each_node` needs. Ray Serve calls it."""

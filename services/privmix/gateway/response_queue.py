@@ -53,7 +53,7 @@ class ResponseQueue:
 
     Attributes:
         open: the generations whose last delta has not arrived, by id.
-        charged: the number of released tokens without those of the public model and those without an alternative.
+        charged: the number of tokens that were charged to the budget (`Delta.charged`).
         may_have_started: whether a coordinator may have started a generation.
         closed: whether the request is over. Its open generations are cancelled and not submitted again.
         submitting: held while generations are submitted.
