@@ -1,7 +1,7 @@
 """Implements `privmix keys`, which manages API keys and shares. Changes apply to a running service within a second."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,11 +56,9 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a key. Its secret is printed only once; the service stores only a hash."""
-    from privmix.database.clock import now
-
     key, secret = _store(database, create=True).create(
         name,
-        expires=now() + timedelta(days=days) if days else None,
+        expires=datetime.now(UTC) + timedelta(days=days) if days else None,
         share=_share_of(context),
     )
     _print_secret(key.model_dump(mode="json"), secret.text, as_json)
@@ -126,13 +124,11 @@ def _share_of(context: typer.Context) -> "Share":
 
 
 def _row(account: "KeyAccount") -> dict[str, Any]:
-    from privmix.database.clock import now
-
     key, share, usage = account.key, account.key.share, account.usage
     return {
         "name": key.name,
         "id": key.id,
-        "state": "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid",
+        "state": "revoked" if key.revoked else "expired" if not key.valid(datetime.now(UTC)) else "valid",
         "tokens used": usage.charged,
         "of": share.tokens,
     }

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -319,11 +318,6 @@ def _record(row: LedgerRow) -> Record:
 
 def _event(row: LedgerRow, fields: Mapping[str, Any]) -> Event:
     try:
-        return _parsed(to_json(fields, inf_nan_mode="constants"))
+        return from_json(to_json(fields, inf_nan_mode="constants").decode())
     except ValueError as error:
         raise LedgerForeign(f"row {row.seq} has an event that this version does not know: {error}") from error
-
-
-@lru_cache
-def _parsed(event: bytes) -> Event:
-    return from_json(event.decode())

@@ -1,7 +1,6 @@
 """Counts tokens against a number that is fixed when the ledger is made (privacy/README.md, Theorem 5)."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,7 +33,7 @@ class TokenCounter(BaseModel):
 
     @property
     def unit(self) -> Event:
-        return _event(self.event)
+        return from_json(self.event)
 
     def used(self, spent: Mapping[Event, int], delta: float) -> int:
         """Returns how many tokens of the unit pay for everything that is spent.
@@ -80,8 +79,3 @@ class TokenCounter(BaseModel):
                 f"ledger counts tokens of {self.unit}; serve with that protocol"
             )
         return price
-
-
-@lru_cache
-def _event(event: str) -> Event:
-    return from_json(event)

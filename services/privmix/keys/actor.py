@@ -3,13 +3,13 @@
 import asyncio
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Literal
 
 import ray
 from ray.actor import ActorHandle
 
-from privmix.database.clock import now
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.actors import HEAD
 from privmix.foundation.errors import ConfigurationError, KeysUnavailable
@@ -136,7 +136,7 @@ class Keys:
 
 
 def _identity(key: Key) -> Identity | InvalidKey:
-    if not key.valid(now()):
+    if not key.valid(datetime.now(UTC)):
         return InvalidKey("revoked" if key.revoked else "expired")
     return Identity(key.id, key.name, key.share.live_streams)
 

@@ -1,10 +1,10 @@
 """Finds keys and charges their shares. Every function is a part of its caller's transaction."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from privmix.database.clock import now
 from privmix.database.service import keys_table, reservations_table
 from privmix.keys.records import Key
 
@@ -30,7 +30,7 @@ class Exhausted:
 def find(connection: Connection, hash_: str) -> Key | None:
     """Returns the key whose secret has this hash, valid or not. A rotated secret counts until its grace period ends."""
     table = keys_table.c
-    is_previous = (table.previous_hash == hash_) & (table.previous_until > now().isoformat())
+    is_previous = (table.previous_hash == hash_) & (table.previous_until > datetime.now(UTC).isoformat())
     row = connection.execute(select(keys_table).where((table.hash == hash_) | is_previous)).mappings().first()
     return None if row is None else Key.of(row)
 

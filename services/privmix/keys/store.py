@@ -1,12 +1,11 @@
 """Manages keys and their shares. Every method is one transaction; it is on disk when the method returns."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, func, insert, select, update
 
-from privmix.database.clock import now
 from privmix.database.service import ServiceDatabase, keys_table, reservations_table
 from privmix.foundation.errors import DatabaseConflict, KeysError
 from privmix.keys.records import Key, KeyAccount, Secret, Share, ShareUsage, is_id, new_id
@@ -36,7 +35,7 @@ class KeyStore:
             )
         secret = Secret.new()
         try:
-            key = Key(id=new_id(), name=name, created=now(), expires=expires, share=share or Share())
+            key = Key(id=new_id(), name=name, created=datetime.now(UTC), expires=expires, share=share or Share())
         except ValidationError as error:
             wrong = error.errors()[0]
             raise KeysError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
@@ -76,7 +75,7 @@ class KeyStore:
             key = _named(connection, id_or_name)
             if key.revoked:
                 raise KeysError(f"{key.name} was revoked and cannot be rotated; create another key")
-            until = (now() + grace).isoformat()
+            until = (datetime.now(UTC) + grace).isoformat()
             _change(connection, key, hash=secret.hash, previous_hash=keys_table.c.hash, previous_until=until)
         return key, secret
 
@@ -89,7 +88,7 @@ class KeyStore:
         with self._database.transaction() as connection:
             key = _named(connection, id_or_name)
             if key.revoked is None:
-                key = key.model_copy(update={"revoked": now()})
+                key = key.model_copy(update={"revoked": datetime.now(UTC)})
                 _change(connection, key, revoked=key.row()["revoked"])
         return key
 

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -206,6 +207,7 @@ def check_parts(parts: int) -> None:
         raise ValueError(f"parts must be an integer of at least 1, got {parts}")
 
 
+@lru_cache(maxsize=1024)
 def from_json(text: str) -> Event:
     """Reads an event that `Event.to_json` wrote.
 

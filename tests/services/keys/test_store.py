@@ -1,6 +1,6 @@
 """Claim: keys are found only by their secrets, and shares are charged exactly to the token."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,6 @@ from sqlalchemy import update
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.database.clock import now
 from privmix.database.service import NUMBER_TABLE, ServiceDatabase, keys_table
 from privmix.foundation.errors import KeysError, KeysUnavailable
 from privmix.keys.records import Secret, Share
@@ -74,13 +73,13 @@ def test_a_rotated_secret_stays_valid_for_its_grace_period(store: RequestStore) 
 
 
 def test_keys_expire_and_are_revoked(store: RequestStore) -> None:
-    key, secret = store.create("brief", expires=now() + timedelta(seconds=60))
-    assert key.valid(now())
-    assert not key.valid(now() + timedelta(seconds=61))
+    key, secret = store.create("brief", expires=datetime.now(UTC) + timedelta(seconds=60))
+    assert key.valid(datetime.now(UTC))
+    assert not key.valid(datetime.now(UTC) + timedelta(seconds=61))
     store.revoke("brief")
     revoked = store.find(secret.hash)
     assert revoked is not None
-    assert not revoked.valid(now())
+    assert not revoked.valid(datetime.now(UTC))
     with pytest.raises(KeysError, match="revoked"):
         store.rotate("brief")
     assert store.find(Secret.new().hash) is None

@@ -5,15 +5,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import BigInteger, ColumnClause, Connection, delete, insert, literal_column, select
 
 from privmix.budget.chain import LedgerRow, link, verified
 from privmix.budget.records import Checkpoint, Record
 from privmix.budget.store import schema
 from privmix.budget.store.schema import beat_table, ledger_table
-from privmix.database.clock import unix_time
 
 _BATCH = 10_000
+_NOW = {
+    "sqlite": "CAST(strftime('%s', 'now') AS INTEGER)",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
+}
 
 
 def rows(connection: Connection, since: int = 1, until: int | None = None) -> Iterator[LedgerRow]:
@@ -70,7 +73,7 @@ def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:
 def write_beat(connection: Connection, epoch: int) -> None:
     """Records a heartbeat of the writer of this epoch."""
     connection.execute(delete(beat_table).where(beat_table.c.epoch <= epoch))
-    connection.execute(insert(beat_table).values(epoch=epoch, beat=unix_time(connection)))
+    connection.execute(insert(beat_table).values(epoch=epoch, beat=_unix_time(connection)))
 
 
 def end_epoch(connection: Connection, epoch: int) -> None:
@@ -81,7 +84,7 @@ def end_epoch(connection: Connection, epoch: int) -> None:
 def silence_s(connection: Connection, epoch: int) -> float:
     """Returns the seconds since the last heartbeat of the writer of this epoch; infinite if it has ended."""
     age = connection.execute(
-        select(unix_time(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)
+        select(_unix_time(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)
     ).scalar()
     return math.inf if age is None else float(age)
 
@@ -90,3 +93,8 @@ def following(head: LedgerRow | None, epoch: int, record: Record) -> LedgerRow:
     """Builds the row that follows `head`, or the first row, and does not write it."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)
+
+
+def _unix_time(connection: Connection) -> ColumnClause[int]:
+    """Returns the Unix time in seconds by the database's clock, which all its clients share, as an expression."""
+    return literal_column(_NOW[connection.dialect.name], BigInteger)
