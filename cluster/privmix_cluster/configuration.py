@@ -192,13 +192,13 @@ class Configuration(Section):
         return self
 
     def _from_folder(self, folder: Path) -> Self:
-        keys, budget = self.keys.database, self.budget
+        keys, budget, model = self.keys.database, self.budget, self.model
         ledger = _database("budget.ledger", budget.ledger, folder)
         anchor = budget.anchor and str((folder / budget.anchor).absolute())
         return self.model_copy(
             update={
                 "ensemble": (folder / self.ensemble).absolute(),
-                "model": _model_path(self.model, folder),
+                "model": str((folder / model).absolute()) if model and (folder / model).is_dir() else model,
                 "budget": budget.model_copy(update={"ledger": ledger, "anchor": anchor}),
                 "keys": self.keys.model_copy(update={"database": keys and _database("keys.database", keys, folder)}),
             }
@@ -262,10 +262,6 @@ def _database(setting: str, place: str, folder: Path) -> str:
     except DatabaseError as error:
         raise ConfigurationError(f"{setting}: {error}") from error
     return place if "://" in place else str((folder / place).absolute())
-
-
-def _model_path(model: str | None, folder: Path) -> str | None:
-    return str((folder / model).absolute()) if model and (folder / model).is_dir() else model
 
 
 class _Loader(yaml.SafeLoader):

@@ -10,9 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from privmix.privacy.events import Guarantee
     from privmix.privacy.settings import Settings
 
 
@@ -33,7 +30,8 @@ def protocols(
 def _record(settings: "type[Settings]") -> dict[str, Any]:
     from privmix.privacy.settings import Settings
 
-    guarantee = _guarantee(settings)
+    # That of the default settings, which does not depend on the number of parts.
+    guarantee = settings().plan(1 if settings.one_model else 2).guarantee  # type: ignore[call-arg]
     return {
         "name": settings.model_fields["protocol"].default,
         "summary": (settings.__doc__ or "").split("\n\n")[0],
@@ -43,20 +41,11 @@ def _record(settings: "type[Settings]") -> dict[str, Any]:
         "choose": settings.choose,
         "derived": settings.derived,
         "parameters": {
-            name: _parameter(field)
+            name: {"default": field.default, "description": field.description}
             for name, field in settings.model_fields.items()
             if name not in Settings.model_fields
         },
     }
-
-
-def _guarantee(settings: "type[Settings]") -> "Guarantee":
-    """Returns the guarantee of the default settings. It does not depend on the number of parts."""
-    return settings().plan(1 if settings.one_model else 2).guarantee  # type: ignore[call-arg]
-
-
-def _parameter(field: "FieldInfo") -> Mapping[str, Any]:
-    return {"default": field.default, "description": field.description}
 
 
 def _show(record: Mapping[str, Any], console: Console) -> None:

@@ -84,10 +84,6 @@ class CatalogueRoutes:
     async def _authorise(self, request: Request) -> None:
         await self._keys.identify(request)
 
-    async def _sent(self, request: Request) -> bytes:
-        sent, _ = await read_body(request, self._settings.max_body_bytes, partial(self._authorise, request))
-        return sent
-
     async def models(self) -> Json:
         """List the names of the model."""
         return {"object": "list", "data": [self._model(name) for name in self._served.ensemble.names]}
@@ -120,17 +116,14 @@ class CatalogueRoutes:
     async def tokenize(self, request: Request) -> Json:
         """Return the token ids of a prompt or of a chat. This costs no budget."""
         with self._keys.opened(request):
-            body = TokenizeRequest.parse(await self._sent(request))
+            sent, _ = await read_body(request, self._settings.max_body_bytes, partial(self._authorise, request))
+            body = TokenizeRequest.parse(sent)
             self._served.check_name(body.model)
-            prompts, client, limit = self._served.prompts, _client(request), COUNTED_CONTEXTS * self._context_length
+            prompts, client = self._served.prompts, access_record(request).key or ""
+            limit = COUNTED_CONTEXTS * self._context_length
             if body.messages is not None:
                 (tokens,) = await prompts.chat_tokens(body.messages, limit, client)
             else:
                 special = body.add_special_tokens is not False
                 tokens = await prompts.encode(body.prompt or "", limit, "prompt", client, add_special_tokens=special)
         return {"count": len(tokens), "max_model_len": self._context_length, "tokens": tokens}
-
-
-def _client(request: Request) -> str:
-    """Returns the id of the request's key, which `identify` found."""
-    return access_record(request).key or ""

@@ -183,7 +183,8 @@ class KeyService:
         # Compares digests of equal length with all keys, so that the duration reveals nothing about them.
         matches = [compare_digest(_digest(key or ""), digest) for digest in self._configured]
         if any(matches):
-            return self._of_configuration(matches.index(True))
+            number = matches.index(True)
+            return Identity(f"api-key-{number + 1}", f"http.api_keys[{number}]", charged=self._actor is not None)
         identity: Identity | InvalidKey = InvalidKey("unknown", required=False)
         if self._actor is not None:
             identity = await self.ask(Keys.identify, key and Secret(key).hash)
@@ -192,10 +193,6 @@ class KeyService:
         if identity.required or self._configured:
             raise unauthorised(identity)
         return ANONYMOUS
-
-    def _of_configuration(self, number: int) -> Identity:
-        name, charged = f"api-key-{number + 1}", self._actor is not None
-        return Identity(name, f"http.api_keys[{number}]", charged=charged)
 
     async def ask(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the keys actor that does not wait for other requests.

@@ -78,9 +78,10 @@ def of_choice(choices: Sequence[str]) -> str:
     if len(choices) > MAX_CHOICES:
         raise StructureError(f"give at most {MAX_CHOICES} strings")
     check_size("".join(choices))
-    # One terminal, which the lexer follows as one state, where a rule would have an item for each string.
-    terminal = f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(choices)))}"
-    return _of_lark(terminal, CHOICE)
+    # One terminal, which the lexer follows as one state, where a rule would have an item for each string. The escapes
+    # of a literal are those of JSON.
+    literals = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(choices))
+    return _of_lark(f"start: CHOICE\nCHOICE: {literals}", CHOICE)
 
 
 def _parsed(schema: Schema | str) -> Mapping[str, Any]:
@@ -150,8 +151,3 @@ def _without_others(node: Any) -> Any:
 def _of_lark(text: str, name: str | None = None) -> str:
     """Returns a grammar in the Lark format. A name tells the grammars apart that this module makes."""
     return json.dumps({"grammars": [{"name": name, "lark_grammar": text}]}, ensure_ascii=False)
-
-
-def _quoted(text: str) -> str:
-    """Returns a string literal of the Lark format, whose escapes are those of JSON."""
-    return json.dumps(text, ensure_ascii=False)
