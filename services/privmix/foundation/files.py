@@ -145,8 +145,10 @@ def building(target: Path, *, private: bool = False) -> Iterator[Path]:
         private: only the owner may read what is in the directory.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(target)
-    temporary = target.with_name(f"{_unfinished_prefix(target)}{secrets.token_hex(8)}")
+    unfinished = f".unfinished-{target.name}-"
+    for leftover in target.parent.glob(f"{unfinished}*"):  # of killed builders
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = target.with_name(f"{unfinished}{secrets.token_hex(8)}")
     temporary.mkdir(0o700 if private else 0o777)
     try:
         with _naming(target):
@@ -159,12 +161,6 @@ def building(target: Path, *, private: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove_unfinished(target: Path) -> None:
-    """Removes the temporary directories of killed builders of `target`."""
-    for leftover in target.parent.glob(f"{_unfinished_prefix(target)}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
 def sync_directory(path: Path) -> None:
     """Writes a directory to the disk, so that renames in it survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -172,10 +168,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _unfinished_prefix(target: Path) -> str:
-    return f".unfinished-{target.name}-"
 
 
 def _sync_tree(directory: Path) -> None:
