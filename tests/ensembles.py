@@ -93,7 +93,6 @@ def write_ensemble(
         tokenizer=tokenizer_hash(model),
         salt_id="test",
         part_kind="reader",
-        layers=layers,
         parts=tuple(_part(folder, index, halves) for index in range(parts)),
     )
     manifest.save(folder)

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from privmix.budget.sentence import IMPORTED, promise_sentence
 from privmix.engine.adapter_config import CONFIG_FILE, WEIGHTS_FILE
+from privmix.foundation.errors import ManifestError
 from privmix.privacy.protocols.public import PublicSettings
 from privmix.training import imported
 from privmix.training.manifest import Manifest, hash_adapter
@@ -51,6 +52,11 @@ def test_the_guarantee_of_imported_parts_says_what_nothing_has_checked(saved: di
     manifest = Manifest.load(output)
     manifest.verify(output)
     assert [part.sha256 for part in manifest.parts] == [hash_adapter(path) for path in saved.values()]
+    reweigh(saved["two"], FIRST, torch.ones(4, 16))
+    manifest.verify(output)  # its files are copies
+    edit(output / manifest.parts[1].path, r=2)
+    with pytest.raises(ManifestError, match=r"part-001: .* is not the one in the manifest; import it again"):
+        manifest.verify(output)
     promised = promise(Configuration.load(configure(tmp_path, output)), manifest)
     assert promised.sentence.count(IMPORTED) == 1
     assert IMPORTED not in promise_sentence(promised.terms, PublicSettings().plan(3).guarantee, None)

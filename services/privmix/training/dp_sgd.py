@@ -132,4 +132,4 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
 def _manifest(output: Path, adapter: PlannedAdapter, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
     part = Part(index=0, name=_NAME, path=adapter.path, sha256=adapter.digest(output))
     training = PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes())
-    return manifest_of(output, base, salt_id(salt), options.for_depth(base.layers), (part,), training)
+    return manifest_of(output, base, salt_id(salt), options, (part,), training)

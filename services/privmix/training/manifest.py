@@ -4,14 +4,13 @@ manifest = Manifest.load(directory)
 manifest.verify(directory)
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from privmix.engine import PartKind
-from privmix.engine.adapter_config import ADAPTER_FILES, CONFIG_FILE
+from privmix.engine.adapter_config import ADAPTER_FILES
 from privmix.foundation.errors import ManifestError
 from privmix.foundation.files import digest_files, write_atomically
 from privmix.foundation.options import problem
@@ -97,9 +96,6 @@ class Manifest(BaseModel):
         description="what a part is: an adapter that attends to the public model's keys and values (reader), plain "
         "LoRA with its own (lora), or the first tokens of its users' text (text)"
     )
-    layers: int | None = Field(
-        default=None, ge=1, description="the number of last layers that readers change; None if they change all"
-    )
     parts: tuple[Part, ...] = Field(min_length=1)
     imported: bool = Field(
         default=False,
@@ -172,8 +168,7 @@ class Manifest(BaseModel):
             base: the base model's directory; None resolves `base_model`.
 
         Raises:
-            ManifestError: a hash differs, or the adapters change other layers than the manifest states. The message
-                names the first difference.
+            ManifestError: a hash differs. The message names the first difference.
             PublicModelError: the base model cannot be found.
         """
         base = base or public_model.resolve(self.base_model)
@@ -184,29 +179,17 @@ class Manifest(BaseModel):
                 f"private_base: the model in {base} and the manifest differ in how it was trained on private text, so "
                 "its cost would be wrong; train again"
             )
+        again = "import it again" if self.imported else "train again"
         for adapter in self.adapters:
             path = directory / adapter.path
             try:
                 digest = hash_adapter(path)
             except OSError as error:
                 raise ManifestError(
-                    f"{adapter.name}: its adapter {path} is missing, or another user's; train again to restore it"
+                    f"{adapter.name}: its adapter {path} is missing, or another user's; {again}"
                 ) from error
             if digest != adapter.sha256:
-                raise ManifestError(f"{adapter.name}: its adapter {path} is not the one in the manifest; train again")
-            self._check_layers(adapter, path)
-
-    def _check_layers(self, adapter: Adapter, path: Path) -> None:
-        """Checks that a reader changes as many layers as the manifest states: all readers fork at one layer."""
-        if self.part_kind != "reader":
-            return
-        layers = json.loads((path / CONFIG_FILE).read_bytes()).get("layers_to_transform")
-        if layers is not None and len(layers) != self.layers:
-            stated = "all" if self.layers is None else f"the last {self.layers}"
-            raise ManifestError(
-                f"layers: {adapter.name} changes the last {len(layers)} layers and the ensemble {stated}; train all "
-                "parts with the same --layers"
-            )
+                raise ManifestError(f"{adapter.name}: its adapter {path} is not the one in the manifest; {again}")
 
     def _check_digest(self, field: str, digest: str, subject: str) -> None:
         expected = getattr(self, field)

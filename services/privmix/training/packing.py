@@ -122,9 +122,9 @@ def _ended(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str,
     people, end = PeopleText(tokenizer), tokenizer.eos_token_id
     if end is None:
         raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to separate documents")
-    for batch in _batches(documents):
-        encoded = _tokens(batch, people)
-        for document, tokens in zip(batch, encoded, strict=True):
+    iterator = iter(documents)
+    while batch := list(islice(iterator, _DOCUMENTS_AT_ONCE)):
+        for document, tokens in zip(batch, _tokens(batch, people), strict=True):
             yield document.user, tokens if tokens[-1:] == [end] else [*tokens, end]
 
 
@@ -138,9 +138,3 @@ def _tokens(documents: Sequence[Document], people: PeopleText) -> Iterator[list[
 
 def _numbers(stream: "array[int]") -> Tokens:
     return np.frombuffer(stream, dtype=np.int32) if stream else np.empty(0, np.int32)
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    iterator = iter(documents)
-    while batch := list(islice(iterator, _DOCUMENTS_AT_ONCE)):
-        yield batch

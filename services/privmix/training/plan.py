@@ -132,7 +132,6 @@ def manifest_of(
         tokenizer=base.tokenizer,
         salt_id=salt_id,
         part_kind=options.part_kind,
-        layers=options.layers,
         private_base=base.private,
         parts=parts,
         imported=imported,

@@ -106,7 +106,6 @@ class Division:
         added: what the ensemble adds on each corpus, for the tokens of the budget.
     """
 
-    epsilon: float
     share: float
     base: Mapping[str, float]
     parts: Proposal | None
@@ -138,7 +137,7 @@ def alternatives(wanted: Requirements) -> list[Division]:
     """
     chosen = propose(wanted)
     alone = [propose(replace(wanted, part_kind=kind)) for kind in wanted.kinds]
-    found: list[Division | None] = [_alone(wanted, proposal) for proposal in alone]
+    found: list[Division | None] = [_alone(proposal) for proposal in alone]
     if chosen.gain is not None:
         found = [divide(wanted, chosen, (1.0,)), *found, divide(wanted, chosen, SHARES[1:-1])]
     possible = [division for division in found if division is not None]
@@ -147,7 +146,7 @@ def alternatives(wanted: Requirements) -> list[Division]:
     if wanted.protocol is None:
         with suppress(InputError):  # a budget can be too small for accounts
             own = replace(wanted, protocol="individual", part_kind=chosen.part_kind)
-            possible.append(_alone(wanted, propose(own)))
+            possible.append(_alone(propose(own)))
     others = [division for division in possible if division is not best]
     return [best, *sorted(others, key=lambda division: -division.worth)]
 
@@ -193,19 +192,19 @@ def base_share(parts: int, budget: TokenBudget) -> float:
 def _division(share: float, wanted: Requirements, alone: Proposal, *, roughly: bool = False) -> Division | None:
     """Returns the expectation at a share; None if what is left of the budget is too small."""
     if not share:
-        return _alone(wanted, alone)
-    epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
+        return _alone(alone)
+    budget, measured = wanted.budget, MeasuredBases.load()
     try:
         # Without the name of a run, plans on this base are the same each time, and are made once (`_planned`).
-        options = DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta)
+        options = DpSgdOptions.checked(epsilon=share * budget.epsilon, delta=budget.delta)
         event = replace(planned(options, roughly=roughly), run=None)
         parts = propose(replace(wanted, base=event), roughly=roughly) if share < 1 else None
     except InputError:
         return None
     base = measured.gain(signal(event, wanted.population.users))
     added = dict.fromkeys(base, 0.0) if parts is None else measured.added(base, parts.by_corpus)
-    return Division(epsilon, share, base, parts, added)
+    return Division(share, base, parts, added)
 
 
-def _alone(wanted: Requirements, parts: Proposal) -> Division:
-    return Division(wanted.budget.epsilon, 0.0, dict.fromkeys(parts.by_corpus, 0.0), parts, parts.by_corpus)
+def _alone(parts: Proposal) -> Division:
+    return Division(0.0, dict.fromkeys(parts.by_corpus, 0.0), parts, parts.by_corpus)
