@@ -137,11 +137,12 @@ class Node:
 
     def wait(self) -> None:
         """Waits until Ray accepts work on this node."""
-        assert self._ray is not None
         deadline = time.monotonic() + START_S
         while not any(process.name() == "raylet" for process in self.processes()):
-            if self._ray.poll() is not None or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"no Ray on {self.name}: {self._log.read_text()[-2000:]}")
+            if self.ended:  # on a busy machine Ray gives up after some 30 s; the container of a pod starts again
+                self.start()
             time.sleep(0.1)
 
     @property
