@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
-from privmix.engine.adapter_config import CONFIG_FILE, WEIGHTS_FILE
+from privmix.engine.adapter_config import CONFIG_FILE, HEAD_AND_EMBEDDING, WEIGHTS_FILE
 from privmix.engine.reader_attention import PublicCache, check_modules, check_reader, from_fork, record
 from privmix.foundation.errors import InputError, ReaderError, WorkError
 from privmix.training import determinism
@@ -115,7 +115,9 @@ def with_lora(
 
 
 def check_changeable(model: Any, base_name: str, options: TrainingOptions) -> None:
-    """Raises InputError if the model, with weights or without, lacks modules that an adapter changes."""
+    """Raises InputError if the model, with weights or without, lacks modules that an adapter may change."""
+    if shared := sorted({*options.targets} & {*HEAD_AND_EMBEDDING}):
+        raise InputError(f"targets: parts share the model's head and embedding; leave out {', '.join(shared)}")
     if options.part_kind == "reader" and not hasattr(model.get_decoder(), "layers"):
         raise InputError(
             f"model {base_name}: readers change the layers of models that are built like Llama, Qwen, Gemma or "

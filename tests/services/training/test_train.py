@@ -176,6 +176,7 @@ def test_a_killed_training_continues(ensemble: Ensemble, one_ray: str, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"part_kind": "lora", "targets": ("q_proj", "lm_head")}, "^targets: parts share the model's head .* lm_head"),
         ({"targets": ("q_proj", "no_such_module")}, "^targets: the model has no modules named no_such_module; name"),
         ({"block": 129}, "block: 129 tokens are more than the model's context of 128"),
     ],
