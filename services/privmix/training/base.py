@@ -54,17 +54,12 @@ def find_base(model: str | None, options: TrainingOptions) -> Base:
         raise InputError(f"block: {options.block} tokens are more than the model's context of {context}")
     name = str(path) if model and Path(model).expanduser().is_dir() else model or public_model.DEFAULT
     if name != public_model.DEFAULT and options.part_kind != "text":
-        _check_modules(name, config, options)
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from privmix.training.adapter import check_changeable
+
+        with torch.device("meta"):  # a model without its weights takes no time to make
+            check_changeable(AutoModelForCausalLM.from_config(config), name, options)
     digests = public_model.revision(path), public_model.tokenizer_hash(path)
     return Base(name, path, *digests, config.num_hidden_layers, private_base(path))
-
-
-def _check_modules(name: str, config: Any, options: TrainingOptions) -> None:
-    """Raises InputError if a model without its weights, which takes no time to make, lacks what adapters change."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from privmix.training.adapter import check_changeable
-
-    with torch.device("meta"):
-        check_changeable(AutoModelForCausalLM.from_config(config), name, options)

@@ -130,6 +130,6 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
 
 
 def _manifest(output: Path, adapter: PlannedAdapter, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
-    part = Part(index=0, name=_NAME, path=adapter.path, sha256=adapter.digest(output))
+    part = Part(index=0, **dict(adapter.trained(output)))
     training = PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes())
     return manifest_of(output, base, salt_id(salt), options, (part,), training)

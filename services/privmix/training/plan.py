@@ -16,7 +16,7 @@ from privmix.foundation.errors import WorkError
 from privmix.foundation.progress import Display
 from privmix.training.base import Base
 from privmix.training.directory import adapter_path, ensemble_id, finished, remove_others, store
-from privmix.training.manifest import Manifest, Part, PrivateTraining
+from privmix.training.manifest import Adapter, Manifest, Part, PrivateTraining
 from privmix.training.options import Resources, TrainingOptions
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class PlannedAdapter:
     def path(self) -> str:
         return adapter_path(self.name, self.fingerprint)
 
-    def digest(self, output: Path) -> str:
-        """Returns the trained adapter's hash.
+    def trained(self, output: Path) -> Adapter:
+        """Returns the trained adapter as a manifest describes it.
 
         Raises:
             WorkError: the adapter is missing or damaged.
@@ -81,7 +81,7 @@ class PlannedAdapter:
         digest = finished(output / self.path, self.fingerprint)
         if digest is None:
             raise WorkError(f"{self.name}: its adapter is missing or damaged; run again to train it")
-        return digest
+        return Adapter(name=self.name, path=self.path, sha256=digest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,13 +112,9 @@ def _seed(share: PartShare) -> int:
 def _manifest(
     planned: Mapping[PartShare, PlannedAdapter], output: Path, base: Base, salt: bytes, options: TrainingOptions
 ) -> Manifest:
-    adapters = {share: _adapter(adapter, output) for share, adapter in planned.items()}
+    adapters = {share: adapter.trained(output) for share, adapter in planned.items()}
     parts = tuple(_part(share.part, adapters) for share in adapters if share.half is None)
     return manifest_of(output, base, salt_id(salt), options, parts)
-
-
-def _adapter(planned: PlannedAdapter, output: Path) -> Adapter:
-    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output))
 
 
 def _part(index: int, adapters: Mapping[PartShare, Adapter]) -> Part:
