@@ -48,6 +48,8 @@ class AdapterConfig(BaseModel):
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
     target_modules: list[str] = Field(min_length=1)
+    # PEFT 0.21 writes an empty list for a mixture of experts, and targets nothing by it.
+    target_parameters: Annotated[list[str], Field(max_length=0)] | None = None
     layers_to_transform: int | list[int] | None = None
     bias: Literal["none"] = "none"
     init_lora_weights: Literal["gaussian"] | bool | None = Field(

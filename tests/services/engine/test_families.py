@@ -102,7 +102,6 @@ def test_plain_lora_parts_of_every_family_answer_like_peft(name: str, tmp_path: 
     engine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them")
 def test_adapters_of_a_mixture_of_experts_are_refused_on_a_cpu(tmp_path: Path) -> None:
     model = write_mixture_of_experts(tmp_path / "model")
