@@ -90,10 +90,7 @@ def test_other_adapters_are_another_partition(saved: dict[str, Path], tmp_path: 
             "embed_tokens.weight is not what PEFT makes",
         ),
         (lambda path: reweigh(path, FIRST, torch.full((4, 16), torch.nan)), "its weights are not finite"),
-        (
-            lambda path: reweigh(path, FIRST, torch.ones((4, 16), dtype=torch.int8)),
-            "its weights are not finite numbers",
-        ),
+        (lambda path: reweigh(path, FIRST, torch.ones((4, 16), dtype=torch.int8)), "are not finite numbers"),
         (lambda path: (path / "tokenizer.json").write_text("{}"), "its tokenizer is damaged"),
         (lambda path: shutil.copytree(path.parent / "one", path, dirs_exist_ok=True), "have the same weights"),
     ],

@@ -8,7 +8,7 @@ tokens uses the processor fully, so a pass over blocks of several adapters would
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -240,7 +240,9 @@ def _fit(
     seed: int,
     report: Callable[[float], None],
 ) -> None:
-    batches = list(_batches(len(inputs), options, seed))
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(len(inputs), generator=generator) for _ in range(options.epochs)]
+    batches = [batch for order in orders for batch in torch.split(order, options.batch)]
     rate = options.initial_rate(len(batches))
     optimizer = torch.optim.AdamW(weights.precise.values(), lr=rate, weight_decay=options.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
@@ -255,12 +257,6 @@ def _fit(
         schedule.step()
         weights.update_model()
         report(step / len(batches))
-
-
-def _batches(blocks: int, options: TrainingOptions, seed: int) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(options.epochs):
-        yield from torch.split(torch.randperm(blocks, generator=generator), options.batch)
 
 
 def _accumulate_gradient(

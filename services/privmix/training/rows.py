@@ -84,7 +84,7 @@ def _text_rows(text: TextIO, name: str, fields: RowFields) -> Iterator[tuple[str
         yield from _csv_rows(text, delimiter, fields, name)
     elif any(mark in first for mark in (",", ";", "\t")):
         raise CorpusError(
-            f"{name}: its first line names no columns {_listed(fields.needed)}{_alike(first, fields.needed)}; name "
+            f"{name}: its first line names no columns {', '.join(fields.needed)}{_alike(first, fields.needed)}; name "
             "those that hold the user and the text (--user-field, --text-field), or write the names into the first line"
         )
     else:
@@ -237,12 +237,8 @@ def _wanted(names: Sequence[str], fields: RowFields, name: str) -> list[str]:
     for field in fields.needed:
         if field not in names:
             raise CorpusError(
-                f"{name}: has no column {field!r}, only {_listed(names)}; name the columns that hold the user and the "
-                "text (--user-field, --text-field)"
+                f"{name}: has no column {field!r}, only {', '.join(names)}; name the columns that hold the user and "
+                "the text (--user-field, --text-field)"
             )
     optional = names if fields.optional is None else fields.optional
     return [field for field in dict.fromkeys((*fields.needed, *optional)) if field in names]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names))

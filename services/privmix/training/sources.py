@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from glob import glob as _matching
+from glob import glob
 from pathlib import Path
 
 from privmix.foundation.errors import CorpusError
@@ -25,12 +25,10 @@ def _named(given: str) -> list[str]:
             f"corpus {given}: is a directory; name its files, such as '{given}/*.jsonl'. `datasets` writes one by "
             "`to_parquet`"
         )
-    if names := [given] if Path(given).exists() else _glob(given):
-        return names
+    if Path(given).exists():
+        return [given]
+    if matching := sorted(glob(given, recursive=True)):  # noqa: PTH207, pathlib knows no absolute patterns
+        return matching
     if re.match(r"\w{2,}:/", given):  # `Path` makes one slash of two
         raise CorpusError(f"corpus {re.sub(':/+', '://', given, count=1)}: is a URL; download it, and name the file")
     raise CorpusError(f"corpus {given}: there is no such file or directory")
-
-
-def _glob(pattern: str) -> list[str]:
-    return sorted(_matching(pattern, recursive=True))  # noqa: PTH207, pathlib knows no absolute patterns
