@@ -18,7 +18,7 @@ from privmix.gateway.background import Background
 from privmix.gateway.channel import Channel
 from privmix.gateway.counters import Counters
 from privmix.gateway.errors import ApiError, coordinator_lost, coordinators_lost, from_coordinator, unexpected
-from privmix.gateway.response_queue import Attempt, GenerationState, ResponseQueue
+from privmix.gateway.response_queue import Attempt, ResponseQueue
 
 resumed = Counter(
     "privmix_generations_resumed", "Generations that were submitted again, as their coordinator was lost."
@@ -117,8 +117,8 @@ class CoordinatorClient:
         """
         deadline = time.monotonic() + self._recovery_s
         async with queue.submitting:
-            while (unassigned := queue.unassigned) and not queue.finished:
-                refusal = await self._submit_to_any(queue, unassigned)
+            while queue.unassigned and not queue.finished:
+                refusal = await self._submit_to_any(queue)
                 if refusal is None:
                     continue
                 final = isinstance(refusal, CoordinatorStopping) or (first and isinstance(refusal, Overloaded))
@@ -136,16 +136,14 @@ class CoordinatorClient:
             logger.exception("a generation was not submitted again: %s", type(error).__name__)
             queue.fail(unexpected())
 
-    async def _submit_to_any(
-        self, queue: ResponseQueue, unassigned: Sequence[GenerationState]
-    ) -> CoordinatorError | None:
+    async def _submit_to_any(self, queue: ResponseQueue) -> CoordinatorError | None:
         """Submits to the least loaded coordinator that accepts. Returns None on success, else why none accepts."""
         refusal: CoordinatorError = CoordinatorUnavailable("no coordinator answers")
         for channel in sorted(self._channels, key=lambda channel: channel.load):
             if not channel.open:
                 continue
             try:
-                await self._submit_to(channel, queue, unassigned)
+                await self._submit_to(channel, queue)
                 return None
             except Exception as error:
                 if not is_temporary(error):
@@ -155,8 +153,8 @@ class CoordinatorClient:
                     refusal = cause
         return refusal
 
-    async def _submit_to(self, channel: Channel, queue: ResponseQueue, unassigned: Sequence[GenerationState]) -> None:
-        states = {f"{state.id}-{next(self._numbers)}": state for state in unassigned}
+    async def _submit_to(self, channel: Channel, queue: ResponseQueue) -> None:
+        states = {f"{state.id}-{next(self._numbers)}": state for state in queue.unassigned}
         submission = channel.submit([state.submitted_as(id_) for id_, state in states.items()])
         attempts = [Attempt(id_, queue, state, channel, submission) for id_, state in states.items()]
         for attempt in attempts:

@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -308,6 +310,27 @@ async def test_a_cancellation_that_coincides_with_a_delta_is_not_lost() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_a_generation_that_ends_before_its_acceptance_is_lost_is_not_submitted_again() -> None:
+    client, submitted = CoordinatorClient("none", PAIR, 30.0, 0.0), list[str]()
+
+    def submit(generations: Sequence[Generation]) -> SimpleNamespace:
+        async def accepted() -> None:
+            if len(submitted) == 2:
+                client._deliver([Delta(generations[0].id, "", (), "length")])
+                client._reassign(client._channels[0])
+                raise ConnectionError
+
+        submitted.extend(_own(generation.id) for generation in generations)
+        return SimpleNamespace(accepted=accepted, cancel=lambda _: asyncio.sleep(0))
+
+    for channel in client._channels:
+        channel._coordinator = channel.submit = submit  # type: ignore[assignment, method-assign]
+    generations = [replace(generation, id=id_) for generation, id_ in zip(new_generations([1], [1]), "ab", strict=True)]
+    async with client.submit(generations) as queue:
+        assert submitted == ["a", "b", "b"]
+        assert (list(queue.open), [delta.id for delta in await queue.take()]) == (["b"], ["a"])
 
 
 async def test_a_silent_coordinator_fails_the_request(coordinator: ActorHandle, cluster: str) -> None:
