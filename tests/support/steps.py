@@ -113,11 +113,9 @@ async def coordinating(
         ray.get(keeper.give_up.remote())
 
 
-async def until_ended(coordinator: Coordinator, generations: int, cancel: Sequence[str] = ()) -> list[Delta]:
+async def until_ended(coordinator: Coordinator, generations: int) -> list[Delta]:
     deltas: list[Delta] = []
     async for batch in coordinator.events("channel"):
-        if not deltas:
-            await coordinator.cancel(cancel)
         deltas += batch
         if len(reasons(deltas)) == generations:
             return deltas

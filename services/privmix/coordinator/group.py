@@ -83,8 +83,6 @@ class Group:
         contexts = zip(step.sequences, step.contexts, step.lengths, strict=True)
         for place, (sequence, context, length) in enumerate(contexts):
             before, options = told.contexts.get(sequence, (0, None))
-            if before > length:  # a token that it has picked is lost here
-                before = 0
             if before < length > len(context):
                 raise CoordinatorUnavailable("a copy lacks a token that is being picked")
             known.append(before)

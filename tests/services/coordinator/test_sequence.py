@@ -51,9 +51,3 @@ def test_an_end_token_after_a_handover_ends_the_answer() -> None:
     generation = Generation("g", (1, 2), SamplingOptions(), 10, released=tuple(ids("at five")))
     (last,) = deltas(generation, smollm(), [end])
     assert last == Delta("g", "", (end,), "stop")
-
-
-def test_released_tokens_count_towards_the_length_and_belong_to_the_context() -> None:
-    sequence = LiveSequence("channel", Generation("g", (1, 2), SamplingOptions(), 5, released=(7, 8, 9)), smollm())
-    assert (sequence.tokens, sequence.remaining) == ([1, 2, 7, 8, 9], 2)
-    assert sequence.started

@@ -1,7 +1,7 @@
 """Claim: a step has a constant shape, a failed step costs nothing, and it ends only the sequences that caused it."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,7 @@ from ray.actor import ActorHandle
 from privmix.budget.reading import read
 from privmix.coordinator.arithmetic import Arithmetic
 from privmix.coordinator.coordinator import MAX_LOST, Coordinator
-from privmix.coordinator.held_weights import HeldWeights
 from privmix.coordinator.messages import Delta, Generation
-from privmix.coordinator.step import Costs
 from privmix.engine.engine import EngineSettings
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
@@ -57,13 +55,11 @@ def shards(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[list[
         end(shard)
 
 
-async def generate(
-    coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int, cancel: Sequence[str] = ()
-) -> list[Delta]:
-    """Returns all deltas of one generation per prompt. Cancels those in `cancel` during the second step."""
+async def generate(coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int) -> list[Delta]:
+    """Returns all deltas of one generation per prompt."""
     options = SamplingOptions(top_k=200)
     await coordinator.submit("channel", [Generation(id_, prompt, options, tokens) for id_, prompt in prompts.items()])
-    return await until_ended(coordinator, len(prompts), cancel)
+    return await until_ended(coordinator, len(prompts))
 
 
 @pytest.mark.parametrize(
@@ -189,35 +185,6 @@ def test_a_context_that_the_engine_refuses_ends_only_its_sequence(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
 
 
-def test_a_permanent_failure_ends_only_the_sequence_that_causes_it(
-    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory runs out for one sequence after the shards have answered."""
-    mix = HeldWeights.mix
-
-    async def fails(self: HeldWeights) -> Costs:
-        if any(options.top_k == 100 for options in self.step.options):
-            raise RuntimeError("out of memory")
-        return await mix(self)
-
-    monkeypatch.setattr(HeldWeights, "mix", fails)
-
-    async def run() -> list[Delta]:
-        serving = shard_map(PMixed(PARTS, 1.0, 0.4))
-        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
-            kept = {"a": 200, "bad": 100, "b": 200}
-            generations = [
-                Generation(id_, prompt, SamplingOptions(top_k=top_k), TOKENS)
-                for (id_, top_k), prompt in zip(kept.items(), PROMPTS, strict=True)
-            ]
-            await coordinator.submit("channel", generations)
-            return await until_ended(coordinator, len(generations))
-
-    deltas = asyncio.run(run())
-    assert reasons(deltas) == {"a": "length", "b": "length", "bad": "error"}
-    assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
-
-
 def test_an_answer_continues_after_its_released_tokens(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
@@ -238,43 +205,6 @@ def test_an_answer_continues_after_its_released_tokens(
         contexts = [operation[1][0][1] for operation in recorded if operation[0] == "rows"]
         assert contexts == [len(PROMPTS[0]) + count for count in range(len(released), TOKENS)]
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS - len(released)
-
-
-def test_cancelling_a_sequence_during_a_step_ends_only_this_sequence(
-    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
-) -> None:
-    async def run() -> list[Delta]:
-        serving = shard_map(PMixed(PARTS, 0.5, 0.4))
-        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
-            return await generate(coordinator, dict(zip("abc", PROMPTS, strict=True)), 20, cancel=["b"])
-
-    deltas = asyncio.run(run())
-    assert reasons(deltas) == {"a": "length", "b": "cancelled", "c": "length"}
-    assert sum(read(tmp_path / "ledger.db").charged.values()) == sum(delta.tokens for delta in deltas)
-
-
-def test_a_step_whose_rows_are_lost_is_repeated_with_the_same_draws(
-    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draws: list[tuple[int, ...]] = []
-    draw = PMixed.draw
-
-    def recorded(self: PMixed) -> tuple[int, ...]:
-        draws.append(draw(self))
-        return draws[-1]
-
-    monkeypatch.setattr(PMixed, "draw", recorded)
-
-    async def run() -> list[Delta]:
-        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 1.0, 0.4))) as coordinator:
-            ray.get(shards[1].lose.remote(2))
-            return await generate(coordinator, {"a": PROMPTS[0]}, TOKENS)
-
-    deltas = asyncio.run(run())
-    assert set(reasons(deltas).values()) == {"length"}
-    assert len(draws) == TOKENS, "a repeated step draws nothing"
-    assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS, "failed attempts are not charged"
-    assert ray.get(shards[1].status.remote()).failure is None, "the shard is sound"
 
 
 def deltas_beside_losses(
