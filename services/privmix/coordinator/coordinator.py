@@ -30,6 +30,7 @@ from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult, Tok
 from privmix.coordinator.text import Detokenizer
 from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.shard_map import ShardMap
+from privmix.foundation.actors import find_actor
 from privmix.foundation.errors import CoordinatorStopping, CoordinatorUnavailable, Overloaded, loggable
 from privmix.privacy.settings import WhenExhausted
 from privmix.shards.shard import ShardStatus
@@ -49,6 +50,8 @@ exceed it."""
 MAX_LOST = 3
 """A sequence fails when more of its tokens than this were paid for and then lost, one after another: a shard that loses
 every token would spend the budget."""
+MEASURED = ("steps", "rows", "row_bytes", "shards_s", "arithmetic_s", "sampled")
+"""What steps add up for benchmarks. Tokens that are sampled are paid for."""
 RETRY_AFTER_S = 30.0
 """Delay before a client should repeat a request that failed because a shard or the budget did not answer."""
 
@@ -110,7 +113,7 @@ class Coordinator:
         self._began: float | None = None
         self._failing_since: float | None = None
         self._ensemble.prepare()
-        self._steps = StepTimes()
+        self._measured = dict.fromkeys(MEASURED, 0.0)
         self._metrics = CoordinatorMetrics(settings.namespace)
 
     async def update_shards(self, shard_map: ShardMap) -> int:
@@ -124,6 +127,7 @@ class Coordinator:
         async with self._updating, self._between_steps:
             if shard_map.version > self._shard_map.version:
                 self._use(shard_map)
+                self._forget()
                 await asyncio.to_thread(self._ensemble.prepare)
             return self._shard_map.version
 
@@ -133,8 +137,10 @@ class Coordinator:
         Raises:
             Overloaded: the queue is full. No generation has started.
             CoordinatorStopping: `close` was called. No generation has started.
+            CoordinatorUnavailable: the reader of the channel is gone. No generation has started.
             StructureError: a grammar is invalid. No generation has started.
         """
+        queue = self._queues.get(channel)
         sequences = [
             LiveSequence(channel, generation, self._detokenizer, await self._matcher(generation))
             for generation in generations
@@ -142,6 +148,8 @@ class Coordinator:
         positions = await self._positions([(live, ()) for live in sequences])
         if self._closed:
             raise CoordinatorStopping
+        if queue is not None and self._queues.get(channel) is not queue:
+            raise CoordinatorUnavailable("the channel was closed")
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
         self._live |= {live.id: live for live in sequences}
@@ -170,8 +178,7 @@ class Coordinator:
             async for batch in queue.batches():
                 yield batch
         finally:
-            async with self._paying:
-                self._close_channel(channel)
+            await asyncio.shield(self._close_channel(channel))  # Ray may cancel more than once
 
     async def event(self) -> str:
         """Returns the privacy event of one token under the current shard map (`Event.to_json`)."""
@@ -198,11 +205,16 @@ class Coordinator:
         The measurements depend on no private data.
         """
         statuses = [status for copies in await self._ensemble.status() for status in copies]
+        measured, self._measured = self._measured, dict.fromkeys(MEASURED, 0.0)
         return {
-            **self._steps.take(),
+            **measured,
             "coordinator_bytes": psutil.Process().memory_info().rss,
             "shard_bytes": [status.resident_bytes for status in statuses if isinstance(status, ShardStatus)],
         }
+
+    def _measure(self, **values: float) -> None:
+        for name, value in values.items():
+            self._measured[name] += value
 
     async def return_leases(self) -> None:
         """Returns to the ledger the leased tokens that the current step does not use."""
@@ -217,18 +229,28 @@ class Coordinator:
 
     async def _run(self) -> None:
         while self._live:
-            try:
-                await self._advance(self._next_batch())
-            except Exception as error:
-                if is_temporary(error):
-                    await self._wait_for_recovery(error)
-                else:
-                    await self._isolate(self._next_batch())
-            finally:
-                self._began = None
+            await self._try()
             if not self._live:
                 self._failing_since = None
                 await self._budget.settle()  # a generation submitted during this call keeps the loop running
+
+    async def _try(self, alone: LiveSequence | None = None) -> None:
+        """Advances sequences (`_advance`), and waits after a temporary failure.
+
+        After another failure it tries one sequence at a time, and ends only the sequences that fail alone.
+        """
+        try:
+            await self._advance(alone)
+        except Exception as error:
+            if is_temporary(error):
+                await self._wait_for_recovery(error)
+            elif alone is not None:
+                self._fail([alone], error)
+            else:
+                for live in self._next_batch():
+                    await self._try(live)
+        finally:
+            self._began = None
 
     def _next_batch(self) -> list[LiveSequence]:
         """Returns the oldest sequences that fit `max_live`, `MAX_ROWS` and `PREFILL_TOKENS`, and may advance."""
@@ -253,8 +275,6 @@ class Coordinator:
         if self._failing_since is None:
             self._failing_since = time.monotonic()
             logger.warning("a step failed and is repeated: %s", loggable(error))
-            with suppress(ValueError):  # a deployment of one part has no fleet
-                self._actor(self._settings.fleet).check.remote()
         before = time.monotonic() - self._settings.recovery_s
         late = self._failing_since < before
         given_up = [
@@ -264,30 +284,22 @@ class Coordinator:
             self._fail(given_up, error, RETRY_AFTER_S)
         await asyncio.sleep(REPEAT_S)
 
-    async def _isolate(self, batch: Sequence[LiveSequence]) -> None:
-        """Repeats a step that failed for good with one sequence at a time, and ends only the sequences that fail."""
-        for live in batch:
-            try:
-                await self._advance([live], once=True)
-            except Exception as error:
-                if not is_temporary(error):  # a temporary error is retried with the next batch
-                    self._fail([live], error)
-
     def _fail(self, batch: list[LiveSequence], error: Exception, retry_after: float | None = None) -> None:
         logger.error("%d sequences failed: %s", len(batch), loggable(error))
         self._deliver([live.end("error", retry_after) for live in batch if self._is_live(live)])
 
-    async def _advance(self, batch: Sequence[LiveSequence], *, once: bool = False) -> None:
-        """Advances sequences by a token, and goes on with those that may advance, until a shard map waits or none may.
+    async def _advance(self, alone: LiveSequence | None = None) -> None:
+        """Advances sequences token by token, until a shard map waits or none may advance.
 
         A step begins while the tokens of the step before are picked and become text. All of them are known, and those
         that they end have ended, before a token of that step is charged.
 
         Args:
-            once: do not go on.
+            alone: advance this one by one token, and no other.
         """
         async with self._between_steps:
             before: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
+            batch = [alone] if alone else self._next_batch()
             try:
                 while batch:
                     self._began = time.monotonic()
@@ -295,13 +307,11 @@ class Coordinator:
                     if self._settings.pace_s or not self._protocol.additive:
                         await before
                     await asyncio.sleep(0)  # the shards are asked to pick before they are asked to go on
-                    batch = [] if once or self._updating.locked() else self._next_batch()
+                    batch = [] if alone or self._updating.locked() else self._next_batch()
                 await before
             except Exception:
                 await asyncio.gather(before, return_exceptions=True)
-                self._ensemble.forget()
-                for live in self._live.values():
-                    live.forget_cache()
+                self._forget()
                 raise
 
     async def _step(self, batch: Sequence[LiveSequence], before: asyncio.Task[None]) -> asyncio.Task[None]:
@@ -333,7 +343,8 @@ class Coordinator:
             self._draws.drop(step.sequences[: step.private])
             received = time.perf_counter()
             picking = await self._draw(batch, result, reserved)
-        self._steps.add(result.computed, result.received, received - started, time.perf_counter() - received)
+        times = {"shards_s": received - started, "arithmetic_s": time.perf_counter() - received}
+        self._measure(steps=1, rows=result.computed, row_bytes=result.received, **times)
         self._metrics.step(len(batch), result.computed)
         return asyncio.create_task(self._release(batch, picking, started))
 
@@ -387,7 +398,7 @@ class Coordinator:
             for at in paying[:granted]:
                 batch[at].charge()
             self._exhaust([batch[at] for at in paying[granted:]])
-            self._steps.sample(granted)
+            self._measure(sampled=granted)
             free = {at for at, live in enumerate(batch) if live.public and self._is_live(live)}
             for at in (*paying[:granted], *free):
                 batch[at].expect()
@@ -432,12 +443,13 @@ class Coordinator:
 
     async def _recall_leases(self) -> None:
         """Asks the other coordinators to return unused leases. Skips a coordinator that does not answer in time."""
-        calls = []
-        for name in self._settings.peers:
-            with suppress(ValueError):  # this coordinator is not alive
-                calls.append(asyncio.ensure_future(self._actor(name).return_leases.remote()))
-        if calls:
-            await asyncio.wait(calls, timeout=self._settings.step_timeout_s)
+
+        async def recall(name: str) -> None:
+            await (await find_actor(name, self._settings.namespace)).return_leases.remote()
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.step_timeout_s):
+                await asyncio.gather(*map(recall, self._settings.peers), return_exceptions=True)
 
     def _problem(self, status: ShardStatus | CoordinatorUnavailable) -> str | None:
         return (
@@ -465,6 +477,12 @@ class Coordinator:
             shard_map, self._actor, self._arithmetic, self._settings.step_timeout_s, self._settings.patience_s
         )
 
+    def _forget(self) -> None:
+        """Assumes that the shards know nothing. No step reads more contexts again than it may at first."""
+        self._ensemble.forget()
+        for live in self._live.values():
+            live.forget_cache()
+
     def _is_live(self, live: LiveSequence) -> bool:
         return self._live.get(live.id) is live
 
@@ -487,34 +505,12 @@ class Coordinator:
             self._draws.drop(ended)
             self._ensemble.drop_caches([id_ for id_ in ended if id_ not in self._asked])
 
-    def _close_channel(self, channel: str) -> None:
+    async def _close_channel(self, channel: str) -> None:
         """Cancels the generations of a channel without a reader, because they would only spend budget."""
-        self._end([live for live in self._live.values() if live.channel == channel], "cancelled")
-        self._queues.pop(channel, None)
+        async with self._paying:
+            self._end([live for live in self._live.values() if live.channel == channel], "cancelled")
+            self._queues.pop(channel, None)
 
 
 # Each gateway keeps one call of `events` open; other calls must run beside these.
 CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator)
-
-
-class StepTimes:
-    """Adds up the duration of each stage of the steps, for benchmarks."""
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._totals = {"steps": 0, "rows": 0, "row_bytes": 0, "shards_s": 0.0, "arithmetic_s": 0.0, "sampled": 0}
-
-    def add(self, rows: int, row_bytes: int, shards_s: float, arithmetic_s: float) -> None:
-        for name, value in zip(self._totals, (1, rows, row_bytes, shards_s, arithmetic_s), strict=False):
-            self._totals[name] += value
-
-    def sample(self, tokens: int) -> None:
-        """Counts tokens that are sampled from the protocol, and paid for."""
-        self._totals["sampled"] += tokens
-
-    def take(self) -> dict[str, float]:
-        totals = dict(self._totals)
-        self._clear()
-        return totals

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
@@ -210,7 +209,7 @@ class ShardCopies:
         try:
             if name not in self._handles:
                 self._handles[name] = await asyncio.to_thread(self._actor, name)
-        except ValueError:
+        except (ValueError, RayError):  # RayError: the head node does not answer
             raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
         made: Any = method(self._handles[name])
         call: ObjectRef[Any]
@@ -231,16 +230,14 @@ class ShardCopies:
 
 
 async def _first(calls: Sequence[asyncio.Task[Any]], timeout_s: float | None) -> int | None:
-    """Returns the index of the first success; None if no call succeeds within the timeout, or all have failed."""
+    """Returns the index of the first call that ends, or None within the timeout. Passes over those of absent copies."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     waiting = set(calls)
     while waiting:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        for call in done:
-            with suppress(CoordinatorUnavailable):
-                call.result()
-                return calls.index(call)
+        if ended := [call for call in done if not isinstance(call.exception(), CoordinatorUnavailable)]:
+            return calls.index(ended[0])
         if not done:
             return None
     return None

@@ -107,7 +107,6 @@ class Fleet:
         # After a restart, shards that hung before it are replaced too, but shards that are still starting are not.
         started = filter(self._has_started, self._shard_map.shards) if self._restarted else ()
         self._answered: dict[str, float] = dict.fromkeys(started, time.monotonic())
-        self._checking = asyncio.Lock()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def start(self) -> ShardMap:
@@ -173,16 +172,6 @@ class Fleet:
     async def health(self) -> list[ShardHealth]:
         """Returns the state of every shard in the shard map, probed now."""
         return await asyncio.gather(*map(self._probe, self._shard_map.shards))
-
-    async def check(self) -> list[ShardHealth]:
-        """Probes every shard in the shard map and replaces those that failed or stalled."""
-        async with self._checking:
-            shards = await self.health()
-            for shard in shards:
-                self._healthy.set(float(shard.answers), {"shard": shard.name})
-                if self._must_be_replaced(shard):
-                    self._replace(shard)
-            return shards
 
     async def status(self) -> dict[str, Any]:
         """Returns the status that `privmix status` prints. It does not depend on private text."""
@@ -251,13 +240,17 @@ class Fleet:
         ).remote(plan.engine)
 
     async def _watch(self) -> None:
-        """Checks the shards periodically."""
+        """Replaces shards that failed or stalled. Probes all shards in the shard map periodically."""
         await asyncio.sleep(WATCH_S)
         await periodically(self._tend, WATCH_S, "the shards could not be checked")
 
     async def _tend(self) -> None:
         if not self._changing.locked():
-            shards = await self.check()
+            shards = await self.health()
+            for shard in shards:
+                self._healthy.set(float(shard.answers), {"shard": shard.name})
+                if self._must_be_replaced(shard):
+                    self._replace(shard)
             if not self._published and all(shard.answers for shard in shards):
                 async with self._changing:
                     await self._publish()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocol import Protocol
 from privmix.training import public_model
-from tests.support.offline import WORLDS, Samples, offline
+from tests.support.offline import GRAMMAR, WORLDS, Samples, offline
 
 ADDITIVE = pytest.mark.parametrize(("protocol", "terms"), [WORLDS["pmixed"], WORLDS["individual"]])
 X = 104
@@ -93,6 +94,9 @@ def test_a_step_begun_ahead_that_fails_is_repeated_with_its_draws(
     """A shard has died after it picked the tokens before, and may know others than are known here."""
     monkeypatch.setattr(coordinating, "REPEAT_S", 0.0)
 
+    drawn = count()
+    monkeypatch.setattr(type(protocol), "draw", lambda _: (next(drawn),))
+
     async def run() -> None:
         world, forgotten = World(tmp_path, protocol, terms), list[int]()
         world.coordinator._ensemble.forget = lambda: forgotten.append(len(world.steps))  # type: ignore[method-assign]
@@ -106,7 +110,7 @@ def test_a_step_begun_ahead_that_fails_is_repeated_with_its_draws(
         failed, repeated = world.steps[2:4]
         assert (failed.draws, failed.lengths) == (repeated.draws, repeated.lengths)
         assert (world.unknown[2:4], forgotten) == ([2, 0], [3])
-        assert world.samples.tokens == 2 * 4
+        assert world.samples.tokens == next(drawn) == 2 * 4, "a repeated step draws nothing"
 
     asyncio.run(run())
 
@@ -153,5 +157,36 @@ def test_a_budget_that_runs_out_ahead_loses_no_token(then: Any, tmp_path: Path) 
         assert not sum(delta.lost for delta in world.deltas)
         assert world.samples.tokens == 19, "all that the budget has"
         assert held and not any(held)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("grammar", [None, GRAMMAR])
+def test_a_channel_that_loses_its_reader_pays_for_nothing_more(grammar: str | None, tmp_path: Path) -> None:
+    """Also where Ray cancels the reader's call twice, and where an answer is only being submitted."""
+
+    async def run() -> None:
+        world = World(tmp_path, *WORLDS["pmixed"])
+        reading = asyncio.create_task(world._read())
+        await asyncio.sleep(0)
+        compiling, begun = asyncio.Event(), world.coordinator._compiler.begun
+
+        async def late(*asked: Any) -> Any:
+            await compiling.wait()
+            return await begun(*asked)
+
+        world.coordinator._compiler.begun = late  # type: ignore[assignment, method-assign]
+        submitting = asyncio.create_task(world.coordinator.submit("channel", [generation("a", 99, grammar=grammar)]))
+        async with world.coordinator._paying:
+            for _ in range(2):
+                await asyncio.sleep(0)
+                reading.cancel()
+            await asyncio.wait([reading])
+        compiling.set()
+        (refused,) = await asyncio.gather(submitting, return_exceptions=True)
+        assert isinstance(refused, CoordinatorUnavailable) == (grammar is not None)
+        assert not await world.coordinator.load() and not world.coordinator._queues
+        await world.coordinator.close()
+        assert world.samples.tokens == sum(world.ledger.balance().charged.values()) <= 1
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,35 @@ def test_an_error_that_stays_is_repeated_once_for_each_answer_and_ends_it(
     assert asked == [("a", "b"), ("a",), ("b",)]
 
 
-def test_after_a_lost_shard_a_step_reads_no_more_contexts_than_at_first(
+def test_a_shard_that_hangs_while_another_error_is_looked_for_ends_answers_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each answer alone waited for the shard as long as a step may take, again and again."""
+
+    async def ask(step: Step) -> StepResult:
+        raise RuntimeError("out of memory") if len(step.sequences) > 1 else TimeoutError
+
+    async def run() -> None:
+        coordinator = coordinator_at(tmp_path / "ledger.db")
+        coordinator._settings = replace(coordinator._settings, recovery_s=0.0)
+        monkeypatch.setattr(coordinator._ensemble, "ask", ask)
+        monkeypatch.setattr(coordinator_module, "REPEAT_S", 0.0)
+        await coordinator.submit("channel", [Generation(id_, (504,), SamplingOptions(), 1) for id_ in "ab"])
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not await coordinator.load()
+        ends = await anext(coordinator.events("channel"))
+        assert [(delta.finish_reason, delta.retry_after) for delta in ends] == [("error", 30.0)] * 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("new", ["shard", "map"])
+def test_a_new_shard_reads_no_more_contexts_in_a_step_than_at_first(
+    new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, ...]] = []
+    updating: list[asyncio.Task[int]] = []
 
     async def run() -> None:
         coordinator = coordinator_at(tmp_path / "ledger.db")
@@ -83,8 +109,11 @@ def test_after_a_lost_shard_a_step_reads_no_more_contexts_than_at_first(
 
         async def ask(step: Step) -> StepResult:
             asked.append(step.sequences)
-            if len(asked) == 3:
-                raise TimeoutError  # both contexts are read, and now lost
+            if len(asked) == 3:  # both contexts are read
+                if new == "shard":
+                    raise TimeoutError
+                shard_map = replace(coordinator._shard_map, version=2)
+                updating.append(asyncio.create_task(coordinator.update_shards(shard_map)))
             return await answers(step)
 
         monkeypatch.setattr(coordinator._ensemble, "ask", ask)
@@ -95,7 +124,7 @@ def test_after_a_lost_shard_a_step_reads_no_more_contexts_than_at_first(
             await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert asked[:5] == [("a",), ("a", "b"), ("a", "b"), ("a",), ("a", "b")]
+    assert asked[:4] == [("a",), ("a", "b"), ("a", "b"), ("a",)]
 
 
 def test_what_a_step_tells_of_a_client_that_leaves_meanwhile_is_forgotten_after_it(

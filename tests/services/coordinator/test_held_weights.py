@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from privmix.coordinator import group
 from privmix.coordinator.copies import ShardCopies
@@ -85,5 +86,19 @@ def test_a_copy_that_is_lost_takes_no_tokens_of_another(monkeypatch: pytest.Monk
             await result.sample(range(len(SEQUENCES)), ())
         (kept,) = (each.batch.places for each in result.held if each.copies == (1,))
         assert sorted(raised.value.tokens) == list(kept)
+
+    asyncio.run(run())
+
+
+def test_another_copy_answers_where_ray_cannot_find_one_because_its_head_node_is_away() -> None:
+    def find(name: str) -> Any:
+        if name == "a":
+            raise GetTimeoutError
+        return Copy(at_once)
+
+    async def run() -> None:
+        asked: Any = SimpleNamespace(sequences=SEQUENCES)
+        copy, _ = await ShardCopies(("a", "b"), find, 10.0).first((0, 1), "weigh", lambda _: asked)
+        assert copy == 1
 
     asyncio.run(run())
