@@ -28,7 +28,6 @@ NOT_PRIVATE = {
     "privmix/engine/vllm_engine.py": ({"secrets"}, "a name"),
     "privmix/laboratory/evaluation/rows.py": ({"secrets"}, "a name"),
     "privmix/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
-    "privmix/gateway/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "privmix/gateway/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "privmix/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
