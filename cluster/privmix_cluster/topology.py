@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from privmix.engine.engine import EngineSettings
+from privmix.engine.adapter_config import width_of_keys
+from privmix.engine.engine import EngineSettings, cpu_cache_gib
 from privmix.fleet.plan import ShardPlan
 from privmix.foundation.cpus import available_cpus
 from privmix.foundation.errors import ConfigurationError
@@ -114,11 +115,9 @@ def _check_caches(configuration: Configuration, model: Path, parts: int) -> None
     from transformers import AutoConfig
 
     config, engine = AutoConfig.from_pretrained(model).get_text_config(), configuration.engine
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    token = 2 * config.num_hidden_layers * width * (4 if engine.dtype == "float32" else 2)
+    token = 2 * config.num_hidden_layers * width_of_keys(config, 1) * (4 if engine.dtype == "float32" else 2)
     needed = (1 + parts) * engine.context_length * token / 2**30
-    if needed > max(1, round(engine.cache_gib)):  # as vLLM rounds it
+    if needed > cpu_cache_gib(engine.cache_gib):
         raise ConfigurationError(
             f"engine.cache_gib: {parts} plain LoRA parts need {needed:.1f} GiB for a sequence of engine.context_length "
             f"{engine.context_length}; raise it, or lower shards.parts_per_shard or engine.context_length"

@@ -1,10 +1,12 @@
 """Reads ledgers: for the writer when it starts, and for other programs at any time."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from privmix.budget.anchor import Anchor, anchored, lost_ends, rolled_back
+from privmix.budget.chain import LedgerRow
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.signing import SigningKey
 from privmix.budget.state import Balance, LedgerState
@@ -88,9 +90,17 @@ def verify(ledger: str | Path, key: SigningKey | None = None, head: str = "") ->
         LedgerUnsigned: `key` did not sign the whole chain.
         LedgerError: the ledger cannot be read; the subclass and the message say why.
     """
+    found = not head
+
+    def looked_through(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
+        nonlocal found
+        for row in rows:
+            found = found or row.hash.startswith(head)
+            yield row
+
     with LedgerDatabase(ledger, "read").transaction() as connection:
-        balance = replay_whole(connection).balance()
-        if not any(row.hash.startswith(head) for row in every_row(connection)):
+        balance = LedgerState.replay(looked_through(every_row(connection))).balance()
+        if not found:
             raise LedgerCorrupt(f"no row has the hash {head}: rows were removed from its end, or it was rewritten")
         if key is not None:
             key.check(balance)

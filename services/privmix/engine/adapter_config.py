@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import safe_open
@@ -140,6 +140,17 @@ def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int, devices: in
                 outputs = first if splits_inputs else first // devices
                 numbers += outputs + (2 * key_width if module == "q_proj" else 0)
     return numbers * rank * itemsize
+
+
+def width_of_keys(model: Any, devices: int) -> int:
+    """Returns the width of the keys of a token in one layer on each device.
+
+    Args:
+        model: the configuration of the base model.
+    """
+    heads = model.num_attention_heads
+    head_size = getattr(model, "head_dim", None) or model.hidden_size // heads
+    return int(head_size * max(1, (getattr(model, "num_key_value_heads", None) or heads) // devices))
 
 
 def _read(name: str, path: Path, part_kind: PartKind) -> AdapterConfig:

@@ -183,6 +183,11 @@ class Engine(ABC):
             raise ValueError("sequence: a call may contain each sequence only once")
 
 
+def cpu_cache_gib(wanted: float) -> int:
+    """Returns the size of a KV cache on a CPU, for which vLLM reads whole GiB."""
+    return max(1, round(wanted))
+
+
 def create(settings: EngineSettings) -> Engine:
     """Returns a new engine of the kind that `settings.kind` names in `ENGINES`.
 

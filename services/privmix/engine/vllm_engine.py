@@ -41,8 +41,9 @@ from privmix.engine.adapter_config import (
     first_layer,
     read_adapter_configs,
     slot_bytes,
+    width_of_keys,
 )
-from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
+from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request, cpu_cache_gib
 from privmix.engine.part_text import read_texts
 from privmix.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
 from privmix.engine.step_graph import shapes
@@ -470,16 +471,9 @@ def _gpu_slots(settings: EngineSettings, rank: int, model: Any) -> int:
         return adapters + 1
     devices = settings.tensor_parallel_size
     itemsize = getattr(torch, settings.dtype).itemsize
-    size = slot_bytes(next(iter(settings.adapters.values())), rank, itemsize, _key_width(model, devices), devices)
+    size = slot_bytes(next(iter(settings.adapters.values())), rank, itemsize, width_of_keys(model, devices), devices)
     memory = current_platform.get_device_total_memory() * settings.gpu_memory_utilization * SLOTS_MEMORY
     return min(adapters + 1, max(MIN_SLOTS, int(memory // size)))
-
-
-def _key_width(model: Any, devices: int) -> int:
-    """Returns the width of the keys of a token in one layer on each device."""
-    heads = model.num_attention_heads
-    head_size = getattr(model, "head_dim", None) or model.hidden_size // heads
-    return int(head_size * max(1, (getattr(model, "num_key_value_heads", None) or heads) // devices))
 
 
 def _head_dtype(on_cpu: bool) -> str:
@@ -497,7 +491,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
     on_cpu = current_platform.is_cpu()
     if on_cpu:
         cache_gib = settings.cache_gib / settings.tensor_parallel_size  # vLLM gives it to each process
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(cache_gib)))
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_cache_gib(cache_gib))
     rank, targets = _rank_and_targets(configs)
     rank = next(allowed for allowed in LORA_RANKS if allowed >= max(rank, 0 if on_cpu else MIN_GPU_RANK))
     model = AutoConfig.from_pretrained(settings.model).get_text_config()

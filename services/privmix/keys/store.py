@@ -8,6 +8,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from privmix.database.service import ServiceDatabase, keys_table, reservations_table
 from privmix.foundation.errors import DatabaseConflict, KeysError
+from privmix.foundation.options import problem
 from privmix.keys.records import Key, KeyAccount, Secret, Share, ShareUsage, is_id, new_id
 from privmix.keys.reservations import are_required
 
@@ -37,8 +38,7 @@ class KeyStore:
         try:
             key = Key(id=new_id(), name=name, created=datetime.now(UTC), expires=expires, share=share or Share())
         except ValidationError as error:
-            wrong = error.errors()[0]
-            raise KeysError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
+            raise KeysError(problem(error)) from None
         try:
             with self._database.transaction() as connection:
                 connection.execute(insert(keys_table).values(hash=secret.hash, **key.row()))
