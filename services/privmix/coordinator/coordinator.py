@@ -108,6 +108,7 @@ class Coordinator:
         self._compiler = Compiler(self._detokenizer.vocabulary)
         self._live: dict[str, LiveSequence] = {}
         self._queues: dict[str, DeltaQueue] = {}
+        self._left: set[str] = set()  # the channels without a reader: Ray may deliver a submission after its end
         self._stepping: asyncio.Task[None] | None = None
         self._closed = False
         self._began: float | None = None
@@ -140,7 +141,6 @@ class Coordinator:
             CoordinatorUnavailable: the reader of the channel is gone. No generation has started.
             StructureError: a grammar is invalid. No generation has started.
         """
-        queue = self._queues.get(channel)
         sequences = [
             LiveSequence(channel, generation, self._detokenizer, await self._matcher(generation))
             for generation in generations
@@ -148,7 +148,7 @@ class Coordinator:
         positions = await self._positions([(live, ()) for live in sequences])
         if self._closed:
             raise CoordinatorStopping
-        if queue is not None and self._queues.get(channel) is not queue:
+        if channel in self._left:
             raise CoordinatorUnavailable("the channel was closed")
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
@@ -171,6 +171,7 @@ class Coordinator:
     async def events(self, channel: str) -> AsyncIterator[list[Delta]]:
         """Yields the deltas of `channel`, one batch for each step. Cancels its generations when the reader stops.
 
+        Each call has a channel of its own.
         A reader that sets Ray's backpressure for this generator has its call ended by Ray when it dies.
         """
         queue = self._queues.setdefault(channel, DeltaQueue())
@@ -510,6 +511,7 @@ class Coordinator:
         async with self._paying:
             self._end([live for live in self._live.values() if live.channel == channel], "cancelled")
             self._queues.pop(channel, None)
+            self._left.add(channel)
 
 
 # Each gateway keeps one call of `events` open; other calls must run beside these.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from privmix.shards.reducer import Reduction
 NOBODY = -1
 """Fills the rows of a draw that no model has."""
 MOST = 4096
-"""How many sequences a shard remembers. Those of a coordinator that died are forgotten, as the oldest."""
+"""How many sequences and callers a shard remembers. Those of a coordinator that died are forgotten, as the oldest."""
 
 
 class LostSessionError(RuntimeError):
@@ -129,7 +130,9 @@ class Sessions:
         terms = before if asked.terms is None else asked.terms
         if terms is None or asked.key.step < latest:
             raise LostSessionError
+        self._callers.pop(asked.key.caller, None)
         self._callers[asked.key.caller] = asked.key.step, terms
+        _forget_oldest(self._callers)
         return terms
 
     def _sessions_of(self, asked: Asked) -> list[_Session]:
@@ -153,9 +156,13 @@ class Sessions:
         for sequence, session in zip(asked.sequences, found, strict=True):
             self._sessions.pop(sequence, None)  # the latest comes last
             self._sessions[sequence] = session
-        while len(self._sessions) > MOST:
-            del self._sessions[next(iter(self._sessions))]
+        _forget_oldest(self._sessions)
         return found
+
+
+def _forget_oldest(remembered: dict[str, Any]) -> None:
+    while len(remembered) > MOST:
+        del remembered[next(iter(remembered))]
 
 
 def _names(row: list[int], terms: Terms, fewest: int) -> tuple[str, ...]:

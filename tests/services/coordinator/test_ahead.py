@@ -163,7 +163,7 @@ def test_a_budget_that_runs_out_ahead_loses_no_token(then: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("grammar", [None, GRAMMAR])
 def test_a_channel_that_loses_its_reader_pays_for_nothing_more(grammar: str | None, tmp_path: Path) -> None:
-    """Also where Ray cancels the reader's call twice, and where an answer is only being submitted."""
+    """Also where Ray cancels the reader's call twice, and where an answer is submitted during or after that."""
 
     async def run() -> None:
         world = World(tmp_path, *WORLDS["pmixed"])
@@ -185,6 +185,8 @@ def test_a_channel_that_loses_its_reader_pays_for_nothing_more(grammar: str | No
         compiling.set()
         (refused,) = await asyncio.gather(submitting, return_exceptions=True)
         assert isinstance(refused, CoordinatorUnavailable) == (grammar is not None)
+        with pytest.raises(CoordinatorUnavailable):
+            await world.coordinator.submit("channel", [generation("b", 99)])
         assert not await world.coordinator.load() and not world.coordinator._queues
         await world.coordinator.close()
         assert world.samples.tokens == sum(world.ledger.balance().charged.values()) <= 1
