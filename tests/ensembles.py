@@ -86,6 +86,11 @@ def write_ensemble(
     model = model or resolve()
     shares = Partition(b"", parts, halves).shares
     write_adapters(folder / "parts", [share.name for share in shares], model, distinct, layers)
+    return write_manifest(folder, parts, model, halves)
+
+
+def write_manifest(folder: Path, parts: int, model: Path, halves: bool = False) -> Path:
+    """Writes the manifest of an ensemble whose adapters are there."""
     manifest = Manifest(
         ensemble=f"test-{folder.name}",
         base_model=str(model),

@@ -20,7 +20,7 @@ def write_tiny_model(folder: Path, context: int = 128) -> Path:
     """
     return _write_llama(
         folder,
-        vocab_size=_copy_tokenizer(folder),
+        vocab_size=copy_tokenizer(folder),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -32,10 +32,10 @@ def write_tiny_model(folder: Path, context: int = 128) -> Path:
 
 def write_served_model(folder: Path, context: int) -> Path:
     """Writes a random model that vLLM runs on a CPU, with the embedded model's tokenizer and chat template."""
-    return write_tiny_llama(folder, layers=2, context=context, vocabulary=_copy_tokenizer(folder))
+    return write_tiny_llama(folder, layers=2, context=context, vocabulary=copy_tokenizer(folder))
 
 
-def _copy_tokenizer(folder: Path) -> int:
+def copy_tokenizer(folder: Path) -> int:
     """Copies the embedded model's tokenizer into a new folder, and returns the size of the vocabulary."""
     base = resolve()
     folder.mkdir(parents=True)

@@ -30,19 +30,21 @@ from ray.actor import ActorHandle
 from privmix.budget import actor as budget
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from privmix.coordinator.messages import Generation
 from privmix.engine.engine import Engine, EngineSettings
 from privmix.fleet.shard_map import PartGroup, ShardMap
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.foundation.ray_session import connected
+from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.shards.shard import Shard
 from privmix_cluster.options import JsonOption
 from tests.benchmarks import options
-from tests.benchmarks.load import PRIVACY, LoadPrompts
+from tests.benchmarks.load import PRIVACY, LoadPrompts, LoadRequest
 from tests.benchmarks.options import show
-from tests.benchmarks.step import NAMESPACE, StepBench, private
 from tests.tiny import write_served_model
 
+NAMESPACE = "benchmark"
 PARTS = 8
 NAMES = tuple(f"part-{part:03d}" for part in range(PARTS))
 CONTEXTS = ((1, 512, 64, 1), (1, 512, 64, 64), (1, 512, 960, 64))
@@ -121,6 +123,7 @@ def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: in
             time.sleep(1)
         yield actors
     finally:
+        ray.get(actors[0].close.remote())  # a call to an actor that is killed would be told on standard output
         for each in actors:
             ray.kill(each)
         time.sleep(1)  # until their names are free
@@ -135,20 +138,49 @@ def healthy(coordinator: ActorHandle) -> bool:
     return True
 
 
-def cell(bench: StepBench, shards: Sequence[ActorHandle], prompts: LoadPrompts, shape: tuple[int, ...]) -> Any:
+def decode(coordinator: ActorHandle, questions: Sequence[LoadRequest]) -> dict[str, float]:
+    """Measures steps of concurrent generations after all prefills: seconds by stage, and tokens."""
+    channel = f"channel-{time.monotonic_ns()}"
+    events = coordinator.events.remote(channel)
+    waiting = {f"{channel}-{number}": question for number, question in enumerate(questions)}
+    generations = [
+        Generation(id_, question.prompt, SamplingOptions(), question.tokens, ignore_eos=True)
+        for id_, question in waiting.items()
+    ]
+    ray.get(coordinator.submit.remote(channel, generations))
+    open_ = set(waiting)
+    began, tokens = 0.0, 0
+    for batch in events:
+        deltas = ray.get(batch)
+        if waiting:
+            for delta in deltas:
+                waiting.pop(delta.id, None)
+            ray.get(coordinator.measures.remote())
+            began = time.perf_counter()
+        else:
+            tokens += sum(delta.tokens for delta in deltas)
+        open_ -= {delta.id for delta in deltas if delta.finish_reason}
+        if not open_:
+            break
+    seconds = time.perf_counter() - began
+    measures: dict[str, Any] = ray.get(coordinator.measures.remote())
+    return {**measures, "seconds": seconds, "tokens": tokens}
+
+
+def cell(coordinator: ActorHandle, shards: Sequence[ActorHandle], prompts: LoadPrompts, shape: tuple[int, ...]) -> Any:
     *_, context, streams = shape
-    private(bench, prompts.questions(2, 16, 4))  # what is made once, is made here
-    coordinator = next(  # the newest one, if others of this machine measure too
-        process
-        for process in sorted(psutil.process_iter(["create_time"]), key=lambda each: -each.info["create_time"])
-        if " ".join(process.cmdline()).startswith("ray::Coordinator")
+    decode(coordinator, prompts.questions(2, 16, 4))  # what is made once, is made here
+    process = next(  # the newest one, if others of this machine measure too
+        each
+        for each in sorted(psutil.process_iter(["create_time"]), key=lambda each: -each.info["create_time"])
+        if " ".join(each.cmdline()).startswith("ray::Coordinator")
     )
 
     def spent() -> list[float]:
-        return [sum(coordinator.cpu_times()[:2]), sum(ray.get([shard.processor_s.remote() for shard in shards]))]
+        return [sum(process.cpu_times()[:2]), sum(ray.get([shard.processor_s.remote() for shard in shards]))]
 
     before, tokens = spent(), 60 if shape[1] < 10_000 else 12
-    measured = private(bench, prompts.questions(streams, context, tokens))
+    measured = decode(coordinator, prompts.questions(streams, context, tokens))
     ours, theirs = (1e3 * (after - first) / tokens for after, first in zip(spent(), before, strict=True))
     idle: float = ray.get(shards[0].idle_s.remote(measured["seconds"]))
     return {
@@ -170,8 +202,8 @@ def main(quick: options.QuickCellOption = False, as_json: JsonOption = False) ->
             shards, vocabulary, _, streams = shape
             place = folder / ",".join(map(str, shape))
             place.mkdir()
-            with serving(model, place, shards, vocabulary, streams) as (coordinator, ledger, *started):
-                result[place.name] = cell(StepBench(coordinator, ledger), started, prompts, shape)
+            with serving(model, place, shards, vocabulary, streams) as (coordinator, _, *started):
+                result[place.name] = cell(coordinator, started, prompts, shape)
                 print(f"{place.name}: {result[place.name]}", file=sys.stderr)
     show(result, as_json)
 

@@ -2,13 +2,17 @@
 
 The unmodified `openai` client streams completions over HTTP from the whole service, and from the alternative without
 privacy: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `private_over_plain` is the ratio of their
-tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addition, for each cell and both sides:
+tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, with the parts that `exponential` draws as
+`exponential/SAMPLE`. In addition, for each cell and both sides:
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
 - of the service alone `processor_ms`, for a token: of the actors of `PROCESSES`.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
+
+Both sides share a GPU if there is one; while one is measured, the other is idle. `--shape` serves a model of a known
+shape with random weights, such as one of 8B parameters.
 
 `--quick` measures one small cell once, which tells only whether the program runs.
 """
@@ -32,22 +36,29 @@ import httpx
 import numpy as np
 import openai
 import psutil
+import torch
 import typer
 from transformers import AutoTokenizer
 
+from privmix.training.partition import Partition
 from privmix.training.public_model import resolve
 from privmix_cluster.options import JsonOption
 from tests.benchmarks import options
 from tests.benchmarks.options import show
-from tests.ensembles import usual_layers, write_ensemble
+from tests.benchmarks.shapes import SHAPES, write_model, write_readers
+from tests.ensembles import usual_layers, write_ensemble, write_manifest
 from tests.running import RunningService, configure, free_port, running
+from tests.tiny import copy_tokenizer
 
 CONTEXT = 1024
 CACHE_GIB = 4
 MODEL = "privmix"
 TEXT = "The caller questions the clinic whether the doctor could see them on Thursday, because their knee still hurt. "
+ON_GPU = torch.cuda.is_available()
+GPU_SHARE = 0.42
+"""The share of a GPU's memory that each side reserves."""
 SECTIONS: dict[str, dict[str, Any]] = {
-    "engine": {"context_length": CONTEXT, "cache_gib": CACHE_GIB},
+    "engine": {"context_length": CONTEXT, "cache_gib": CACHE_GIB, "gpu_memory_utilization": GPU_SHARE},
     "budget": {"ledger": "ledger.db", "lease_tokens": 256},
     "coordinator": {"max_live": 128},
     "http": {"max_tokens": 512},
@@ -59,6 +70,11 @@ TIMEOUT_S = 600.0
 DISTINCT = 8
 """The number of different adapters; the work of a token does not depend on it."""
 PROCESSES = ("ProxyActor", "ServeReplica:privmix:gateway", "ray::Coordinator", "ray::Shard")
+PROTOCOLS = ["pmixed", "exponential"]
+PARTS = [8, 80, 400]
+ALL: list[int] = []
+PROMPT_TOKENS = [64, 512]
+STREAMS = [1, 8, 32, 128]
 QUICK = (8, 64, 2)
 """The number of parts, of prompt tokens and of streams."""
 
@@ -147,11 +163,12 @@ async def drive(url: str, questions: Sequence[LoadRequest], streams: int) -> Rou
 
 
 @contextmanager
-def plain(folder: Path, threads: int) -> Iterator[str]:
+def plain(folder: Path, model: Path, threads: int) -> Iterator[str]:
     """Runs the plain side and yields its URL."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.benchmarks.plain", str(port)]
+    command = [sys.executable, "-m", "tests.benchmarks.plain", str(port), str(model)]
     command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB), "--threads", str(threads)]
+    command += ["--gpu-share", str(GPU_SHARE)]
     with (folder / "plain.log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     it = RunningService(f"http://127.0.0.1:{port}", "plain", folder, folder, process)
@@ -162,24 +179,30 @@ def plain(folder: Path, threads: int) -> Iterator[str]:
         it.stop()
 
 
+def ensemble(folder: Path, parts: int, shape: str | None, model: Path) -> Path:
+    """Writes an ensemble for one service."""
+    if shape is None:
+        return write_ensemble(folder, parts, distinct=DISTINCT, layers=usual_layers(model))
+    names = [share.name for share in Partition(b"", parts, False).shares]
+    write_readers(folder / "parts", names, SHAPES[shape], DISTINCT)
+    return write_manifest(folder, parts, model)
+
+
 @contextmanager
-def private(
-    folder: Path, protocol: str, parts: int, threads: int, sample: int | None = None
-) -> Iterator[RunningService]:
-    """Runs the service with an ensemble of this size on one shard.
+def private(ensemble: Path, mechanism: str, parts: int, shards: int, threads: int) -> Iterator[RunningService]:
+    """Runs the service with an ensemble.
 
     Args:
-        sample: the number of parts that the exponential mechanism draws for a token; by default all.
+        mechanism: the protocol, and after `/` the number of parts that it draws for a token.
     """
-    privacy: dict[str, Any] = {"protocol": protocol, **PRIVACY}
-    if protocol == "exponential" and sample:
-        privacy["sample"] = sample
-    place = folder / f"ensemble-{protocol}-{parts}"
-    ensemble = write_ensemble(place, parts, distinct=DISTINCT, layers=usual_layers(resolve()))
-    home = folder / f"{protocol}-{parts}"
+    protocol, _, sample = mechanism.partition("/")
+    privacy: dict[str, Any] = {"protocol": protocol, **PRIVACY, **({"sample": int(sample)} if sample else {})}
+    engine = {**SECTIONS["engine"], "cache_gib": CACHE_GIB / shards}
+    reserved = {"num_cpus": 1 / shards, **({"num_gpus": 1 / shards} if ON_GPU else {})}
+    divided = {"threads": max(1, threads // shards), "parts_per_shard": -(-parts // shards), **reserved}
+    home = ensemble.with_name(f"{ensemble.name}-service")
     home.mkdir()
-    shards = {"threads": threads, "parts_per_shard": parts}
-    with running(configure(home, ensemble, **SECTIONS, privacy=privacy, shards=shards)) as it:
+    with running(configure(home, ensemble, **{**SECTIONS, "engine": engine}, privacy=privacy, shards=divided)) as it:
         yield it
 
 
@@ -233,14 +256,16 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def main(
-    protocol: options.ProtocolsOption = options.PROTOCOLS,
-    parts: options.EnsembleSizesOption = options.ENSEMBLE_SIZES,
-    prompt_tokens: options.PromptTokensOption = options.PROMPT_TOKENS,
-    streams: options.StreamsOption = options.STREAMS,
-    sample: options.SampleOption = None,
+    protocol: Annotated[list[str], typer.Option(help="Repeatable.")] = PROTOCOLS,
+    parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = PARTS,
+    sample: Annotated[list[int], typer.Option(help="Parts that `exponential` draws; repeatable. Default: all.")] = ALL,
+    prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = PROMPT_TOKENS,
+    streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = STREAMS,
     tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 64,
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
-    rounds: options.RoundsOption = 3,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
+    shape: Annotated[str | None, typer.Option(help=f"Of {', '.join(SHAPES)}, instead of the default model.")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Shards that divide the parts and the machine.")] = 1,
     threads: Annotated[int, typer.Option(help="Of each engine; fewer than cores tell more on a busy machine.")] = CORES,
     quick: options.QuickCellOption = False,
     as_json: JsonOption = False,
@@ -249,14 +274,21 @@ def main(
     if quick:
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
+    drawn = {"exponential": [f"/{number}" for number in sample] or [""]}
+    mechanisms = [name + number for name in protocol for number in drawn.get(name, [""])]
     prompts = LoadPrompts()
     result: dict[str, Any] = {"private_over_plain": {}, "cells": {}}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-")))
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        starting = pool.submit(stack.enter_context, plain(folder, threads))
-        for name, size in product(protocol, parts):
-            with private(folder, name, size, threads, sample) as service:
+        model = resolve()
+        if shape is not None:
+            copy_tokenizer(folder / "model")
+            model = write_model(folder / "model", SHAPES[shape])
+        starting = pool.submit(stack.enter_context, plain(folder, model, threads))
+        for number, (name, size) in enumerate(product(mechanisms, parts)):
+            written = ensemble(folder / f"ensemble-{number}", size, shape, model)
+            with private(written, name, size, shards, threads) as service:
                 other = starting.result()
                 _both(service.base_url, other, prompts.questions(4, 16, 4), 4)
                 for length, concurrent in product(prompt_tokens, streams):

@@ -24,6 +24,8 @@ STRENGTH = 0.03
 """The standard deviation of the second LoRA factor, with which readers differ by far more than rounding errors."""
 SPREAD = 0.05
 """The standard deviation of the layers' weights."""
+NUMBERS = 2**22 - 3
+"""How many random numbers the weights repeat: no row of a matrix equals another."""
 STEEPNESS = 0.15
 """The standard deviation of the embeddings, and so of the head, with which distributions are far from uniform."""
 
@@ -86,17 +88,27 @@ SHAPES = {
 
 
 def write_model(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
-    """Writes a model without a tokenizer; without weights, its configuration alone, for engines that make their own."""
-    if weights:
-        from transformers import LlamaForCausalLM
+    """Writes a model without a tokenizer; without weights, its configuration alone, for engines that make their own.
 
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(shape.config)
-        torch.nn.init.normal_(model.get_input_embeddings().weight, std=STEEPNESS)
-        model.to(torch.bfloat16).save_pretrained(folder)
-    else:
-        shape.config.save_pretrained(folder)
+    All weights repeat the same numbers, because it takes minutes to draw 8B.
+    """
+    from transformers import LlamaForCausalLM
+
+    shape.config.save_pretrained(folder)
+    if weights:
+        noise = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0))
+        with torch.device("meta"):
+            parameters = dict(LlamaForCausalLM(shape.config).named_parameters())
+        tensors = {name: _weights(name, values.shape, noise) for name, values in parameters.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _weights(name: str, size: torch.Size, noise: Tensor) -> Tensor:
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)  # of a norm
+    scaled = (noise * (STEEPNESS if "embed" in name else SPREAD)).bfloat16()
+    return scaled.repeat(-(-size.numel() // NUMBERS))[: size.numel()].view(size)
 
 
 def write_readers(folder: Path, names: Sequence[str], shape: Shape, distinct: int | None = None) -> dict[str, Path]:

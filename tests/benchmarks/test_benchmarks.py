@@ -116,25 +116,17 @@ def test_a_stage_that_fails_says_why_and_stops_no_other() -> None:
 
 
 @slow
-def test_a_token_by_stage() -> None:
-    measured = figures("step", "--json")
-    ((cell, ratio),) = measured["private_over_plain"].items()
-    assert ratio > 0
-    assert set(measured["stages_ms"][cell]) == {"plain", "shards", "arithmetic", "other"}
-
-
-@slow
 def test_a_step_outside_the_engines() -> None:
     measured = figures("host_path", "--json")
     for cell in measured.values():
-        keys(cell, "step_ms", "shard_ms", "coordinator_ms", "shards_ms", "bytes")
+        keys(cell, "step_ms", "gap_ms", "coordinator_ms", "shards_ms", "bytes")
 
 
 @slow
 @pytest.mark.timeout(900)
 def test_the_whole_service() -> None:
-    """Starts two clusters of Ray, one for each side."""
-    measured = figures("load", "--json")
+    """Starts two clusters of Ray, one for each side, with the options that a GPU will be measured with."""
+    measured = figures("load", "--json", "--shape", "SmolLM2-135M", "--shards", 2)
     ((cell, ratio),) = measured["private_over_plain"].items()
     assert ratio > 0
     for side in ("private", "plain"):

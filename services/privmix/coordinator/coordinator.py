@@ -8,10 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -50,7 +48,7 @@ exceed it."""
 MAX_LOST = 3
 """A sequence fails when more of its tokens than this were paid for and then lost, one after another: a shard that loses
 every token would spend the budget."""
-MEASURED = ("steps", "rows", "row_bytes", "shards_s", "arithmetic_s", "sampled")
+MEASURED = ("steps", "rows", "row_bytes", "sampled")
 """What steps add up for benchmarks. Tokens that are sampled are paid for."""
 RETRY_AFTER_S = 30.0
 """Delay before a client should repeat a request that failed because a shard or the budget did not answer."""
@@ -114,7 +112,7 @@ class Coordinator:
         self._began: float | None = None
         self._failing_since: float | None = None
         self._ensemble.prepare()
-        self._measured = dict.fromkeys(MEASURED, 0.0)
+        self._measured = dict.fromkeys(MEASURED, 0)
         self._metrics = CoordinatorMetrics(settings.namespace)
 
     async def update_shards(self, shard_map: ShardMap) -> int:
@@ -200,20 +198,12 @@ class Coordinator:
             if all(problems):
                 raise CoordinatorUnavailable(f"a part group is not served: {problems[0]}")
 
-    async def measures(self) -> dict[str, Any]:
-        """Returns measurements since the last call: seconds in each stage, rows, sampled tokens, and resident bytes.
+    async def measures(self) -> dict[str, int]:
+        """Returns counts since the last call. They depend on no private data."""
+        measured, self._measured = self._measured, dict.fromkeys(MEASURED, 0)
+        return measured
 
-        The measurements depend on no private data.
-        """
-        statuses = [status for copies in await self._ensemble.status() for status in copies]
-        measured, self._measured = self._measured, dict.fromkeys(MEASURED, 0.0)
-        return {
-            **measured,
-            "coordinator_bytes": psutil.Process().memory_info().rss,
-            "shard_bytes": [status.resident_bytes for status in statuses if isinstance(status, ShardStatus)],
-        }
-
-    def _measure(self, **values: float) -> None:
+    def _measure(self, **values: int) -> None:
         for name, value in values.items():
             self._measured[name] += value
 
@@ -342,10 +332,8 @@ class Coordinator:
                     self._ensemble.drop_caches(left)
             await before
             self._draws.drop(step.sequences[: step.private])
-            received = time.perf_counter()
             picking = await self._draw(batch, result, reserved)
-        times = {"shards_s": received - started, "arithmetic_s": time.perf_counter() - received}
-        self._measure(steps=1, rows=result.computed, row_bytes=result.received, **times)
+        self._measure(steps=1, rows=result.computed, row_bytes=result.received)
         self._metrics.step(len(batch), result.computed)
         return asyncio.create_task(self._release(batch, picking, started))
 
