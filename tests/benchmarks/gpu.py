@@ -153,8 +153,7 @@ def measured(cell: Measurement, slower: int, until: float) -> dict[str, Any]:
     limit_s = min(slower * cell.limit_s, until - time.monotonic())
     if limit_s <= 0:
         return {"error": "no time was left"}
-    # No stage draws tokens by vLLM's sampler, and a bare machine has no FlashInfer.
-    environment = {**os.environ, **cell.environment, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    environment = {**os.environ, **cell.environment}
     began, error = time.monotonic(), None
     with tempfile.TemporaryDirectory(prefix="cell-") as name:
         given, result, log = (Path(name) / file for file in ("cell.json", "result.json", "log"))

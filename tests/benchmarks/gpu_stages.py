@@ -40,11 +40,10 @@ ALONE = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has asked for GPUs already
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it decodes greedily, and a bare machine has no FlashInfer
 }
 """The environment of vLLM alone."""
 ON_GPU = torch.cuda.is_available()
-
-
 WARM_UPS = 4
 ROUNDS = 3
 RADIUS = 1.6

@@ -21,6 +21,8 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must 
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `reader_rows` extends the V1 model runner
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's environment sets the threads
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# No pass samples, and a start would compile FlashInfer's sampler, for which an installation has no compiler.
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch

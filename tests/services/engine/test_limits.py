@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
+from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sampler_supported
 
 from privmix.engine import lora_on_cpu, vllm_engine
 from privmix.engine.adapter_config import LORA_RANKS, slot_bytes
@@ -102,6 +103,18 @@ def test_an_adapter_takes_memory_for_the_layers_that_it_changes(settings: Engine
         write_adapters(tmp_path / str(layers), NAMES[:1], settings.model, layers=layers)[NAMES[0]] for layers in (1, 2)
     )
     assert 0 < 2 * slot_bytes(one, 8, 4, key_width=32) == slot_bytes(two, 8, 4, key_width=32)
+
+
+def test_logits_are_in_float32_where_it_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for on_cpu, batch_invariant, expected in ((True, "0", "model"), (False, "0", "float32"), (False, "1", "model")):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", batch_invariant)
+        assert vllm_engine._head_dtype(on_cpu) == expected
+
+
+def test_no_engine_needs_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not installed here, and its sampler needs a compiler (vLLM #49497)."""
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+    assert not flashinfer_sampler_supported()
 
 
 def test_float32_with_adapters_is_refused_on_a_gpu(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
