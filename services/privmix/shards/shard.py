@@ -84,10 +84,11 @@ class _Kept:
 
 
 def left_free(utilization: float) -> float:
-    """Returns the bytes of a GPU that an engine with this utilization does not take; infinity without a GPU."""
+    """Returns what an engine does not take of the bytes of a GPU that this shard reserves; infinity without a GPU."""
     if not torch.cuda.is_available():
         return inf
-    return (1 - utilization) * torch.cuda.get_device_properties(0).total_memory
+    reserved: float = min(1.0, ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0))
+    return (reserved - utilization) * torch.cuda.get_device_properties(0).total_memory
 
 
 class Shard:

@@ -28,15 +28,19 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     return EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
 
 
-@pytest.mark.parametrize(("gpu_gib", "room_gib"), [(None, 4.0), (24, 1.2), (140, 4.0)])
-def test_what_is_kept_fits_into_what_the_engine_leaves_free(
-    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, gpu_gib: int | None, room_gib: float
+@pytest.mark.parametrize(
+    ("gpu_gib", "reserved", "room_gib"), [(None, 1.0, 4.0), (24, 1.0, 1.2), (24, 0.5, 0.6), (140, 2.0, 4.0)]
+)
+def test_what_is_kept_fits_into_what_the_engines_of_a_gpu_leave_free(
+    monkeypatch: pytest.MonkeyPatch, gpu_gib: int | None, reserved: float, room_gib: float
 ) -> None:
     if gpu_gib is not None:
+        here = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0, "GPU": reserved})
+        monkeypatch.setattr("ray.get_runtime_context", lambda: here)
         memory = SimpleNamespace(total_memory=gpu_gib * 2**30)
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: memory)
-    room = min(shards.KEPT_BYTES, shards.KEPT_SHARE * shards.left_free(settings.gpu_memory_utilization))
+    room = min(shards.KEPT_BYTES, shards.KEPT_SHARE * shards.left_free(0.9 * min(1.0, reserved)))
     assert room == pytest.approx(room_gib * 2**30)
 
 
