@@ -20,8 +20,6 @@ from ray._private.authentication.authentication_token_generator import generate_
 
 from privmix.foundation.errors import WorkError
 
-_DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-
 _SETTINGS, _SHARED = "PRIVMIX_", ("PRIVMIX_CACHE",)
 """The prefix of the variables that override the configuration, and those that workers read themselves."""
 
@@ -39,8 +37,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     address = None if address == "local" else address  # as if it were not set, so that it listens on loopback alone
     if address:

@@ -15,12 +15,15 @@ from transformers import AutoTokenizer
 
 from privmix.engine.engine import PUBLIC, AdapterFiles
 from privmix.foundation.errors import InputError
+from privmix.foundation.progress import Display
 from privmix.laboratory.evaluation.scoring import AdaptedModel
+from privmix.training.base import find_base
 from privmix.training.corpus import Corpus, Document
 from privmix.training.manifest import FILE, Manifest
 from privmix.training.options import Resources, TrainingOptions
 from privmix.training.partition import part_of
 from privmix.training.plan import run_training
+from privmix.training.tasks import train_adapters
 from privmix.training.train import plan
 from tests.support.training import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -193,6 +196,11 @@ def test_options_that_do_not_fit_the_model(
 def test_more_resources_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 1"):
         run_training(plan(Corpus(ensemble.corpus), tmp_path / "none", parts=1), resources=Resources(cpus=100))
+
+
+def test_a_training_that_reserves_no_gpu_sees_none(base: Path, one_ray: str) -> None:
+    work = {"one": lambda *_, report: {"seen": os.environ["CUDA_VISIBLE_DEVICES"].encode()}}
+    assert dict(train_adapters(find_base(None, SMALL), work, Resources(gpus=0), Display())) == {"one": {"seen": b""}}
 
 
 def test_corpus_without_documents(base: Path, tmp_path: Path) -> None:
