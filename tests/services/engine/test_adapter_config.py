@@ -11,8 +11,6 @@ from privmix.engine.engine import EngineSettings, create
 from tests.ensembles import write_adapters
 
 READER = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
 PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": READER}
 
 

@@ -32,8 +32,6 @@ VOCABULARY = 49_152
 TEXT = 128
 LATE = 4
 EVERY = (PUBLIC, "first", "second", "third")
-
-
 KINDS = (
     "tiny-transformers-float32-public",
     "tiny-vllm-float32-public",
@@ -52,11 +50,11 @@ KINDS = (
             "vllm-bfloat16-late",
             "vllm-float32-text",
             "vllm-bfloat16-text",
+            "vllm-bfloat16-lora",
             "transformers-float32-public",
+            "transformers-bfloat16-public",
         )
     ),
-    # Takes minutes on a busy processor without fast bfloat16.
-    pytest.param("smollm2-transformers-bfloat16-public", marks=pytest.mark.slow),
 )
 
 Parts = Callable[[str, str], dict[str, Path]]
