@@ -13,8 +13,8 @@ from privmix.engine.lora_tiles import MAX_RANK
 from privmix.engine.reader_rows import ReaderRows, ReaderWorker
 from privmix.engine.step_graph import SIZES, StepGraphs, shapes
 
-REDUCED_ARRAYS = 8
-"""How many arrays of 4 bytes for each sequence and token the reduction of a step allocates beside its rows, at most."""
+REDUCED_ARRAYS = 10
+"""How many arrays of 4 bytes for each sequence and token the exponential mechanism allocates beside a step's rows."""
 
 
 class GPUReaderModelRunner(ReaderRows, GPUModelRunner):  # type: ignore[misc]
