@@ -26,7 +26,6 @@ So rows of one width share passes of a fixed shape: padded to a multiple of `_ST
   long as one of one row.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -85,8 +84,6 @@ class RowGradients:
         )
         self._places: dict[int, int] = {}
         self.weights = [layer.weight for layer in self._layers]
-        if self._on_gpu:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, sums of cuBLAS may vary
 
     def detach(self) -> None:
         """Stops the copying of weights, so that the model has ordinary layers."""
