@@ -113,6 +113,7 @@ def engine(request: pytest.FixtureRequest, models: dict[str, Path], parts_of: Pa
         cache_gib=1,
         part_kind=part_kind,
         adapters=parts_of(model, parts),
+        rows=len(EVERY) - 1,  # a GPU captures the steps that ask for all
     )
     if torch.cuda.is_available() and kind == "vllm" and dtype == "float32":
         pytest.skip("vLLM's adapters have no float32 on a GPU")
