@@ -46,7 +46,7 @@ async def left(
     Returns:
         the tokens that were sampled, what is not paid of them, and whether the answer was complete before.
     """
-    name = f"{way}-{turns}"
+    name = f"{way}-{turns}-{text is None}"
     before = _charged(ledger)
     samples.tokens, samples.charges = 0, ()
     deltas: list[Delta] = []
