@@ -286,6 +286,8 @@ def main(
             copy_tokenizer(folder / "model")
             model = write_model(folder / "model", SHAPES[shape])
         starting = pool.submit(stack.enter_context, plain(folder, model, threads))
+        if ON_GPU:
+            starting.result()  # an engine sizes its cache by what others leave free while it starts
         for number, (name, size) in enumerate(product(mechanisms, parts)):
             written = ensemble(folder / f"ensemble-{number}", size, shape, model)
             with private(written, name, size, shards, threads) as service:

@@ -72,6 +72,7 @@ def application(model: Path, context_length: int, cache_gib: int, threads: int, 
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # see `vllm_engine`
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
     options = {
