@@ -177,11 +177,11 @@ def _environment(configuration: Configuration, num_gpus: float) -> dict[str, str
     """
     threads = configuration.shards.threads
     if not num_gpus:
-        return cpu_environment(threads or available_cpus())
+        return _cpu_environment(threads or available_cpus())
     return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
 
 
-def cpu_environment(threads: int) -> dict[str, str]:
+def _cpu_environment(threads: int) -> dict[str, str]:
     """Returns the environment variables of a process that computes rows on a CPU.
 
     A step's rows take many megabytes. PyTorch puts large tensors on huge pages, where Linux grants them (`madvise`);
@@ -193,8 +193,11 @@ def cpu_environment(threads: int) -> dict[str, str]:
     the processors that gateways need, and all of them wait for a thread that lost its processor. They sleep after as
     many rounds as it gives them where there are more threads than processors
     (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html), because there are: those of all processes.
+
+    Ray 2.60 leaves all GPUs visible to an actor that reserves none.
     """
     return {
+        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": str(threads),
         "GOMP_SPINCOUNT": "1000",
         "THP_MEM_ALLOC_ENABLE": "1",

@@ -57,6 +57,8 @@ def test_halves_of_a_part_are_served_together_in_its_place(configuration: Config
 def test_a_shard_reserves_a_gpu_where_there_are_any(configuration: Configuration, gpus: float, reserved: float) -> None:
     plans = plan_shards(configuration, ensemble(3, halves=True), MODEL, gpus)
     assert [plan.num_gpus for plan in plans] == [reserved, reserved]
+    hidden = {plan.environment.get("CUDA_VISIBLE_DEVICES") for plan in plans}
+    assert hidden == ({None} if reserved else {""}), "Ray hides no GPU from a shard that reserves none"
 
 
 @pytest.mark.parametrize(("reserved", "share"), [(0.0, 0.9), (0.5, 0.45), (1.0, 0.9)])
