@@ -1,5 +1,6 @@
 """Runs independent jobs as Ray tasks."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -100,7 +101,9 @@ def named(error: BaseException, name: str) -> InputError | WorkError:
 
 
 def _run(function: Callable[..., Any], threads: int, board: Any, name: str, *arguments: Any) -> Any:
-    """Runs a job with as many threads as Ray reserves cores for it."""
+    """Runs a job with as many threads as Ray reserves cores for it, and without GPUs if it reserves none."""
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all GPUs visible to a task that reserves none
     import torch
     from transformers.utils import logging as transformers_logging
 

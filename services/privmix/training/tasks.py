@@ -4,7 +4,6 @@ A worker process loads the public model once and keeps it for its next task. Eac
 trained, so that an interrupted training loses only the adapters in progress.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -45,8 +44,6 @@ def train_adapters(
 
 
 def _train(base: Base, train: Work, *, report: Callable[[float], None]) -> Files:
-    if not ray.get_gpu_ids():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all GPUs visible to a task that reserves none
     path = public_model.resolve(base.name)
     if public_model.revision(path) != base.revision:
         raise InputError(f"the public model {base.name} differs on {ray.util.get_node_ip_address()}")
