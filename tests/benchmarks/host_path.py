@@ -98,7 +98,7 @@ class FreeShard(Shard):
 
 @contextmanager
 def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: int) -> Iterator[list[ActorHandle]]:
-    """Starts the actors, and yields the coordinator, the budget and the shards."""
+    """Starts the actors, and yields the coordinator and the shards."""
     size = PARTS // shards
     groups = [
         PartGroup(at, {part: NAMES[part] for part in range(at * size, (at + 1) * size)}, (f"shard-{at}",))
@@ -116,7 +116,7 @@ def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: in
     ledger = budget.start(f"{folder}/ledger.db", PrivacyBudget.of("host", settings, planned), namespace=NAMESPACE)
     coordinator = CoordinatorActor.options(name="coordinator", namespace=NAMESPACE, num_cpus=0, runtime_env=ONE_THREAD)
     limits = CoordinatorSettings(model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=4096, threads=1)
-    actors = [coordinator.remote(limits, ShardMap(1, planned, tuple(groups))), ledger, *started]
+    actors = [coordinator.remote(limits, ShardMap(1, planned, tuple(groups))), *started]
     try:
         ray.get([shard.status.remote() for shard in started])
         while not healthy(actors[0]):
@@ -124,7 +124,7 @@ def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: in
         yield actors
     finally:
         ray.get(actors[0].close.remote())  # a call to an actor that is killed would be told on standard output
-        for each in actors:
+        for each in (*actors, ledger):
             ray.kill(each)
         time.sleep(1)  # until their names are free
 
@@ -139,7 +139,7 @@ def healthy(coordinator: ActorHandle) -> bool:
 
 
 def decode(coordinator: ActorHandle, questions: Sequence[LoadRequest]) -> dict[str, float]:
-    """Measures steps of concurrent generations after all prefills: seconds by stage, and tokens."""
+    """Measures steps of concurrent generations after all prefills: seconds, tokens, and `Coordinator.measures`."""
     channel = f"channel-{time.monotonic_ns()}"
     events = coordinator.events.remote(channel)
     waiting = {f"{channel}-{number}": question for number, question in enumerate(questions)}
@@ -202,7 +202,7 @@ def main(quick: options.QuickCellOption = False, as_json: JsonOption = False) ->
             shards, vocabulary, _, streams = shape
             place = folder / ",".join(map(str, shape))
             place.mkdir()
-            with serving(model, place, shards, vocabulary, streams) as (coordinator, _, *started):
+            with serving(model, place, shards, vocabulary, streams) as (coordinator, *started):
                 result[place.name] = cell(coordinator, started, prompts, shape)
                 print(f"{place.name}: {result[place.name]}", file=sys.stderr)
     show(result, as_json)

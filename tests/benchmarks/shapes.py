@@ -92,10 +92,10 @@ def write_model(folder: Path, shape: Shape, *, weights: bool = True) -> Path:
 
     All weights repeat the same numbers, because it takes minutes to draw 8B.
     """
-    from transformers import LlamaForCausalLM
-
     shape.config.save_pretrained(folder)
     if weights:
+        from transformers import LlamaForCausalLM
+
         noise = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0))
         with torch.device("meta"):
             parameters = dict(LlamaForCausalLM(shape.config).named_parameters())

@@ -20,7 +20,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from privmix.engine import VLLM_FAMILIES
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.part_text import text_files
 from privmix.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
@@ -130,7 +129,12 @@ def test_rows_of_a_mixture_of_experts_have_their_experts(
 @pytest.mark.parametrize(
     ("file", "name", "runs"),
     [
-        *((file, name, True) for file, name in VLLM_FAMILIES.items()),
+        ("llama", "LlamaModel", True),
+        ("mistral", "MistralModel", True),
+        ("qwen2", "Qwen2Model", True),
+        ("qwen3", "Qwen3Model", True),
+        ("qwen3_moe", "Qwen3MoeModel", True),
+        ("glm4", "Glm4Model", False),
         ("llama4", "Llama4Model", False),
         ("gemma3", "Gemma3Model", False),
         ("deepseek_v2", "DeepseekV2Model", False),
