@@ -16,10 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from privmix.gateway import front_door
+
 PORT = 6379
 START_S = 90.0
 # With Ray's defaults, the detection of a lost node takes half a minute.
 ENVIRONMENT = {
+    **front_door.ENVIRONMENT,
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -1,6 +1,5 @@
 """Runs a service in the foreground of a command, which stops on a signal."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
 def serving(configuration: "Configuration", steps: Steps, address: str | None = None) -> "Iterator[Service]":
     """Serves until the block ends, on the Ray cluster at `address` or else as `ray_session.connected` says."""
     from privmix.foundation.ray_session import connected
-    from privmix.gateway import http1
+    from privmix.gateway.front_door import prepared
 
-    os.environ.setdefault(http1.VARIABLE, http1.CALLBACK)  # Ray's processes inherit it
     steps("Starting Ray")
-    with connected(address):
+    with prepared(), connected(address):
         from privmix_cluster.launch import launch  # takes seconds
 
         service = launch(configuration, steps)

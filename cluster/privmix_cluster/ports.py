@@ -1,6 +1,6 @@
 """Keeps a service from sharing a port with another one on its machine.
 
-Ray Serve's proxies and our gateways open their ports with SO_REUSEPORT, so that a successor listens before its
+HAProxy, which Ray Serve starts, opens its port with SO_REUSEPORT, so that a successor listens before its
 predecessor has ended. The same lets a second service listen, too: Linux then divides the connections between both, and
 requests reach another corpus. So a service that starts claims its port first.
 """

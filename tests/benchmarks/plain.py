@@ -1,4 +1,4 @@
-"""Serves the baseline without privacy: the same model in plain vLLM behind Ray Serve, without parts.
+"""Serves the baseline without privacy: the same model in plain vLLM behind HAProxy and Ray Serve, without parts.
 
     python -m tests.benchmarks.plain PORT MODEL --context-length 1024 --cache-gib 2 --threads 2
 
@@ -23,6 +23,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from privmix.foundation.ray_session import connected
+from privmix.gateway.front_door import prepared
 
 
 class Plain:
@@ -112,7 +113,7 @@ def main(
     gpu_share: Annotated[float, typer.Option(help="Of the memory of a GPU, if there is one.")] = 0.9,
 ) -> None:
     """Serves until SIGTERM."""
-    with connected():
+    with prepared(), connected():
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
         serve.run(application(model, context_length, cache_gib, threads, gpu_share), route_prefix="/")
         signal.sigwait({signal.SIGTERM, signal.SIGINT})

@@ -199,7 +199,7 @@ FAULTS = (
     Fault("keys actor", _kills("Keys")),
     Fault("Serve replica", _kills("ServeReplica"), "gateway"),
     Fault("Serve controller", _kills("ServeController")),
-    Fault("proxy", _kills("ProxyActor"), "gateway"),
+    Fault("proxy", _kills("HAProxyManager"), "gateway"),
     Fault("worker node", _kill_a_worker, "worker", leases=ALL, kills=ALL, steps=1),
     Fault("head", _kill_the_head, "gateway", leases=ALL, kills=ALL),
     Fault("network, short", _drops_the_network(SHORT_S), "worker", leases=ALL, abandoned=ALL),

@@ -2,10 +2,13 @@
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from privmix.gateway import front_door
 from tests.k8s.manifests import K8S, Manifests
 from tests.support.locks import lock, pins
 
@@ -30,6 +33,15 @@ def test_the_image_bears_the_projects_version(manifests: Manifests, project: Any
     for pod in manifests.pods():
         for container in pod["spec"]["containers"]:
             assert container["image"].startswith(f"privmix:{project['version']}-")
+
+
+def test_the_image_starts_haproxy_which_ends_no_request_early(manifests: Manifests, dockerfile: str) -> None:
+    variables = dict(re.findall(r"((?:RAY_)?SERVE_\w+)=(\S+)", dockerfile))
+    assert Path(variables.pop("RAY_SERVE_HAPROXY_BINARY_PATH")).name == "privmix-haproxy"
+    assert variables.items() <= front_door.ENVIRONMENT.items()
+    assert len(variables) == len(front_door.ENVIRONMENT) - 1
+    longest = yaml.safe_load(manifests.one("RayService")["spec"]["serveConfigV2"])["http_options"]["request_timeout_s"]
+    assert variables["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == str(longest)
 
 
 def test_the_base_image_is_named_by_version_and_digest(dockerfile: str) -> None:

@@ -42,7 +42,7 @@ def access_record(connection: HTTPConnection) -> AccessRecord:
 class AccessLog:
     """Implements ASGI middleware for request ids, the access log, and error 500 in OpenAI's format.
 
-    Ray Serve's proxy gives a request its id, and adds it to the response.
+    Ray Serve gives a request its id, and adds it to the response.
     """
 
     def __init__(self, app: ASGIApp) -> None:

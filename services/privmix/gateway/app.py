@@ -1,6 +1,7 @@
 """Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from privmix.gateway.access_log import CLIENT_GONE, REQUEST_ID, AccessLog
 from privmix.gateway.catalogue import CatalogueRoutes, public_routes
 from privmix.gateway.console import ConsoleRoutes
 from privmix.gateway.errors import ApiError, from_http
+from privmix.gateway.front_door import OwnRequests
 from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
 from privmix.gateway.keys import KeyService
 from privmix.gateway.openapi import describe
@@ -85,6 +87,8 @@ def build_app(settings: RequestSettings, served: ServedModel) -> FastAPI:
             allow_headers=["*"],
             expose_headers=EXPOSED,
         )
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        app.add_middleware(OwnRequests)
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
     for router in (

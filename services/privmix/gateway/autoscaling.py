@@ -11,7 +11,7 @@ NODES = "nodes"
 def one_for_each_node(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Returns how many nodes have shards: a policy of Serve's autoscaling, so that each of them gets a gateway.
 
-    Serve's proxy runs only on nodes with a gateway, and Kubernetes sends no clients to the others.
+    Serve's HAProxy runs only on nodes with a gateway, and Kubernetes sends no clients to the others.
     """
     reports = [series[-1] for series in (context.raw_metrics or {}).get(NODES, {}).values() if series]
     last = max(reports, key=lambda report: report.timestamp, default=None)

