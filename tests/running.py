@@ -43,13 +43,13 @@ class RunningService:
             return []
 
     def actor(self, name: str) -> psutil.Process:
-        """Returns the process of an actor, by the title that Ray gives it: name and method."""
+        """Returns the process of an actor, by the title that Ray gives it, name and method, or the one of a program."""
         for process in self.tree():
             try:
                 title = " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            if title.startswith("ray::") and name in title:
+            if title.startswith(("ray::", name)) and name in title:
                 return process
         raise LookupError(f"no process of {name}")
 

@@ -1,12 +1,12 @@
 """Measures the cost of privacy for a user: `python -m tests.benchmarks.load --json` prints `{"private_over_plain": …}`.
 
 The unmodified `openai` client streams completions over HTTP from the whole service, and from the alternative without
-privacy: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `private_over_plain` is the ratio of their
-tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, with the parts that `exponential` draws as
-`exponential/SAMPLE`. In addition, for each cell and both sides:
+privacy: the same model in plain vLLM behind HAProxy and Ray Serve (`plain.py`). `private_over_plain` is the ratio of
+their tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, with the parts that `exponential` draws
+as `exponential/SAMPLE`. In addition, for each cell and both sides:
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
-- of the service alone `processor_ms`, for a token: of the actors of `PROCESSES`.
+- of the service alone `processor_ms`, for a token: of each of `PROCESSES`.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
@@ -69,7 +69,7 @@ CORES = psutil.cpu_count() or 1
 TIMEOUT_S = 600.0
 DISTINCT = 8
 """The number of different adapters; the work of a token does not depend on it."""
-PROCESSES = ("ProxyActor", "ServeReplica:privmix:gateway", "ray::Coordinator", "ray::Shard")
+PROCESSES = ("haproxy", "ServeReplica:privmix:gateway", "ray::Coordinator", "ray::Shard")
 PROTOCOLS = ["pmixed", "exponential"]
 PARTS = [8, 80, 400]
 ALL: list[int] = []
