@@ -131,6 +131,13 @@ class HttpSection(Section, ClientSettings):
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
     anonymous: bool = False
 
+    @field_validator("host")
+    @classmethod
+    def _host_is_no_wildcard_of_ipv6(cls, host: str) -> str:
+        if host == "::":
+            raise ValueError("Ray Serve would listen on IPv4 alone; use 0.0.0.0 or one address")
+        return host
+
     @field_validator("api_keys")
     @classmethod
     def _keys_are_not_empty(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:

@@ -185,7 +185,7 @@ def _serve_listens(configuration: Configuration) -> bool:
 
 
 def _listen(configuration: Configuration) -> None:
-    """Opens the port. Requests get 404 until the route is deployed, then wait until it serves.
+    """Opens the port. Requests get 503 until the route serves.
 
     Raises:
         ConfigurationError: the port cannot be opened.

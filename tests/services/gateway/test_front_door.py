@@ -30,7 +30,11 @@ from privmix.gateway import front_door
 from tests.running import free_port
 
 STARTS_S = 30.0
-PARENT = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
+PARENT = """
+import resource, subprocess, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))  # fewer than HAProxy asks for
+subprocess.Popen(sys.argv[1:]).wait()
+"""
 
 
 def configured(folder: Path, host: str, port: int, gateway: int | None) -> Path:
@@ -46,8 +50,7 @@ def configured(folder: Path, host: str, port: int, gateway: int | None) -> Path:
     )
     serve = HAProxyApi(config, config_file_path=str(folder / "haproxy.cfg"))
     if gateway is not None:
-        last = ServerConfig("last-resort", "127.0.0.1", gateway)
-        own = ServerConfig("gateway", "127.0.0.1", gateway)
+        own, last = (ServerConfig(name, "127.0.0.1", gateway) for name in ("gateway", "last-resort"))
         backend = BackendConfig("http-privmix", "/", servers=[own], fallback_server=last, app_name="privmix")
         serve.set_backend_configs({backend.name: backend})
     serve._generate_config_file_internal()
@@ -75,8 +78,6 @@ def haproxy(file: Path) -> Iterator[psutil.Process]:
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers with what arrives."""
-
     def do_GET(self) -> None:
         body = json.dumps({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}).encode()
         self.send_response(200)
@@ -114,7 +115,7 @@ def test_a_request_reaches_a_gateway_of_its_service(tmp_path: Path, host: str) -
     assert "upgrade" not in seen
 
 
-def test_a_gateway_refuses_the_requests_of_another_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_refuses_the_requests_of_another_service() -> None:
     app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("a secret"))])
     app.add_middleware(front_door.OwnRequests)
     with TestClient(app) as client:
@@ -140,9 +141,7 @@ def test_without_a_gateway_clients_are_told_to_come_back(tmp_path: Path, begun: 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     with haproxy(configured(tmp_path, "127.0.0.1", free_port(), None)) as process:
-        parent = process.parent()
-        assert parent is not None
-        parent.send_signal(signal.SIGKILL)
+        os.kill(process.ppid(), signal.SIGKILL)
         assert psutil.wait_procs([process], timeout=STARTS_S)[1] == []
 
 
@@ -153,6 +152,7 @@ def test_each_service_has_files_of_its_own_that_no_other_user_reads(monkeypatch:
     for _ in range(2):
         with front_door.prepared():
             folders.append(Path(os.environ["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent)
+            assert len(os.environ["RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"]) + 60 < 97
             assert stat.S_IMODE(folders[-1].stat().st_mode) == 0o700
             assert os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == "0", "an operator's choice"
         assert dict(os.environ) == before
