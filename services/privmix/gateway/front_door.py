@@ -25,13 +25,14 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from privmix.foundation.errors import WorkError
 from privmix.gateway.errors import RETRY_AFTER_S, ApiError, unavailable, wait_header
 
 _PROGRAM, _BINARY = "privmix-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -75,9 +76,12 @@ def prepared() -> Iterator[None]:
 
 
 def _free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """Returns a port that gateways and Ray's processes do not take: those up to 19,999 and the kernel's from 32,768."""
+    first = 20_000 + os.getpid() % 9_000  # services that start at the same time look at different ports
+    for port in range(first, first + 1_000):
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise WorkError(f"no port from {first} to {first + 999} is free")
 
 
 def cluster() -> str:
