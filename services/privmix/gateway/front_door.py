@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -36,7 +35,6 @@ from privmix.foundation.errors import WorkError
 from privmix.gateway.errors import RETRY_AFTER_S, ApiError, unavailable, wait_header
 
 _PROGRAM, _BINARY = "privmix-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
-_PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # only so can it open a port that `privmix_cluster.ports` claims
@@ -44,7 +42,7 @@ ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # it knows in less that a gateway goes
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # in which each event would wait for another event loop
-    _BINARY: shutil.which(_PROGRAM, path=_PATH) or _PROGRAM,
+    _BINARY: str(Path(sys.executable).with_name(_PROGRAM)),
 }
 _FILES = {
     "CONFIG_FILE_LOC": "haproxy.cfg",
@@ -65,7 +63,10 @@ def prepared() -> Iterator[None]:
         files = {f"RAY_SERVE_HAPROXY_{name}": str(Path(folder, file)) for name, file in _FILES.items()}
         # Serve waits until its own proxy listens too, by default on a port that may be taken.
         last_resort = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port())}
-        variables = {**ENVIRONMENT, **files, **last_resort}
+        program = Path(folder, _PROGRAM)  # an installation may have its scripts elsewhere
+        program.write_text(f"#!{sys.executable}\nfrom {__name__} import main\n\nmain()\n")
+        program.chmod(0o700)
+        variables = {**ENVIRONMENT, **files, **last_resort, _BINARY: str(program)}
         added = {name: value for name, value in variables.items() if name not in os.environ}
         os.environ.update(added)  # Ray's processes inherit it
         try:
