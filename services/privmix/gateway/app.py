@@ -1,7 +1,6 @@
 """Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
+from privmix.gateway import front_door
 from privmix.gateway.access_log import CLIENT_GONE, REQUEST_ID, AccessLog
 from privmix.gateway.catalogue import CatalogueRoutes, public_routes
 from privmix.gateway.console import ConsoleRoutes
 from privmix.gateway.errors import ApiError, from_http
-from privmix.gateway.front_door import OwnRequests
 from privmix.gateway.generation import ANSWERED_BY, GenerationRoutes
 from privmix.gateway.keys import KeyService
 from privmix.gateway.openapi import describe
@@ -87,8 +86,8 @@ def build_app(settings: RequestSettings, served: ServedModel) -> FastAPI:
             allow_headers=["*"],
             expose_headers=EXPOSED,
         )
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
-        app.add_middleware(OwnRequests)
+    if front_door.is_there():
+        app.add_middleware(front_door.OwnRequests)
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
     for router in (

@@ -32,7 +32,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from privmix.foundation.errors import WorkError
-from privmix.gateway.errors import RETRY_AFTER_S, ApiError, unavailable, wait_header
+from privmix.gateway.errors import unavailable
 
 _PROGRAM, _BINARY = "privmix-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 ENVIRONMENT = {
@@ -91,6 +91,11 @@ def cluster() -> str:
     return hashlib.sha256("\0".join(names).encode()).hexdigest()
 
 
+def is_there() -> bool:
+    """Returns whether this process's Ray cluster runs HAProxy."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == ENVIRONMENT["RAY_SERVE_ENABLE_HA_PROXY"]
+
+
 class OwnRequests:
     """Refuses the requests that HAProxy of another cluster takes to this one's gateway, and those that passed none."""
 
@@ -99,9 +104,8 @@ class OwnRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         foreign = scope["type"] == "http" and Headers(scope=scope).get(_CLUSTER) != self._cluster
-        await (unavailable("no gateway of this service answers").response() if foreign else self._app)(
-            scope, receive, send
-        )
+        answer = unavailable("no gateway of this service answers").response() if foreign else self._app
+        await answer(scope, receive, send)
 
 
 def main() -> None:
@@ -125,9 +129,9 @@ def strict(written: str) -> str:
     sections["defaults"] = _without(r"errorfile |option splice-", sections["defaults"]) + _DEFAULTS
     ((bind, host),) = re.findall(r"^( +bind (.*):\d+)$", sections["frontend http_frontend"], flags=re.MULTILINE)
     front = sections["frontend http_frontend"].replace(bind, f"{bind} proto h1")
-    sections["frontend http_frontend"] = _RULES.replace("CLUSTER", cluster()) + front
+    sections["frontend http_frontend"] = f"    http-request set-header {_CLUSTER} {cluster()}\n{_RULES}{front}"
     sections["backend default_backend"] = (
-        f"    http-request return {_answer(unavailable('the service starts or stops'))}\n"
+        f"    http-request return {_unavailable(503, 'the service starts or stops')}\n"
     )
     for section in filter(lambda name: name.startswith("backend "), sections):
         lines = _without(r"server .* backup$", sections[section])
@@ -140,22 +144,18 @@ def _without(beginning: str, lines: str) -> str:
     return re.sub(rf"^ +(?:{beginning}).*\n", "", lines, flags=re.MULTILINE)
 
 
-def _answer(error: ApiError) -> str:
-    """Returns an answer in the words of HAProxy's configuration."""
+def _unavailable(status: int, message: str) -> str:
+    """Returns an answer in the words of HAProxy's configuration: error 503 of gateways, with a status."""
+    error = unavailable(message)
     body = json.dumps(error.body()).replace("'", r"\u0027")
     headers = "".join(f" hdr {name} {value}" for name, value in error.headers.items())
-    return f"status {error.status} content-type application/json string '{body}'{headers}"
-
-
-def _lost(status: int) -> ApiError:
-    headers = wait_header(RETRY_AFTER_S)
-    return ApiError(
-        status, "the gateway did not answer", code="service_unavailable", kind="server_error", headers=headers
-    )
+    return f"status {status} content-type application/json string '{body}'{headers}"
 
 
 _GLOBAL = "    no strict-limits\n"
-_DEFAULTS = "".join(f"    http-error {_answer(_lost(status))}\n" for status in (502, 503, 504)) + (
+_DEFAULTS = "".join(
+    f"    http-error {_unavailable(status, 'the gateway did not answer')}\n" for status in (502, 503, 504)
+) + (
     "    timeout http-request 60s\n"
     "    option srvtcpka\n"
     "    srvtcpka-idle 5s\n"
@@ -163,7 +163,6 @@ _DEFAULTS = "".join(f"    http-error {_answer(_lost(status))}\n" for status in (
     "    srvtcpka-cnt 3\n"
 )
 _RULES = (
-    f"    http-request set-header {_CLUSTER} CLUSTER\n"
     "    http-request del-header upgrade\n"
     "    http-request set-uri %[pathq]\n"
     "    http-request set-path / if !{ path_beg / }\n"  # of `OPTIONS *`, for which the gateway has no route

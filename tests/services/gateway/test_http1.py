@@ -161,6 +161,6 @@ def test_what_is_not_http_is_refused(service: RunningService, sent: bytes) -> No
     with connected(service) as client:
         client.sendall(sent)
         response = answer(client)
-        assert response.status in (400, 422)
+        assert response.status == (422 if b"gzip" in sent else 400)
         response.read()
         assert client.recv(1) == b""
