@@ -132,6 +132,8 @@ class SameRows:
     def prepare(self) -> None:
         """Does nothing: the arithmetic runs inline."""
 
+    def close(self) -> None: ...
+
     def drop_caches(self, sequences: Sequence[str]) -> None:
         assert not set(sequences) & set(self._asked), "else a shard forgets what it is asked to continue"
 

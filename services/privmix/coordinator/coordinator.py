@@ -125,6 +125,7 @@ class Coordinator:
         """
         async with self._updating, self._between_steps:
             if shard_map.version > self._shard_map.version:
+                self._ensemble.close()
                 self._use(shard_map)
                 self._forget()
                 await asyncio.to_thread(self._ensemble.prepare)
@@ -217,6 +218,7 @@ class Coordinator:
         async with self._paying:
             self._end(list(self._live.values()), "cancelled")
         await self._budget.settle()
+        self._ensemble.close()
 
     async def _run(self) -> None:
         while self._live:

@@ -11,10 +11,12 @@ import ray
 from numpy.typing import NDArray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
+from privmix.coordinator.recovery import cause_of
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
+from privmix.shards.line import Line
 from privmix.shards.sessions import Asked, LostSessionError
 from privmix.shards.shard import ShardStatus
 
@@ -72,13 +74,18 @@ class ShardCopies:
         names: the Ray names of the actors.
         actor: returns the living actor with a name, or raises ValueError.
         patience_s: how long a copy may take before the next copy is called too.
+        lines: whether calls take a `Line`, which carries no references to objects.
     """
 
-    def __init__(self, names: Sequence[str], actor: Callable[[str], ActorHandle], patience_s: float) -> None:
+    def __init__(
+        self, names: Sequence[str], actor: Callable[[str], ActorHandle], patience_s: float, *, lines: bool = False
+    ) -> None:
         self._names = tuple(names)
         self._actor = actor
         self._patience_s = patience_s
         self._handles: dict[str, ActorHandle] = {}
+        self._lines: dict[str, Line] | None = {} if lines else None
+        self._connecting = {name: asyncio.Lock() for name in self._names}
         self._told = {name: Told() for name in self._names}
         self._avoided = dict.fromkeys(range(len(self._names)), 0.0)
 
@@ -152,11 +159,17 @@ class ShardCopies:
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
-        for shard in self._handles.values():
+        shards: Mapping[str, Any] = self._handles if self._lines is None else self._lines
+        for shard in shards.values():
             shard.drop_caches.remote(sequences)
         for told in self._told.values():
             for sequence in sequences:
                 told.contexts.pop(sequence, None)
+
+    def close(self) -> None:
+        """Ends the lines."""
+        for line in (self._lines or {}).values():
+            line.close()
 
     async def status(self) -> list[ShardStatus | CoordinatorUnavailable]:
         """Returns the status of each copy, or the error that explains its absence."""
@@ -168,7 +181,7 @@ class ShardCopies:
     async def _status(self, name: str) -> ShardStatus | CoordinatorUnavailable:
         try:
             async with asyncio.timeout(STATUS_S):
-                status: ShardStatus = await self._call(name, lambda shard: shard.status.remote())
+                status: ShardStatus = await self._call(name, lambda shard: shard.status.remote(), by_ray=True)
         except CoordinatorUnavailable as error:
             return error
         except TimeoutError:
@@ -199,7 +212,7 @@ class ShardCopies:
                 raise CoordinatorUnavailable(f"the actor {name!r} remembers nothing") from error
             raise
 
-    async def _call(self, name: str, method: ShardCall) -> Any:
+    async def _call(self, name: str, method: ShardCall, *, by_ray: bool = False) -> Any:
         """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
 
         Raises:
@@ -207,26 +220,48 @@ class ShardCopies:
             LostSessionError: the copy does not remember what it was told.
         """
         try:
-            if name not in self._handles:
-                self._handles[name] = await asyncio.to_thread(self._actor, name)
+            shard = await self._handle(name) if by_ray or self._lines is None else await self._line(name, self._lines)
         except (ValueError, RayError):  # RayError: the head node does not answer
             raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
-        made: Any = method(self._handles[name])
-        call: ObjectRef[Any]
+        except OSError as error:
+            raise CoordinatorUnavailable(f"no connection to the actor {name!r}: {type(error).__name__}") from error
+        made: Any = method(shard)
+        call: Awaitable[Any]
         call, *unread = made if isinstance(made, list) else [made]
         try:
             answer = await call
             return (answer, *unread) if unread else answer
-        except RayTaskError as error:
-            if isinstance(error.cause, ValueError | LostSessionError):
-                raise error.cause from None
-            raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(error.cause).__name__}") from error
-        except RayError as error:
-            self._handles.pop(name, None)  # the fleet may start a new actor under this name
-            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
         except asyncio.CancelledError:
-            ray.cancel(call)
+            if isinstance(call, ObjectRef):
+                ray.cancel(call)
             raise
+        except Exception as error:
+            cause = cause_of(error)
+            if isinstance(cause, ValueError | LostSessionError):
+                raise cause from None
+            if not isinstance(cause, RayError | ConnectionError):
+                raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(cause).__name__}") from error
+            self._handles.pop(name, None)  # the fleet may start a new actor under this name
+            if self._lines is not None and self._lines.get(name) is shard:
+                del self._lines[name]
+            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
+
+    async def _handle(self, name: str) -> ActorHandle:
+        if name not in self._handles:
+            self._handles[name] = await asyncio.to_thread(self._actor, name)
+        return self._handles[name]
+
+    async def _line(self, name: str, lines: dict[str, Line]) -> Line:
+        if name not in lines:
+            async with self._connecting[name]:
+                if name not in lines:
+                    shard = await self._handle(name)
+                    try:
+                        lines[name] = await Line.to(await shard.line.remote())
+                    except (RayError, OSError):
+                        self._handles.pop(name, None)
+                        raise
+        return lines[name]
 
 
 async def _first(calls: Sequence[asyncio.Task[Any]], timeout_s: float | None) -> int | None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, create
 from privmix.foundation.actors import as_two_objects, concurrent
 from privmix.foundation.lazily import torch
+from privmix.shards.line import LineAddress, LineServer
 from privmix.shards.reducer import Begun, Reducer, Reduction, on_host, pick
-from privmix.shards.sessions import Asked, Sessions, StepKey
+from privmix.shards.sessions import Asked, LostSessionError, Sessions, StepKey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,6 +119,8 @@ class Shard:
         self._kept: dict[StepKey, _Kept] = {}
         self._began: float | None = None
         self._failure: str | None = None
+        self._turn = Lock()  # while the ensemble's size changes, calls come by Ray and by a line
+        self._line: LineServer | None = None
 
     def next_token(self, asked: Asked, *, public: bool) -> NDArray[np.float32]:
         """Returns the rows of `Engine.logits` that are used, float32 [rows, vocabulary], for callers to read uncopied.
@@ -127,10 +131,10 @@ class Shard:
         Args:
             public: whether the public row of each request is used.
         """
-        requests, _ = self._sessions.told(asked)
         unused = {ZERO} if public else {ZERO, PUBLIC}
-        used = [name not in unused for request in requests for name in request.adapters]
         with self._working():
+            requests, _ = self._sessions.told(asked)
+            used = [name not in unused for request in requests for name in request.adapters]
             rows = self._engine.logits(requests)
             if not all(used):
                 rows = rows[np.flatnonzero(used).tolist()]
@@ -147,8 +151,8 @@ class Shard:
         Raises:
             ValueError: a public row is not a distribution.
         """
-        requests, given = self._sessions.told(asked)
         with self._working():
+            requests, given = self._sessions.told(asked)
             begun = self._reducer.begin(self._engine.logits(requests), given)
             cumulative = self._reducer.weights(begun)
             leaving = begun.leaving(cumulative[:, -1].contiguous())
@@ -165,8 +169,8 @@ class Shard:
         Raises:
             ValueError: see `weigh`.
         """
-        requests, given = self._sessions.told(asked)
         with self._working():
+            requests, given = self._sessions.told(asked)
             begun = self._reducer.begin(self._engine.logits(requests), given)
             public, charges = begun.leaving(begun.public[: len(given.drawn)])
             self._hold(asked.key, begun, given)
@@ -178,10 +182,10 @@ class Shard:
         Args:
             picked: the tokens that continue `asked.after`, from `pick`.
         """
-        for sequences, tokens in zip(asked.after, picked, strict=True):
-            self._sessions.append(sequences, tokens)
-        requests, given = self._sessions.told(asked)
         with self._working():
+            for sequences, tokens in zip(asked.after, picked, strict=True):
+                self._sessions.append(sequences, tokens)
+            requests, given = self._sessions.told(asked)
             rows = self._engine.logits(requests)
             # A GPU's next step overwrites its rows.
             self._hold(asked.key, rows if rows.device.type == "cpu" else rows.clone(), given)
@@ -199,9 +203,9 @@ class Shard:
         Raises:
             LostStepError: the rows are not here. The step must be repeated.
         """
-        kept = self._take(key)
-        assert isinstance(kept.held, torch.Tensor)
         with self._working():
+            kept = self._take(key)
+            assert isinstance(kept.held, torch.Tensor)
             sums, charges = self._reducer.partial(kept.held, kept.given, public)
         return charges, sums
 
@@ -218,9 +222,9 @@ class Shard:
             LostStepError: what the first group adds is not here. The step must be repeated.
             ValueError: the groups add more than a draw can.
         """
-        kept = self._take(key)
-        assert isinstance(kept.held, Begun)
         with self._working():
+            kept = self._take(key)
+            assert isinstance(kept.held, Begun)
             cumulative = self._reducer.weights(kept.held, sums)
             self._hold(key, cumulative, kept.given)
             return on_host(cumulative[:, -1].contiguous())
@@ -239,17 +243,25 @@ class Shard:
             LostStepError: the weights are not here. The step must be repeated.
             ValueError: a point is not below its total.
         """
-        weights = self._take(key).held
-        assert isinstance(weights, torch.Tensor)
         with self._working():
+            weights = self._take(key).held
+            assert isinstance(weights, torch.Tensor)
             tokens = pick(points, weights)
             self._sessions.append(sequences, tokens)
             return tokens
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
-        for sequence in sequences:
-            self._sessions.forget(sequence)
-            self._engine.drop_caches(sequence)
+        with self._working():
+            for sequence in sequences:
+                self._sessions.forget(sequence)
+                self._engine.drop_caches(sequence)
+
+    @concurrent("status")
+    def line(self) -> LineAddress:
+        """Returns where `weigh`, `pick` and `drop_caches` can be called without Ray (`Line`)."""
+        if self._line is None:
+            self._line = LineServer(self, ray.util.get_node_ip_address())
+        return self._line.address
 
     @concurrent("status")
     def status(self) -> ShardStatus:
@@ -291,16 +303,17 @@ class Shard:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Records how long the current call takes, and an error after which this shard must be replaced."""
-        self._began = time.monotonic()
-        try:
-            yield
-        except ValueError:
-            raise
-        except Exception as error:
-            self._failure = type(error).__name__
-            raise
-        finally:
-            self._began = None
+        with self._turn:
+            self._began = time.monotonic()
+            try:
+                yield
+            except (ValueError, LostSessionError, LostStepError):
+                raise
+            except Exception as error:
+                self._failure = type(error).__name__
+                raise
+            finally:
+                self._began = None
 
 
 # Ray restarts a dead shard but does not repeat its calls. The coordinator does, with fewer new contexts in a step.
