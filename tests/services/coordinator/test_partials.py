@@ -90,14 +90,14 @@ class Local:
             return asyncio.create_task(called(*arguments, **options))
 
         def in_two(*arguments: Any) -> list[Any]:
-            first, second = getattr(self._shard, name)(*arguments)
-            return [_known(first), second]
+            both = call(*arguments)
+            return [asyncio.create_task(_item(both, at)) for at in (0, 1)]
 
         return SimpleNamespace(remote=in_two if name in ("begin", "partial") else call)
 
 
-async def _known(value: Any) -> Any:
-    return value
+async def _item(values: asyncio.Task[Any], at: int) -> Any:
+    return (await values)[at]
 
 
 @pytest.fixture(scope="module")
