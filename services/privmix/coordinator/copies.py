@@ -159,8 +159,7 @@ class ShardCopies:
 
     def drop_caches(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
-        shards: Mapping[str, Any] = self._handles if self._lines is None else self._lines
-        for shard in shards.values():
+        for shard in {**self._handles, **(self._lines or {})}.values():
             shard.drop_caches.remote(sequences)
         for told in self._told.values():
             for sequence in sequences:
@@ -224,7 +223,7 @@ class ShardCopies:
         except (ValueError, RayError):  # RayError: the head node does not answer
             raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
         except OSError as error:
-            raise CoordinatorUnavailable(f"no connection to the actor {name!r}: {type(error).__name__}") from error
+            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
         made: Any = method(shard)
         call: Awaitable[Any]
         call, *unread = made if isinstance(made, list) else [made]
@@ -243,7 +242,7 @@ class ShardCopies:
                 raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(cause).__name__}") from error
             self._handles.pop(name, None)  # the fleet may start a new actor under this name
             if self._lines is not None and self._lines.get(name) is shard:
-                del self._lines[name]
+                self._lines.pop(name).close()
             raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
 
     async def _handle(self, name: str) -> ActorHandle:

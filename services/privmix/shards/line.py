@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import pickle
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -27,6 +28,8 @@ LENGTH = 8
 """The bytes of a frame's length."""
 CONNECT_S = 5.0
 """How long the two sides may take to prove what they know."""
+ACCEPT_S = 0.1
+"""The time between two attempts to accept a connection."""
 SILENT_S = 3
 """After how many seconds of silence the other side's kernel is asked whether it lives, and how often, three times."""
 
@@ -60,8 +63,11 @@ class LineServer:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
-            Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                connection, _ = self._listener.accept()
+                Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # no more files or threads for now
+                time.sleep(ACCEPT_S)
 
     def _serve(self, connection: socket.socket) -> None:
         """Reads the calls of one connection until it ends."""
@@ -85,7 +91,7 @@ class LineServer:
             with self._opening:
                 self._open -= 1
                 if not self._open:
-                    worker.shutdown(wait=False)
+                    worker.shutdown()  # waits, so that no call of an ended connection runs after one of a new
                     self._worker = None
 
     def _check(self, connection: socket.socket, frames: BinaryIO) -> None:
@@ -98,14 +104,19 @@ class LineServer:
         connection.settimeout(None)
 
     def _answer(self, connection: socket.socket, call: bytes) -> None:
-        method, arguments = pickle.loads(call)
-        answer: tuple[bool, Any]
+        """Runs a call. Ends the connection where there is no answer, because answers belong to calls by their order."""
         try:
-            answer = True, getattr(self._target, method)(*arguments)
-        except Exception as error:
-            answer = False, _portable(error)
-        with suppress(OSError):  # the caller has left
+            method, arguments = pickle.loads(call)
+            answer: tuple[bool, Any]
+            try:
+                answer = True, getattr(self._target, method)(*arguments)
+            except Exception as error:
+                answer = False, _portable(error)
             connection.sendall(_frame(answer))
+        except BaseException:
+            with suppress(OSError):  # the caller has left
+                connection.shutdown(socket.SHUT_RDWR)
+            raise
 
 
 class Line:
@@ -118,6 +129,7 @@ class Line:
         self._writer = writer
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._reading = asyncio.create_task(self._read(reader))
+        self._reading.add_done_callback(self._end)
 
     @classmethod
     async def to(cls, address: LineAddress) -> Line:
@@ -162,20 +174,20 @@ class Line:
         return answer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                length = int.from_bytes(await reader.readexactly(LENGTH))
-                good, value = pickle.loads(await reader.readexactly(length))
-                answer = self._waiting.popleft()
-                if not answer.done():
-                    (answer.set_result if good else answer.set_exception)(value)
-        except (OSError, EOFError):
-            pass
-        finally:
-            self._writer.close()
-            for answer in self._waiting:
-                if not answer.done():
-                    answer.set_exception(ConnectionResetError())
+        while True:
+            length = int.from_bytes(await reader.readexactly(LENGTH))
+            good, value = pickle.loads(await reader.readexactly(length))
+            answer = self._waiting.popleft()
+            if not answer.done():
+                (answer.set_result if good else answer.set_exception)(value)
+
+    def _end(self, reading: asyncio.Task[None]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # what ended the connection
+        self._writer.close()
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(ConnectionResetError())
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +201,13 @@ def _frame(content: object) -> bytes:
 
 
 def _portable(error: Exception) -> Exception:
-    """Returns the error, or one that tells its type or message if it does not survive pickling."""
+    """Returns the error, or one that tells its type or message if a caller could not get it or would take it amiss."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
         return ValueError(str(error)) if isinstance(error, ValueError) else RuntimeError(type(error).__name__)
-    return error
+    unlike_itself = isinstance(error, ConnectionError | StopIteration)
+    return RuntimeError(type(error).__name__) if unlike_itself else error
 
 
 def _read(frames: BinaryIO, length: int) -> bytes:

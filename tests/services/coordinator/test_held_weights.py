@@ -18,11 +18,14 @@ from privmix.fleet.shard_map import PartGroup
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.line import LineAddress, LineServer
 from privmix.shards.sessions import Asked
 
 PATIENCE_S = 0.05
 TOTAL = 1000
 SEQUENCES = tuple(f"text-{index}" for index in range(8))
+
+ASKED: Any = "what is asked"
 
 Pick = Callable[[np.ndarray], Awaitable[np.ndarray]]
 
@@ -100,5 +103,31 @@ def test_another_copy_answers_where_ray_cannot_find_one_because_its_head_node_is
         asked: Any = SimpleNamespace(sequences=SEQUENCES)
         copy, _ = await ShardCopies(("a", "b"), find, 10.0).first((0, 1), "weigh", lambda _: asked)
         assert copy == 1
+
+    asyncio.run(run())
+
+
+def test_a_lost_connection_is_one_failed_call_and_the_next_one_connects_again() -> None:
+    answer = SimpleNamespace(weigh=lambda asked: asked)
+
+    async def run() -> None:
+        servers = [LineServer(answer, "127.0.0.1") for _ in range(2)]
+        addresses = iter([server.address for server in servers])
+
+        async def line() -> LineAddress:
+            return next(addresses)
+
+        handle: Any = SimpleNamespace(line=SimpleNamespace(remote=line))
+        copies = ShardCopies(("a",), lambda _: handle, 10.0, lines=True)
+
+        async def weighed() -> Any:
+            _, answered = await copies.first((0,), "weigh", lambda _: ASKED)
+            return answered
+
+        assert list(await asyncio.gather(weighed(), weighed())) == [ASKED, ASKED], "calls share a connection"
+        copies.close()
+        with pytest.raises(CoordinatorUnavailable, match="does not answer: ConnectionResetError"):
+            await weighed()
+        assert await weighed() == ASKED
 
     asyncio.run(run())

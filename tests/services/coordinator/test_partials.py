@@ -33,6 +33,7 @@ from privmix.privacy.protocols.individual import WHOLE, IndividualSettings
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.privacy.protocols.public import Public
 from privmix.privacy.sampling import categorical
+from privmix.shards.line import LineAddress, LineServer
 from privmix.shards.sessions import Asked, Sessions
 from privmix.shards.shard import Shard
 from tests.ensembles import write_adapters
@@ -234,6 +235,25 @@ def test_raw_rows_leave_the_shards_of_protocols_that_need_them_together(
         result = asyncio.run(ensemble.ask(step(protocol)))
         asyncio.run(result.mix())
         assert type(result) is kind
+
+
+@pytest.mark.parametrize("tls", ["0", "1"])
+def test_calls_take_a_connection_unless_ray_encrypts(
+    tls: str, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, asked = shards[0, PARTS], list[LineAddress]()
+
+    def line() -> LineAddress:
+        asked.append(LineServer(shard, "127.0.0.1").address)
+        return asked[-1]
+
+    monkeypatch.setenv("RAY_USE_TLS", tls)
+    monkeypatch.setattr(shard, "line", line)
+    whole = PartGroup(0, {part: f"part-{part}" for part in range(PARTS)}, ("0",))
+    shard_map = ShardMap(1, PROTOCOLS[0], (whole,))
+    ensemble = ShardedEnsemble(shard_map, lambda _: Local(shard), Arithmetic(1, "cpu"), 60.0, 5.0)
+    asyncio.run(ensemble.ask(step(PROTOCOLS[0])))
+    assert len(asked) == (tls == "0")
 
 
 @pytest.mark.parametrize("count", [1, 2])

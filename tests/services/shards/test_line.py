@@ -6,6 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ class Target:
 
     def __init__(self) -> None:
         self.called: list[Any] = []
+        self.released = Event()
 
     def note(self, value: Any) -> Any:
         self.called.append(value)
@@ -30,6 +32,12 @@ class Target:
 
     def refuse(self, error: Exception) -> None:
         raise error
+
+    def wait(self) -> None:
+        self.released.wait()
+
+    def unsendable(self) -> Any:
+        return lambda: None
 
     def refuse_twice(self) -> None:
         raise UnpicklableError("one", "two")
@@ -72,6 +80,33 @@ def test_calls_are_answered_in_order_with_what_the_method_returns_or_raises() ->
         ended = await Line.to(address)
         assert await ended.note.remote(4) == 4
         assert target.called == [0, 1, 2, 3, 4], "what was sent before the end is run"
+
+    served(use)
+
+
+def test_a_call_without_an_answer_ends_its_connection_so_that_no_other_gets_a_wrong_one() -> None:
+    async def use(target: Target, address: LineAddress) -> None:
+        line = await Line.to(address)
+        for answer in [line.note.remote(0), line.unsendable.remote(), line.note.remote(1)][1:]:
+            with pytest.raises(ConnectionResetError):
+                await answer
+        assert await (await Line.to(address)).note.remote(2) == 2
+
+    served(use)
+
+
+def test_what_an_ended_connection_has_sent_runs_before_what_a_new_one_sends() -> None:
+    async def use(target: Target, address: LineAddress) -> None:
+        line = await Line.to(address)
+        for call in (line.wait.remote(), *map(line.note.remote, range(3))):
+            call.cancel()
+        line.close()
+        newer = await Line.to(address)
+        answer = newer.note.remote(3)
+        await asyncio.sleep(0.2)
+        target.released.set()
+        assert await answer == 3
+        assert target.called == [0, 1, 2, 3]
 
     served(use)
 
