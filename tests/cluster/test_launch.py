@@ -53,13 +53,6 @@ def test_an_adapter_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_pa
         launch(load(tmp_path, spoilable))
 
 
-def test_a_base_model_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_path: Path) -> None:
-    manifest = Manifest.load(spoilable)
-    manifest.model_copy(update={"base_revision": "0" * 64}).save(spoilable)
-    with pytest.raises(ManifestError, match="base_revision"):
-        launch(load(tmp_path, spoilable))
-
-
 def test_a_model_that_the_engine_does_not_run_is_refused(spoilable: Path, public_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(public_model, tmp_path / "model", copy_function=os.symlink)
     config = json.loads((model / "config.json").read_bytes())

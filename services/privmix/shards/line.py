@@ -2,7 +2,8 @@
 
 A GPU waits between two steps for two calls: `tests/benchmarks/host_path.py` measures for how long. Ray's own call tells
 the caller an address and a secret (`Shard.line`). Before anything is unpickled, each side proves to the other that it
-knows the secret: the port of a shard that died may belong to anybody. As between Ray's processes, nothing is encrypted.
+knows the secret: the port of a shard that died may belong to anybody. As between Ray's processes, frames are neither
+encrypted nor signed.
 
 A frame is the pickled arguments or answer, after its length. A call runs at most once.
 """

@@ -58,6 +58,7 @@ NOT_PRIVATE = {
         "initial weights and the order of one part's blocks",
     ),
     "privmix/training/demo.py": ({"randint", "random"}, "a generated corpus"),
+    "privmix/shards/line.py": ({"token_bytes"}, "the secret and the nonces of connections"),
     "privmix/training/partition.py": ({"secrets"}, "a key, which is drawn once"),
     "privmix/training/per_unit.py": ({"manual_seed"}, "initial weights"),
     "privmix/training/row_gradients.py": (
