@@ -172,8 +172,8 @@ def cell(coordinator: ActorHandle, shards: Sequence[ActorHandle], prompts: LoadP
     decode(coordinator, prompts.questions(2, 16, 4))  # what is made once, is made here
     process = next(  # the newest one, if others of this machine measure too
         each
-        for each in sorted(psutil.process_iter(["create_time"]), key=lambda each: -each.info["create_time"])
-        if " ".join(each.cmdline()).startswith("ray::Coordinator")
+        for each in sorted(psutil.process_iter(["create_time", "cmdline"]), key=lambda each: -each.info["create_time"])
+        if " ".join(each.info["cmdline"] or ()).startswith("ray::Coordinator")  # a process that has ended has none
     )
 
     def spent() -> list[float]:

@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -18,10 +16,7 @@ from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.shards.line import Line
 from privmix.shards.sessions import Asked, LostSessionError
-from privmix.shards.shard import ShardStatus
-
-Sequences = tuple[str | None, ...]
-"""Names the sequence of each picked token; None where a request got none."""
+from privmix.shards.shard import AbsentPeersError, Peer, ShardStatus
 
 
 class Told:
@@ -30,7 +25,6 @@ class Told:
     Attributes:
         contexts: how many tokens of each sequence, with those that it has picked, and its options.
         terms: whether it was told the terms (`Terms`).
-        picked: tokens that another shard picks, with their sequences. The copy gets them with its next call.
     """
 
     def __init__(self) -> None:
@@ -40,27 +34,20 @@ class Told:
         """Assumes that the copy knows nothing."""
         self.contexts: dict[str, tuple[int, SamplingOptions]] = {}
         self.terms = False
-        self.picked: list[tuple[Sequences, ObjectRef[NDArray[np.int64]]]] = []
 
-    def note_picked(self, sequences: Sequences, tokens: ObjectRef[NDArray[np.int64]] | None = None) -> None:
-        """Notes that the copy gets a token of each of these sequences.
-
-        Args:
-            tokens: those that it is told with its next call; None if it picks them.
-        """
+    def note_picked(self, sequences: Sequence[str | None]) -> None:
+        """Notes that the copy picks a token of each of these sequences."""
         for sequence in sequences:
             if sequence in self.contexts:
                 length, options = self.contexts[sequence]
                 self.contexts[sequence] = length + 1, options
-        if tokens is not None:
-            self.picked.append((sequences, tokens))
 
 
 Tell = Callable[[Told], Asked]
 """Makes what a copy is asked from what it was told, and notes what it is told now."""
 
-ShardCall = Callable[[ActorHandle], Awaitable[Any] | Sequence[Any]]
-"""Calls a method of `Shard`. Of a method with two results, the second is not read: its reference is passed on."""
+ShardCall = Callable[[ActorHandle], Awaitable[Any]]
+"""Calls a method of `Shard`."""
 
 STATUS_S = 3.0
 AVOIDED_S = 30.0
@@ -74,7 +61,7 @@ class ShardCopies:
         names: the Ray names of the actors.
         actor: returns the living actor with a name, or raises ValueError.
         patience_s: how long a copy may take before the next copy is called too.
-        lines: whether calls take a `Line`, which carries no references to objects.
+        lines: whether calls take a `Line`.
     """
 
     def __init__(
@@ -95,6 +82,8 @@ class ShardCopies:
         Args:
             picked: the length of its context with a token that only those who are told of it know; 0 without one.
         """
+        if len(self._names) == 1:
+            return (0,)
         number, now = crc32(sequence.encode()), time.monotonic()
 
         def rank(copy: int) -> tuple[bool, bool, int]:
@@ -121,11 +110,23 @@ class ShardCopies:
                 answered = await _first(calls, None if last else self._patience_s)
                 if answered is not None:
                     return order[answered], calls[answered].result()
-                self._avoid(copy)
+                self.avoid(copy)
             return order[-1], calls[-1].result()  # raises the last call's error
         finally:
             for call_ in calls:
                 call_.cancel()
+
+    async def peer(self, copy: int) -> Peer:
+        """Returns a copy, for another group's shard to call.
+
+        Raises:
+            CoordinatorUnavailable: it is not alive.
+        """
+        return Peer(await self._handle(self._names[copy]), self._patience_s if len(self._names) > 1 else None)
+
+    def avoid(self, copy: int) -> None:
+        """Puts a copy last in the order for some time."""
+        self._avoided[copy] = time.monotonic() + AVOIDED_S
 
     async def same(self, copy: int, method: ShardCall, *, patient: bool = False) -> Any:
         """Calls the copy that has answered, which holds the rows of this step.
@@ -142,10 +143,10 @@ class ShardCopies:
             async with asyncio.timeout(None if patient or len(self._names) == 1 else self._patience_s):
                 return await self._call(self._names[copy], method)
         except TimeoutError:
-            self._avoid(copy)
+            self.avoid(copy)
             raise CoordinatorUnavailable(f"the actor {self._names[copy]!r} does not answer") from None
         except CoordinatorUnavailable:
-            self._avoid(copy)
+            self.avoid(copy)
             raise
 
     def told(self, copy: int) -> Told:
@@ -174,9 +175,6 @@ class ShardCopies:
         """Returns the status of each copy, or the error that explains its absence."""
         return await asyncio.gather(*(self._status(name) for name in self._names))
 
-    def _avoid(self, copy: int) -> None:
-        self._avoided[copy] = time.monotonic() + AVOIDED_S
-
     async def _status(self, name: str) -> ShardStatus | CoordinatorUnavailable:
         try:
             async with asyncio.timeout(STATUS_S):
@@ -192,9 +190,7 @@ class ShardCopies:
         told = self._told[name]
 
         def ask(shard: ActorHandle) -> Any:
-            asked = tell(told)
-            tokens, told.picked = [tokens for _, tokens in told.picked], []
-            return getattr(shard, method).remote(asked, *tokens, **options)
+            return getattr(shard, method).remote(tell(told), **options)
 
         async def asked() -> Any:
             return await self._call(name, ask)
@@ -217,37 +213,33 @@ class ShardCopies:
         Raises:
             CoordinatorUnavailable, ValueError: see `first`.
             LostSessionError: the copy does not remember what it was told.
+            AbsentPeersError: shards that it has called do not answer.
         """
+        shard = await self._handle(name) if by_ray or self._lines is None else await self._line(name, self._lines)
+        call = method(shard)
         try:
-            shard = await self._handle(name) if by_ray or self._lines is None else await self._line(name, self._lines)
-        except (ValueError, RayError):  # RayError: the head node does not answer
-            raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
-        except OSError as error:
-            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
-        made: Any = method(shard)
-        call: Awaitable[Any]
-        call, *unread = made if isinstance(made, list) else [made]
-        try:
-            answer = await call
-            return (answer, *unread) if unread else answer
+            return await call
         except asyncio.CancelledError:
             if isinstance(call, ObjectRef):
                 ray.cancel(call)
             raise
         except Exception as error:
             cause = cause_of(error)
-            if isinstance(cause, ValueError | LostSessionError):
+            if isinstance(cause, ValueError | LostSessionError | AbsentPeersError):
                 raise cause from None
             if not isinstance(cause, RayError | ConnectionError):
                 raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(cause).__name__}") from error
             self._handles.pop(name, None)  # the fleet may start a new actor under this name
             if self._lines is not None and self._lines.get(name) is shard:
                 self._lines.pop(name).close()
-            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
+            raise _silent(name, error) from error
 
     async def _handle(self, name: str) -> ActorHandle:
         if name not in self._handles:
-            self._handles[name] = await asyncio.to_thread(self._actor, name)
+            try:
+                self._handles[name] = await asyncio.to_thread(self._actor, name)
+            except (ValueError, RayError):  # RayError: the head node does not answer
+                raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
         return self._handles[name]
 
     async def _line(self, name: str, lines: dict[str, Line]) -> Line:
@@ -257,10 +249,14 @@ class ShardCopies:
                     shard = await self._handle(name)
                     try:
                         lines[name] = await Line.to(await shard.line.remote())
-                    except (RayError, OSError):
+                    except (RayError, OSError) as error:
                         self._handles.pop(name, None)
-                        raise
+                        raise _silent(name, error) from error
         return lines[name]
+
+
+def _silent(name: str, error: Exception) -> CoordinatorUnavailable:
+    return CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}")
 
 
 async def _first(calls: Sequence[asyncio.Task[Any]], timeout_s: float | None) -> int | None:

@@ -50,8 +50,8 @@ class ShardedEnsemble:
         patience_s: float,
     ) -> None:
         protocol = shard_map.protocol
-        # Rows and partials pass through Ray's object store. A line encrypts nothing.
-        lines = protocol.additive and len(shard_map.groups) == 1 and not _ray_encrypts()
+        # Rows pass through Ray's object store. A line encrypts nothing.
+        lines = protocol.additive and not _ray_encrypts()
         self._groups = [
             Group(group, protocol, ShardCopies(group.shards, actor, patience_s, lines=lines))
             for group in shard_map.groups

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import ray
 from numpy.typing import NDArray
 
 from privmix.coordinator.copies import ShardCopies, Told
-from privmix.coordinator.step import Step
+from privmix.coordinator.step import Step, Tokens
 from privmix.fleet.shard_map import PartGroup
 from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
@@ -63,7 +64,10 @@ class Group:
     Attributes:
         models: the adapter of each model of the group.
         rows: the maximum number of rows of a sequence, with the public one.
+        picking: the sequences of the latest step of which its shards pick tokens, and these, by place.
     """
+
+    picking: tuple[Sequence[str], Awaitable[Tokens]] | None = None
 
     def __init__(self, group: PartGroup, protocol: Protocol, copies: ShardCopies) -> None:
         self.copies = copies
@@ -72,8 +76,11 @@ class Group:
         self._padding = None if protocol.rows is None else min(protocol.rows, len(group.models))
         self.rows = 1 + (len(group.models) if self._padding is None else self._padding)
 
-    def asked(self, key: StepKey, step: Step, told: Told) -> Asked:
+    def asked(self, key: StepKey, step: Step, told: Told, *, picked: Mapping[str, int] = MappingProxyType({})) -> Asked:
         """Returns what a copy is asked for a batch, from what it was told, and notes what it is told now.
+
+        Args:
+            picked: tokens of sequences that `step.contexts` may lack.
 
         Raises:
             CoordinatorUnavailable: it lacks a token that is not known here yet.
@@ -83,10 +90,12 @@ class Group:
         contexts = zip(step.sequences, step.contexts, step.lengths, strict=True)
         for place, (sequence, context, length) in enumerate(contexts):
             before, options = told.contexts.get(sequence, (0, None))
-            if before < length > len(context):
-                raise CoordinatorUnavailable("a copy lacks a token that is being picked")
             known.append(before)
             news += context[before:length]
+            if before < length > len(context):
+                if sequence not in picked:
+                    raise CoordinatorUnavailable("a copy lacks a token that is being picked")
+                news.append(picked[sequence])
             if step.options[place] is not options:
                 changed[place] = step.cache_salts[place], step.options[place]
             told.contexts[sequence] = length, step.options[place]
@@ -106,8 +115,19 @@ class Group:
             drawn,
             allowances,
             terms,
-            tuple(sequences for sequences, _ in told.picked),
         )
+
+    async def picked(self, step: Step) -> Mapping[str, int]:
+        """Waits for the tokens of these sequences that its shards pick, if contexts lack any. Returns them by sequence.
+
+        Raises: see `StepResult.sample`.
+        """
+        known = all(map(int.__le__, step.lengths, map(len, step.contexts)))
+        if known or self.picking is None:
+            return {}
+        sequences, picking = self.picking
+        tokens = await asyncio.shield(picking)  # who waits for the next step gives up no token
+        return {sequences[at]: token for at, token in tokens.items()}
 
     def rows_of(self, draw: Sequence[int]) -> int:
         """Returns the number of rows of a private sequence, with the public one."""

@@ -1,7 +1,7 @@
 """Computes a step of an additive protocol: a shard of the first group holds the weights, and makes tokens of points.
 
-The shards of the first group send p0 to those of the others, and these send back what their parts add. The coordinator
-passes references on. What reaches it has the same size whatever is drawn: a total, and charges, for each sequence.
+The shards of the first group send p0 to those of the others, and these send back what their parts add. What reaches the
+coordinator has the same size whatever is drawn: a total, and charges, for each sequence.
 
 Tokens continue the contexts of the shards at once, so that the next step may begin before they are known here.
 """
@@ -12,18 +12,18 @@ import asyncio
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from privmix.coordinator.group import Group, ShardBatch, asking, computed, divided, in_order, together
 from privmix.coordinator.recovery import is_temporary
 from privmix.coordinator.step import Costs, PartlySampled, Step, StepResult
+from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.sampling.categorical import draw
 from privmix.shards.reducer import NO_POINT
+from privmix.shards.shard import AbsentPeersError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class HeldBatch:
     """Holds a batch whose weights one copy of the first group holds.
 
     Attributes:
-        copies: those that computed it, of the first group and then of each other group that was asked.
+        copy: the one.
         totals: int64 [requests], the sum of each request's weights. A point below it (`categorical.draw`) is a token.
         charges: int64 [S, parts], of the private requests; None without accounts.
     """
 
     batch: ShardBatch
-    copies: tuple[int, ...]
+    copy: int
     totals: NDArray[np.int64]
     charges: NDArray[np.int64] | None
 
@@ -72,9 +72,11 @@ class HeldWeights(StepResult):
         places = sorted({*paid, *free})
         totals = in_order((each.batch, each.totals.tolist()) for each in self.held)
         points = dict(zip(places, draw(totals[at] for at in places), strict=True))
-        return asyncio.ensure_future(
+        picking = asyncio.ensure_future(
             self._tokens(points, [asyncio.create_task(self._pick(each, points)) for each in self.held])
         )
+        self.groups[0].picking = self.step.sequences, picking
+        return picking
 
     async def _tokens(self, points: Mapping[int, int], picking: Sequence[asyncio.Task[list[int]]]) -> dict[int, int]:
         picked = await asyncio.gather(*picking, return_exceptions=True)
@@ -96,20 +98,18 @@ class HeldWeights(StepResult):
 
         They are paid for, and the copy holds them: to give it up early would lose them all.
         """
-        step, places = held.batch.step, held.batch.places
-        own = np.array([points.get(place, NO_POINT) for place in places], dtype=np.int64)
-        names = tuple(name if at in points else None for name, at in zip(step.sequences, places, strict=True))
-        first, *others = [group.copies.told(copy) for group, copy in zip(self.groups, held.copies, strict=False)]
+        named = list(zip(held.batch.places, held.batch.step.sequences, strict=True))
+        own = np.array([points.get(at, NO_POINT) for at, _ in named], dtype=np.int64)
+        names = tuple(name if at in points else None for at, name in named)
+        copies = self.groups[0].copies
 
-        def pick(shard: ActorHandle) -> ObjectRef[NDArray[np.int64]]:
-            tokens: ObjectRef[NDArray[np.int64]] = shard.pick.remote(held.batch.key, own, names)
-            first.note_picked(names)
-            for told in others:
-                told.note_picked(names[: step.private], tokens)
+        def pick(shard: ActorHandle) -> Awaitable[NDArray[np.int64]]:
+            copies.told(held.copy).note_picked(names)
+            tokens: Awaitable[NDArray[np.int64]] = shard.pick.remote(held.batch.key, own, names)
             return tokens
 
         async with asking(self.timeout_s):
-            picked: NDArray[np.int64] = await self.groups[0].copies.same(held.copies[0], pick, patient=True)
+            picked: NDArray[np.int64] = await copies.same(held.copy, pick, patient=True)
         tokens: list[int] = picked.tolist()
         return tokens
 
@@ -135,29 +135,27 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
     tell = partial(first.asked, key, batch.step)
     if not others or not batch.step.private:
         copy, answer = await first.copies.first(batch.orders[0], "weigh", tell)
-        return HeldBatch(batch, (copy,), *answer)
+        return HeldBatch(batch, copy, *answer)
     private = batch.step.of(range(batch.step.private))
-    (copy, (charges, public)), *keeping = await together(
-        [
-            first.copies.first(batch.orders[0], "begin", tell),
-            *(
-                group.copies.first(order, "keep", partial(group.asked, key, private))
-                for group, order in zip(others, batch.orders[1:], strict=True)
-            ),
-        ]
+
+    async def keep(group: Group, order: Sequence[int]) -> tuple[int, None]:
+        picked = await first.picked(private)
+        return await group.copies.first(order, "keep", partial(group.asked, key, private, picked=picked))
+
+    (copy, own), *keeping = await together(
+        [first.copies.first(batch.orders[0], "begin", tell), *map(keep, others, batch.orders[1:])]
     )
-
-    async def added(group: Group, holder: int) -> tuple[NDArray[np.int64] | None, Any]:
-        answer: tuple[NDArray[np.int64] | None, Any] = await group.copies.same(
-            holder, lambda shard: shard.partial.remote(key, public)
-        )
-        return answer
-
-    holders = [holder for holder, _ in keeping]
-    partials = await together(map(added, others, holders))
-    sums = [reference for _, reference in partials]
-    totals = await first.copies.same(copy, lambda shard: shard.add.remote(key, *sums), patient=True)
-    return HeldBatch(batch, (copy, *holders), totals, _of_all_parts(groups, [charges, *(own for own, _ in partials)]))
+    holders = [(group.copies, holder) for group, (holder, _) in zip(others, keeping, strict=True)]
+    peers = [await copies.peer(holder) for copies, holder in holders]
+    try:
+        totals, charges = await first.copies.same(copy, lambda shard: shard.add.remote(key, peers), patient=True)
+    except AbsentPeersError as error:
+        for place in error.places:
+            copies, holder = holders[place]
+            copies.avoid(holder)
+        absent = ", ".join(str(1 + place) for place in error.places)
+        raise CoordinatorUnavailable(f"there is no partial of groups {absent}") from None
+    return HeldBatch(batch, copy, totals, _of_all_parts(groups, [own, *charges]))
 
 
 def _of_all_parts(groups: Sequence[Group], charges: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:

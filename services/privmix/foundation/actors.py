@@ -25,12 +25,6 @@ def concurrent(group: str) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
-def as_two_objects(method: Decorated) -> Decorated:
-    """Makes the pair that a method returns two objects: a caller may read the first and pass the second on unread."""
-    decorate: Callable[[Decorated], Decorated] = ray.method(num_returns=2)
-    return decorate(method)
-
-
 _LOOKUPS = ThreadPoolExecutor(32, "find_actor")
 _finding: dict[tuple[str, str], Future[ActorHandle]] = {}
 

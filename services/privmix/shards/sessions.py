@@ -62,7 +62,6 @@ class Asked:
         drawn: int16 [S, n], the drawn models of this group, and then `NOBODY`.
         allowances: int64 [S, n], the most that each token may charge to each part; None without accounts.
         terms: None if they were told before.
-        after: the sequences of each array of picked tokens that comes with this; None for a place without a token.
     """
 
     key: StepKey
@@ -74,7 +73,6 @@ class Asked:
     drawn: NDArray[np.int16]
     allowances: NDArray[np.int64] | None = None
     terms: Terms | None = None
-    after: tuple[tuple[str | None, ...], ...] = ()
 
 
 @dataclass(slots=True)

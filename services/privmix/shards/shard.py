@@ -10,15 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
 import ray
 from numpy.typing import NDArray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
 
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, create
-from privmix.foundation.actors import as_two_objects, concurrent
+from privmix.foundation.actors import concurrent
 from privmix.foundation.lazily import torch
 from privmix.shards.line import LineAddress, LineServer
 from privmix.shards.reducer import Begun, Reducer, Reduction, on_host, pick
@@ -37,6 +40,29 @@ KEPT_SHARE = 0.5
 
 class LostStepError(RuntimeError):
     """The shard does not hold the rows of this step: it has restarted, or a later step has begun."""
+
+
+class AbsentPeersError(RuntimeError):
+    """Shards of other groups have lost their rows of this step, or do not answer.
+
+    Attributes:
+        places: of these shards among those that were asked.
+    """
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__(places)
+        self.places = places
+
+
+class Peer(NamedTuple):
+    """Names a shard of another group.
+
+    Attributes:
+        patience_s: how long its answer may take; None for as long as it lives.
+    """
+
+    shard: ActorHandle
+    patience_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +98,13 @@ class _Kept:
 
     Attributes:
         given: how rows are reduced.
+        public: float32 [S, V], p0 of the private requests, for other groups.
     """
 
     held: Tensor | Begun
     since: float
     given: Reduction
+    public: ObjectRef[NDArray[np.float32]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -97,9 +125,9 @@ class Shard:
     """Serves one engine. A call tells what has changed (`Asked`); a restarted shard is told everything again.
 
     What is held between the calls of a step is lost with a restart, too, and then the coordinator repeats the step.
-    With one group these are `weigh` and `pick`. With several, the first computes `begin` and the others `keep`; with p0
-    the others compute `partial`; with what they add the first computes `add`, and then `pick`. Arrays go from shard to
-    shard as objects of Ray: the coordinator passes references on. To the coordinator go totals and charges.
+    With one group these are `weigh` and `pick`. With several, the first computes `begin` and the others `keep`. In its
+    `add`, it asks the others for `partial`, and then comes `pick`. Arrays go from shard to shard as objects of Ray. To
+    the coordinator go totals and charges.
 
     Tokens continue the contexts as they are picked. So the first call of the next step may be submitted with `pick`.
 
@@ -159,12 +187,11 @@ class Shard:
             self._hold(asked.key, cumulative, given)
             return leaving
 
-    @as_two_objects
-    def begin(self, asked: Asked) -> tuple[NDArray[np.int64] | None, NDArray[np.float32]]:
+    def begin(self, asked: Asked) -> NDArray[np.int64] | None:
         """Computes p0 of a step and what the parts of the first group add, and holds both for `add`.
 
         Returns:
-            int64 [S, n], charges, None without accounts; float32 [S, V], p0 of the private requests.
+            int64 [S, n], charges, None without accounts.
 
         Raises:
             ValueError: see `weigh`.
@@ -173,32 +200,25 @@ class Shard:
             requests, given = self._sessions.told(asked)
             begun = self._reducer.begin(self._engine.logits(requests), given)
             public, charges = begun.leaving(begun.public[: len(given.drawn)])
-            self._hold(asked.key, begun, given)
-        return charges, public
+            self._hold(asked.key, begun, given, ray.put(public))
+        return charges
 
-    def keep(self, asked: Asked, *picked: NDArray[np.int64]) -> None:
-        """Computes the rows of a step in another group, and holds them for `partial`.
-
-        Args:
-            picked: the tokens that continue `asked.after`, from `pick`.
-        """
+    def keep(self, asked: Asked) -> None:
+        """Computes the rows of a step in another group, and holds them for `partial`."""
         with self._working():
-            for sequences, tokens in zip(asked.after, picked, strict=True):
-                self._sessions.append(sequences, tokens)
             requests, given = self._sessions.told(asked)
             rows = self._engine.logits(requests)
             # A GPU's next step overwrites its rows.
             self._hold(asked.key, rows if rows.device.type == "cpu" else rows.clone(), given)
 
-    @as_two_objects
-    def partial(self, key: StepKey, public: NDArray[np.float32]) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+    def partial(self, key: StepKey, public: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
         """Computes what the parts of another group add, from the rows that `keep` computed.
 
         Args:
             public: float32 [S, V], p0 of each private request, from `begin`.
 
         Returns:
-            int64 [S, n], charges, None without accounts; [S, V], the sums.
+            [S, V], the sums; int64 [S, n], their charges, None without accounts.
 
         Raises:
             LostStepError: the rows are not here. The step must be repeated.
@@ -206,28 +226,32 @@ class Shard:
         with self._working():
             kept = self._take(key)
             assert isinstance(kept.held, torch.Tensor)
-            sums, charges = self._reducer.partial(kept.held, kept.given, public)
-        return charges, sums
+            return self._reducer.partial(kept.held, kept.given, public)
 
-    def add(self, key: StepKey, *sums: NDArray[Any]) -> NDArray[np.int64]:
+    def add(self, key: StepKey, peers: Sequence[Peer]) -> tuple[NDArray[np.int64], list[NDArray[np.int64] | None]]:
         """Computes the sampling weights from what all groups add, and holds them for `pick`.
 
         Args:
-            sums: of the groups after the first, from `partial`.
+            peers: a shard of each group after the first, which has answered `keep`.
 
         Returns:
-            int64 [requests], the sum of each request's weights.
+            int64 [requests], the sum of each request's weights; int64 [S, n] of each peer, its charges, None without
+            accounts.
 
         Raises:
             LostStepError: what the first group adds is not here. The step must be repeated.
+            AbsentPeersError: there is no partial of some peers. The step must be repeated.
             ValueError: the groups add more than a draw can.
         """
         with self._working():
             kept = self._take(key)
-            assert isinstance(kept.held, Begun)
-            cumulative = self._reducer.weights(kept.held, sums)
+        assert isinstance(kept.held, Begun)
+        # The fleet replaces a shard whose engine takes long. While it waits for others, this one does not.
+        answers = _answers([shard.partial.remote(key, kept.public) for shard, _ in peers], peers)
+        with self._working():
+            cumulative = self._reducer.weights(kept.held, [sums for sums, _ in answers])
             self._hold(key, cumulative, kept.given)
-            return on_host(cumulative[:, -1].contiguous())
+            return on_host(cumulative[:, -1].contiguous()), [charges for _, charges in answers]
 
     def pick(self, key: StepKey, points: NDArray[np.int64], sequences: Sequence[str | None]) -> NDArray[np.int64]:
         """Continues contexts by the token of each request, and returns them, int64 [requests].
@@ -258,7 +282,7 @@ class Shard:
 
     @concurrent("status")
     def line(self) -> LineAddress:
-        """Returns where `weigh`, `pick` and `drop_caches` can be called without Ray (`Line`)."""
+        """Returns where methods can be called without Ray (`Line`)."""
         if self._line is None:
             self._line = LineServer(self, ray.util.get_node_ip_address())
         return self._line.address
@@ -277,13 +301,13 @@ class Shard:
             failure=self._failure,
         )
 
-    def _hold(self, key: StepKey, held: Tensor | Begun, given: Reduction) -> None:
+    def _hold(self, key: StepKey, held: Tensor | Begun, given: Reduction, public: ObjectRef[Any] | None = None) -> None:
         """Holds something for the next call of a step.
 
         Drops what is kept of the caller's earlier steps, and what is old of any caller. Then it drops the oldest of
         what is kept, but none of this step, until `KEPT_BYTES` are enough.
         """
-        kept = _Kept(held, time.monotonic(), given)
+        kept = _Kept(held, time.monotonic(), given, public)
         for old, other in list(self._kept.items()):
             if (old.caller == key.caller and old.step < key.step) or other.since < kept.since - KEPT_S:
                 del self._kept[old]
@@ -314,6 +338,26 @@ class Shard:
                 raise
             finally:
                 self._began = None
+
+
+def _answers(calls: Sequence[ObjectRef[Any]], peers: Sequence[Peer]) -> list[Any]:
+    """Returns what peers answer to a call each.
+
+    Raises:
+        AbsentPeersError: some do not answer.
+        ValueError: a peer raises it.
+    """
+    answers, absent = list[Any](), list[int]()
+    for place, (call, peer) in enumerate(zip(calls, peers, strict=True)):
+        try:
+            answers.append(ray.get(call, timeout=peer.patience_s))
+        except RayError as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
+                raise error.cause from None
+            absent.append(place)
+    if absent:
+        raise AbsentPeersError(absent)
+    return answers
 
 
 # Ray restarts a dead shard but does not repeat its calls. The coordinator does, with fewer new contexts in a step.

@@ -87,7 +87,7 @@ def test_a_copy_that_is_lost_takes_no_tokens_of_another(monkeypatch: pytest.Monk
         result = await held({"a": dead, "b": late}, monkeypatch)
         with pytest.raises(PartlySampled) as raised:
             await result.sample(range(len(SEQUENCES)), ())
-        (kept,) = (each.batch.places for each in result.held if each.copies == (1,))
+        (kept,) = (each.batch.places for each in result.held if each.copy == 1)
         assert sorted(raised.value.tokens) == list(kept)
 
     asyncio.run(run())

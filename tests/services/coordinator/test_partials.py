@@ -6,6 +6,7 @@ To the last integer; with individual budgets to float32's rounding of a tilt's c
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.exceptions import GetTimeoutError, RayTaskError
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
 from privmix.coordinator import group
@@ -84,21 +86,21 @@ class Local:
 
     def __getattr__(self, name: str) -> Any:
         async def called(*arguments: Any, **options: Any) -> Any:
-            given = [await each if isinstance(each, asyncio.Task) else each for each in arguments]
-            return getattr(self._shard, name)(*given, **options)
+            return getattr(self._shard, name)(*arguments, **options)
 
         def call(*arguments: Any, **options: Any) -> Any:
             return asyncio.create_task(called(*arguments, **options))
 
-        def in_two(*arguments: Any) -> list[Any]:
-            both = call(*arguments)
-            return [asyncio.create_task(_item(both, at)) for at in (0, 1)]
-
-        return SimpleNamespace(remote=in_two if name in ("begin", "partial") else call)
+        by_a_peer = partial(partial, self._shard.partial)
+        return SimpleNamespace(remote=by_a_peer if name == "partial" else call)
 
 
-async def _item(values: asyncio.Task[Any], at: int) -> Any:
-    return (await values)[at]
+def answer(call: Callable[[], Any], timeout: float | None) -> Any:
+    """Stands for `ray.get`, which tells where a method failed."""
+    try:
+        return call()
+    except Exception as error:
+        raise RayTaskError("partial", "", error) from error
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,8 @@ def groups(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int)
 @pytest.fixture(autouse=True)
 def outside_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_caller", lambda: "test")
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", answer)
 
 
 def raw_release(rows: RawRows) -> tuple[torch.Tensor, Release]:
@@ -219,8 +223,9 @@ def test_a_token_is_where_its_point_lies(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_raw_rows_leave_the_shards_of_protocols_that_need_them_together(
-    count: int, shards: dict[tuple[int, int], Shard]
+    count: int, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")  # handles of this process cannot be sent
     raw = PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1), Public(PARTS)
     for protocol, kind in ((PROTOCOLS[0], HeldWeights), *((each, RawRows) for each in raw)):
         size = PARTS // count
@@ -330,8 +335,39 @@ def test_a_step_fails_where_a_shard_loses_its_part_of_it(
     monkeypatch.setattr(shards[lost], "_hold", lambda *_: None)
 
     async def run() -> None:
-        with pytest.raises(CoordinatorUnavailable, match="LostStepError"):
+        with pytest.raises(CoordinatorUnavailable, match=r"LostStepError|no partial of groups 1"):
             await weigh(groups(shards, PROTOCOLS[1], 2), 60.0, step(PROTOCOLS[1]))
+
+    asyncio.run(run())
+
+
+def test_another_copy_is_asked_where_one_gives_no_partial(
+    shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a method that refuses the step is raised as it is."""
+    given = list[float | None]()
+
+    def late(_: Any, timeout: float | None) -> Any:
+        given.append(timeout)
+        raise GetTimeoutError
+
+    def refused(call: Any, timeout: float | None) -> Any:
+        raise RayTaskError("partial", "", ValueError("too much"))
+
+    async def run() -> None:
+        own = groups(shards, PROTOCOLS[1], 2)
+        parts, names = {2: "part-2", 3: "part-3"}, ("one", "other")
+        own[1] = Group(PartGroup(1, parts, names), PROTOCOLS[1], ShardCopies(names, lambda _: Local(shards[2, 2]), 5.0))
+        assert own[1].copies.order("a") == (1, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(ray, "get", late)
+            with pytest.raises(CoordinatorUnavailable, match="no partial of groups 1"):
+                await weigh(own, 60.0, step(PROTOCOLS[1]))
+            patch.setattr(ray, "get", refused)
+            with pytest.raises(ValueError, match="too much"):
+                await weigh(own, 60.0, step(PROTOCOLS[1]))
+        assert given == [5.0]
+        assert own[1].copies.order("a") == (0, 1)
 
     asyncio.run(run())
 

@@ -260,11 +260,12 @@ def test_a_shard_holds_what_each_callers_last_step_needs(engines: tuple[EngineSe
         shard.keep(rows(key))
     totals, _ = shard.weigh(rows(StepKey("alone", 1, 0)))
     first = StepKey("first", 1, 0)
-    _, public = shard.begin(rows(first))
+    shard.begin(rows(first))
+    public: Any = ray.get(shard._kept[first].public)
     shard.begin(asked(protocol, models, {"b": PROMPTS[1]}, [(1,)], StepKey("second", 1, 0)))
-    assert shard.add(first).tolist() == totals.tolist(), "another caller's step changes nothing"
+    assert shard.add(first, ())[0].tolist() == totals.tolist(), "another caller's step changes nothing"
     for key in (other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
-        _, sums = shard.partial(key, public)
+        sums, _ = shard.partial(key, public)
         assert sums.shape == public.shape
     for key in (one, other):
         with pytest.raises(LostStepError):

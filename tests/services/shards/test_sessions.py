@@ -109,7 +109,7 @@ def test_a_copy_that_has_a_token_is_asked_before_others_that_answer_sooner() -> 
     for copy in (0, 1):
         copies.told(copy).contexts["x"] = 5, PLAIN
         copies.told(1 - copy).contexts["x"] = 4, PLAIN
-        copies._avoid(copy)
+        copies.avoid(copy)
         assert copies.order("x", 5)[0] == copy
         copies._avoided = dict.fromkeys((0, 1), 0.0)
     assert copies.order("x") == copies.order("x", 4)
