@@ -16,12 +16,12 @@ import pickle
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import token_bytes
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, BinaryIO
 
 NONCE = 32
@@ -45,18 +45,14 @@ class LineAddress:
 class LineServer:
     """Answers the calls of all connections, one after another.
 
-    One thread runs them, and ends with the last connection: OpenMP gives each thread a team of its own, whose members
-    wait awake for the next operation only while all teams together have no more threads than there are cores.
-
     Args:
         target: the object whose methods are called.
+        thread: runs them.
     """
 
-    def __init__(self, target: object, host: str) -> None:
+    def __init__(self, target: object, thread: Executor, host: str) -> None:
         self._target = target
-        self._open = 0
-        self._worker: ThreadPoolExecutor | None = None
-        self._opening = Lock()
+        self._thread = thread
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         self.address = LineAddress(host, self._listener.getsockname()[1], token_bytes(NONCE))
@@ -75,25 +71,9 @@ class LineServer:
         with connection, connection.makefile("rb") as frames, suppress(OSError, EOFError):
             _keep(connection)
             self._check(connection, frames)
-            with self._working() as worker:
-                while True:
-                    call = _read(frames, int.from_bytes(_read(frames, LENGTH)))
-                    worker.submit(self._answer, connection, call)
-
-    @contextmanager
-    def _working(self) -> Iterator[Executor]:
-        """Yields the thread that all connections share."""
-        with self._opening:
-            self._open += 1
-            worker = self._worker = self._worker or ThreadPoolExecutor(1, "line")
-        try:
-            yield worker
-        finally:
-            with self._opening:
-                self._open -= 1
-                if not self._open:
-                    worker.shutdown()  # waits, so that no call of an ended connection runs after one of a new
-                    self._worker = None
+            while True:
+                call = _read(frames, int.from_bytes(_read(frames, LENGTH)))
+                self._thread.submit(self._answer, connection, call)
 
     def _check(self, connection: socket.socket, frames: BinaryIO) -> None:
         """Raises OSError or EOFError: the caller does not prove that it knows the secret."""

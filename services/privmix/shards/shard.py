@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from math import inf
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import psutil
@@ -29,6 +30,9 @@ from privmix.shards.sessions import Asked, LostSessionError, Sessions, StepKey
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
@@ -121,6 +125,18 @@ def left_free(utilization: float) -> float:
     return (reserved - utilization) * torch.cuda.get_device_properties(0).total_memory
 
 
+def in_turn(method: Callable[Concatenate[Shard, P], T]) -> Callable[Concatenate[Shard, P], T]:
+    """Runs a method in the shard's thread, whichever thread calls it."""
+
+    @wraps(method)
+    def called(shard: Shard, /, *arguments: P.args, **options: P.kwargs) -> T:
+        if get_ident() == shard._ident:
+            return method(shard, *arguments, **options)
+        return shard._thread.submit(method, shard, *arguments, **options).result()
+
+    return called
+
+
 class Shard:
     """Serves one engine. A call tells what has changed (`Asked`); a restarted shard is told everything again.
 
@@ -136,20 +152,20 @@ class Shard:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        # Ray calls the methods in another thread. OpenMP gives each thread a team of its own, whose members wait awake
-        # for the next operation only while all teams together have no more threads than there are cores. So the team
-        # of the thread that loads the engine must end with it.
-        with ThreadPoolExecutor(1) as loading:
-            self._engine = loading.submit(create, settings).result()
+        # One thread loads the engine and runs all calls, of Ray and of lines. OpenMP gives each thread a team of its
+        # own, whose members wait awake for the next operation only while all teams have no more threads than cores.
+        self._thread = ThreadPoolExecutor(1)
+        self._ident = self._thread.submit(get_ident).result()
+        self._engine = self._thread.submit(create, settings).result()
         self._reducer = Reducer()
         self._left_free = left_free(settings.gpu_memory_utilization)
         self._sessions = Sessions()
         self._kept: dict[StepKey, _Kept] = {}
         self._began: float | None = None
         self._failure: str | None = None
-        self._turn = Lock()  # while the ensemble's size changes, calls come by Ray and by a line
         self._line: LineServer | None = None
 
+    @in_turn
     def next_token(self, asked: Asked, *, public: bool) -> NDArray[np.float32]:
         """Returns the rows of `Engine.logits` that are used, float32 [rows, vocabulary], for callers to read uncopied.
 
@@ -168,6 +184,7 @@ class Shard:
                 rows = rows[np.flatnonzero(used).tolist()]
             return on_host(rows.float())
 
+    @in_turn
     def weigh(self, asked: Asked) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Computes the sampling weights of a step, where no other group adds to them, and holds them for `pick`.
 
@@ -187,6 +204,7 @@ class Shard:
             self._hold(asked.key, cumulative, given)
             return leaving
 
+    @in_turn
     def begin(self, asked: Asked) -> NDArray[np.int64] | None:
         """Computes p0 of a step and what the parts of the first group add, and holds both for `add`.
 
@@ -203,6 +221,7 @@ class Shard:
             self._hold(asked.key, begun, given, ray.put(public))
         return charges
 
+    @in_turn
     def keep(self, asked: Asked) -> None:
         """Computes the rows of a step in another group, and holds them for `partial`."""
         with self._working():
@@ -211,6 +230,7 @@ class Shard:
             # A GPU's next step overwrites its rows.
             self._hold(asked.key, rows if rows.device.type == "cpu" else rows.clone(), given)
 
+    @in_turn
     def partial(self, key: StepKey, public: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
         """Computes what the parts of another group add, from the rows that `keep` computed.
 
@@ -228,6 +248,7 @@ class Shard:
             assert isinstance(kept.held, torch.Tensor)
             return self._reducer.partial(kept.held, kept.given, public)
 
+    @in_turn
     def add(self, key: StepKey, peers: Sequence[Peer]) -> tuple[NDArray[np.int64], list[NDArray[np.int64] | None]]:
         """Computes the sampling weights from what all groups add, and holds them for `pick`.
 
@@ -253,6 +274,7 @@ class Shard:
             self._hold(key, cumulative, kept.given)
             return on_host(cumulative[:, -1].contiguous()), [charges for _, charges in answers]
 
+    @in_turn
     def pick(self, key: StepKey, points: NDArray[np.int64], sequences: Sequence[str | None]) -> NDArray[np.int64]:
         """Continues contexts by the token of each request, and returns them, int64 [requests].
 
@@ -274,6 +296,7 @@ class Shard:
             self._sessions.append(sequences, tokens)
             return tokens
 
+    @in_turn
     def drop_caches(self, sequences: Sequence[str]) -> None:
         with self._working():
             for sequence in sequences:
@@ -284,7 +307,7 @@ class Shard:
     def line(self) -> LineAddress:
         """Returns where methods can be called without Ray (`Line`)."""
         if self._line is None:
-            self._line = LineServer(self, ray.util.get_node_ip_address())
+            self._line = LineServer(self, self._thread, ray.util.get_node_ip_address())
         return self._line.address
 
     @concurrent("status")
@@ -327,17 +350,16 @@ class Shard:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Records how long the current call takes, and an error after which this shard must be replaced."""
-        with self._turn:
-            self._began = time.monotonic()
-            try:
-                yield
-            except (ValueError, LostSessionError, LostStepError):
-                raise
-            except Exception as error:
-                self._failure = type(error).__name__
-                raise
-            finally:
-                self._began = None
+        self._began = time.monotonic()
+        try:
+            yield
+        except (ValueError, LostSessionError, LostStepError):
+            raise
+        except Exception as error:
+            self._failure = type(error).__name__
+            raise
+        finally:
+            self._began = None
 
 
 def _answers(calls: Sequence[ObjectRef[Any]], peers: Sequence[Peer]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_lost_connection_is_one_failed_call_and_the_next_one_connects_again() 
     answer = SimpleNamespace(weigh=lambda asked: asked)
 
     async def run() -> None:
-        servers = [LineServer(answer, "127.0.0.1") for _ in range(2)]
+        servers = [LineServer(answer, ThreadPoolExecutor(1), "127.0.0.1") for _ in range(2)]
         addresses = iter([server.address for server in servers])
 
         async def line() -> LineAddress:

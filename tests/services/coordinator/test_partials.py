@@ -249,7 +249,7 @@ def test_calls_take_a_connection_unless_ray_encrypts(
     shard, asked = shards[0, PARTS], list[LineAddress]()
 
     def line() -> LineAddress:
-        asked.append(LineServer(shard, "127.0.0.1").address)
+        asked.append(LineServer(shard, shard._thread, "127.0.0.1").address)
         return asked[-1]
 
     monkeypatch.setenv("RAY_USE_TLS", tls)

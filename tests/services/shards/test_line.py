@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -55,7 +56,7 @@ class Planted:
 
 def served(use: Callable[[Target, LineAddress], Awaitable[None]]) -> None:
     target = Target()
-    asyncio.run(_limited(use(target, LineServer(target, "127.0.0.1").address)))
+    asyncio.run(_limited(use(target, LineServer(target, ThreadPoolExecutor(1), "127.0.0.1").address)))
 
 
 async def _limited(work: Awaitable[None]) -> None:
