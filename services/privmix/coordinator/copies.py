@@ -102,6 +102,8 @@ class ShardCopies:
             CoordinatorUnavailable: no copy answers; names the last one.
             ValueError: the engine refuses the requests.
         """
+        if len(order) == 1:
+            return order[0], await self._ask(self._names[order[0]], method, tell, options)
         calls: list[asyncio.Task[Any]] = []
         try:
             for position, copy in enumerate(order):
