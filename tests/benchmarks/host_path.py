@@ -37,7 +37,7 @@ from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.foundation.ray_session import connected
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols import PROTOCOLS
-from privmix.shards.shard import Shard
+from privmix.shards.shard import CONCURRENCY, Shard
 from privmix_cluster.options import JsonOption
 from tests.benchmarks import options
 from tests.benchmarks.load import PRIVACY, LoadPrompts, LoadRequest
@@ -104,7 +104,7 @@ def serving(model: Path, folder: Path, shards: int, vocabulary: int, streams: in
         PartGroup(at, {part: NAMES[part] for part in range(at * size, (at + 1) * size)}, (f"shard-{at}",))
         for at in range(shards)
     ]
-    actor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"status": 1})(FreeShard)
+    actor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups=CONCURRENCY)(FreeShard)
     settings = PROTOCOLS["pmixed"].model_validate({"protocol": "pmixed", **PRIVACY})
     planned = settings.plan(PARTS)
     started = [

@@ -16,7 +16,7 @@ from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.shards.line import Line
 from privmix.shards.sessions import Asked, LostSessionError
-from privmix.shards.shard import AbsentPeersError, Peer, ShardStatus
+from privmix.shards.shard import AbsentPeersError, ShardStatus
 
 
 class Told:
@@ -118,35 +118,33 @@ class ShardCopies:
             for call_ in calls:
                 call_.cancel()
 
-    async def peer(self, copy: int) -> Peer:
+    async def actor(self, copy: int) -> ActorHandle:
         """Returns a copy, for another group's shard to call.
 
         Raises:
             CoordinatorUnavailable: it is not alive.
         """
-        return Peer(await self._handle(self._names[copy]), self._patience_s if len(self._names) > 1 else None)
+        return await self._handle(self._names[copy])
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long one may take before another is called; None if there is no other."""
+        return self._patience_s if len(self._names) > 1 else None
 
     def avoid(self, copy: int) -> None:
         """Puts a copy last in the order for some time."""
         self._avoided[copy] = time.monotonic() + AVOIDED_S
 
-    async def same(self, copy: int, method: ShardCall, *, patient: bool = False) -> Any:
-        """Calls the copy that has answered, which holds the rows of this step.
+    async def same(self, copy: int, method: ShardCall) -> Any:
+        """Calls the copy that has answered, which holds the rows of this step, and waits for as long as it is alive.
 
-        Args:
-            patient: wait for as long as the copy is alive. A copy answers one call after another, so it may first
-                ingest another coordinator's long prompts.
+        A copy answers one call after another, so it may first ingest another coordinator's long prompts.
 
         Raises:
-            CoordinatorUnavailable: it does not answer in time; the step must be repeated, and another copy is preferred
-                then.
+            CoordinatorUnavailable: it does not answer; the step must be repeated, and another copy is preferred then.
         """
         try:
-            async with asyncio.timeout(None if patient or len(self._names) == 1 else self._patience_s):
-                return await self._call(self._names[copy], method)
-        except TimeoutError:
-            self.avoid(copy)
-            raise CoordinatorUnavailable(f"the actor {self._names[copy]!r} does not answer") from None
+            return await self._call(self._names[copy], method)
         except CoordinatorUnavailable:
             self.avoid(copy)
             raise

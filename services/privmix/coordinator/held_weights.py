@@ -109,14 +109,14 @@ class HeldWeights(StepResult):
             return tokens
 
         async with asking(self.timeout_s):
-            picked: NDArray[np.int64] = await copies.same(held.copy, pick, patient=True)
+            picked: NDArray[np.int64] = await copies.same(held.copy, pick)
         tokens: list[int] = picked.tolist()
         return tokens
 
 
 async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWeights:
     """Lets the shards compute the sampling weights of every sequence, and those of the first group hold them."""
-    held = await together(_weigh(groups, batch) for batch in divided(groups, step))
+    held = await together(_weigh(groups, timeout_s, batch) for batch in divided(groups, step))
     arrays = [array for each in held for array in (each.totals, each.charges) if array is not None]
     return HeldWeights(
         step,
@@ -128,7 +128,7 @@ async def weigh(groups: Sequence[Group], timeout_s: float, step: Step) -> HeldWe
     )
 
 
-async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
+async def _weigh(groups: Sequence[Group], timeout_s: float, batch: ShardBatch) -> HeldBatch:
     """Computes the weights of a batch. The groups after the first read private sequences alone."""
     first, *others = groups
     key = batch.key
@@ -146,9 +146,10 @@ async def _weigh(groups: Sequence[Group], batch: ShardBatch) -> HeldBatch:
         [first.copies.first(batch.orders[0], "begin", tell), *map(keep, others, batch.orders[1:])]
     )
     holders = [(group.copies, holder) for group, (holder, _) in zip(others, keeping, strict=True)]
-    peers = [await copies.peer(holder) for copies, holder in holders]
+    peers = [await copies.actor(holder) for copies, holder in holders]
+    patience_s = first.copies.patience_s or timeout_s  # all groups have as many copies
     try:
-        totals, charges = await first.copies.same(copy, lambda shard: shard.add.remote(key, peers), patient=True)
+        totals, charges = await first.copies.same(copy, lambda shard: shard.add.remote(key, peers, patience_s))
     except AbsentPeersError as error:
         for place in error.places:
             copies, holder = holders[place]

@@ -16,7 +16,7 @@ import pickle
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,11 +48,13 @@ class LineServer:
     Args:
         target: the object whose methods are called.
         thread: runs them.
+        waiting: those that run in a thread of their connection, which has no other call meanwhile.
     """
 
-    def __init__(self, target: object, thread: Executor, host: str) -> None:
+    def __init__(self, target: object, thread: Executor, host: str, waiting: Collection[str] = ()) -> None:
         self._target = target
         self._thread = thread
+        self._waiting = waiting
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         self.address = LineAddress(host, self._listener.getsockname()[1], token_bytes(NONCE))
@@ -68,12 +70,15 @@ class LineServer:
 
     def _serve(self, connection: socket.socket) -> None:
         """Reads the calls of one connection until it ends."""
-        with connection, connection.makefile("rb") as frames, suppress(OSError, EOFError):
+        with connection, connection.makefile("rb") as frames, suppress(Exception):
             _keep(connection)
             self._check(connection, frames)
             while True:
-                call = _read(frames, int.from_bytes(_read(frames, LENGTH)))
-                self._thread.submit(self._answer, connection, call)
+                method, arguments = pickle.loads(_read(frames, int.from_bytes(_read(frames, LENGTH))))
+                if method in self._waiting:
+                    self._answer(connection, method, arguments)
+                else:
+                    self._thread.submit(self._answer, connection, method, arguments)
 
     def _check(self, connection: socket.socket, frames: BinaryIO) -> None:
         """Raises OSError or EOFError: the caller does not prove that it knows the secret."""
@@ -84,20 +89,18 @@ class LineServer:
             raise ConnectionRefusedError
         connection.settimeout(None)
 
-    def _answer(self, connection: socket.socket, call: bytes) -> None:
+    def _answer(self, connection: socket.socket, method: str, arguments: tuple[Any, ...]) -> None:
         """Runs a call. Ends the connection where there is no answer, because answers belong to calls by their order."""
         try:
-            method, arguments = pickle.loads(call)
             answer: tuple[bool, Any]
             try:
                 answer = True, getattr(self._target, method)(*arguments)
             except Exception as error:
-                answer = False, _portable(error)
+                answer = False, _portable(error.with_traceback(None))  # which would keep what the call has made
             connection.sendall(_frame(answer))
         except BaseException:
             with suppress(OSError):  # the caller has left
                 connection.shutdown(socket.SHUT_RDWR)
-            raise
 
 
 class Line:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import wraps
 from math import inf
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import psutil
@@ -56,17 +56,6 @@ class AbsentPeersError(RuntimeError):
     def __init__(self, places: Sequence[int]) -> None:
         super().__init__(places)
         self.places = places
-
-
-class Peer(NamedTuple):
-    """Names a shard of another group.
-
-    Attributes:
-        patience_s: how long its answer may take; None for as long as it lives.
-    """
-
-    shard: ActorHandle
-    patience_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +144,7 @@ class Shard:
         # One thread loads the engine and runs all calls, of Ray and of lines. OpenMP gives each thread a team of its
         # own, whose members wait awake for the next operation only while all teams have no more threads than cores.
         self._thread = ThreadPoolExecutor(1)
-        self._ident = self._thread.submit(get_ident).result()
-        self._engine = self._thread.submit(create, settings).result()
+        self._ident, self._engine = self._thread.submit(lambda: (get_ident(), create(settings))).result()
         self._reducer = Reducer()
         self._left_free = left_free(settings.gpu_memory_utilization)
         self._sessions = Sessions()
@@ -218,7 +206,8 @@ class Shard:
             requests, given = self._sessions.told(asked)
             begun = self._reducer.begin(self._engine.logits(requests), given)
             public, charges = begun.leaving(begun.public[: len(given.drawn)])
-            self._hold(asked.key, begun, given, ray.put(public))
+        stored = ray.put(public)  # an object store that is full is no failure of this shard
+        self._hold(asked.key, begun, given, stored)
         return charges
 
     @in_turn
@@ -248,12 +237,17 @@ class Shard:
             assert isinstance(kept.held, torch.Tensor)
             return self._reducer.partial(kept.held, kept.given, public)
 
-    @in_turn
-    def add(self, key: StepKey, peers: Sequence[Peer]) -> tuple[NDArray[np.int64], list[NDArray[np.int64] | None]]:
+    @concurrent("add")
+    def add(
+        self, key: StepKey, peers: Sequence[ActorHandle], patience_s: float
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.int64] | None]]:
         """Computes the sampling weights from what all groups add, and holds them for `pick`.
+
+        It waits for other shards in its caller's thread. Meanwhile this one computes for other callers.
 
         Args:
             peers: a shard of each group after the first, which has answered `keep`.
+            patience_s: how long they may take.
 
         Returns:
             int64 [requests], the sum of each request's weights; int64 [S, n] of each peer, its charges, None without
@@ -264,15 +258,17 @@ class Shard:
             AbsentPeersError: there is no partial of some peers. The step must be repeated.
             ValueError: the groups add more than a draw can.
         """
-        with self._working():
-            kept = self._take(key)
+        kept = self._thread.submit(self._take, key).result()
+        answers = _answers([peer.partial.remote(key, kept.public) for peer in peers], patience_s)
+        totals = self._thread.submit(self._add, key, kept, [sums for sums, _ in answers]).result()
+        return totals, [charges for _, charges in answers]
+
+    def _add(self, key: StepKey, kept: _Kept, sums: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         assert isinstance(kept.held, Begun)
-        # The fleet replaces a shard whose engine takes long. While it waits for others, this one does not.
-        answers = _answers([shard.partial.remote(key, kept.public) for shard, _ in peers], peers)
         with self._working():
-            cumulative = self._reducer.weights(kept.held, [sums for sums, _ in answers])
+            cumulative = self._reducer.weights(kept.held, sums)
             self._hold(key, cumulative, kept.given)
-            return on_host(cumulative[:, -1].contiguous()), [charges for _, charges in answers]
+            return on_host(cumulative[:, -1].contiguous())
 
     @in_turn
     def pick(self, key: StepKey, points: NDArray[np.int64], sequences: Sequence[str | None]) -> NDArray[np.int64]:
@@ -307,7 +303,7 @@ class Shard:
     def line(self) -> LineAddress:
         """Returns where methods can be called without Ray (`Line`)."""
         if self._line is None:
-            self._line = LineServer(self, self._thread, ray.util.get_node_ip_address())
+            self._line = LineServer(self, self._thread, ray.util.get_node_ip_address(), waiting=("add",))
         return self._line.address
 
     @concurrent("status")
@@ -362,17 +358,20 @@ class Shard:
             self._began = None
 
 
-def _answers(calls: Sequence[ObjectRef[Any]], peers: Sequence[Peer]) -> list[Any]:
+def _answers(calls: list[ObjectRef[Any]], patience_s: float) -> list[Any]:
     """Returns what peers answer to a call each.
 
     Raises:
-        AbsentPeersError: some do not answer.
+        AbsentPeersError: some do not answer in time.
         ValueError: a peer raises it.
     """
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=patience_s)
+    for call in late:
+        ray.cancel(call)
     answers, absent = list[Any](), list[int]()
-    for place, (call, peer) in enumerate(zip(calls, peers, strict=True)):
+    for place, call in enumerate(calls):
         try:
-            answers.append(ray.get(call, timeout=peer.patience_s))
+            answers.append(ray.get(call, timeout=0))
         except RayError as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
                 raise error.cause from None
@@ -382,5 +381,7 @@ def _answers(calls: Sequence[ObjectRef[Any]], peers: Sequence[Peer]) -> list[Any
     return answers
 
 
+CONCURRENCY = {"status": 1, "add": 64}
+"""The methods that run beside others, and how many calls of each: `add` waits for other shards."""
 # Ray restarts a dead shard but does not repeat its calls. The coordinator does, with fewer new contexts in a step.
-ShardActor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"status": 1})(Shard)
+ShardActor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups=CONCURRENCY)(Shard)

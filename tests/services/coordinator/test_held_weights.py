@@ -27,6 +27,7 @@ TOTAL = 1000
 SEQUENCES = tuple(f"text-{index}" for index in range(8))
 
 ASKED: Any = "what is asked"
+ABSENT: Any = None
 
 Pick = Callable[[np.ndarray], Awaitable[np.ndarray]]
 
@@ -72,24 +73,31 @@ async def held(picks: dict[str, Pick], monkeypatch: pytest.MonkeyPatch) -> HeldW
     return result
 
 
-def test_a_copy_that_is_busy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may ingest the long prompts of another coordinator first, for longer than a copy is waited for usually."""
-
-    async def run() -> None:
-        result = await held({"a": late, "b": at_once}, monkeypatch)
-        tokens = await result.sample(range(len(SEQUENCES)), ())
-        assert sorted(tokens) == list(range(len(SEQUENCES)))
-
-    asyncio.run(run())
-
-
 def test_a_copy_that_is_lost_takes_no_tokens_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other may first ingest long prompts of another coordinator, for longer than a copy is waited for usually."""
+
     async def run() -> None:
         result = await held({"a": dead, "b": late}, monkeypatch)
         with pytest.raises(PartlySampled) as raised:
             await result.sample(range(len(SEQUENCES)), ())
         (kept,) = (each.batch.places for each in result.held if each.copy == 1)
         assert sorted(raised.value.tokens) == list(kept)
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_tokens_of_the_step_before_does_not_give_them_up() -> None:
+    async def run() -> None:
+        parts = Group(PartGroup(0, {0: "part-0"}, ("a",)), PMixed(1, 1.0, 0.4), ShardCopies(("a",), ABSENT, 10.0))
+        step = Step(("x",), ((1, 2),), (3,), (None,), (SamplingOptions(),), ((0,),))
+        picking = asyncio.get_running_loop().create_future()
+        parts.picking = ("w", "x"), picking
+        given_up, waiting = (asyncio.create_task(parts.picked(step)) for _ in range(2))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        picking.set_result({0: 7, 1: 8})
+        assert await waiting == {"w": 7, "x": 8}
 
     asyncio.run(run())
 

@@ -95,7 +95,7 @@ class Local:
         return SimpleNamespace(remote=by_a_peer if name == "partial" else call)
 
 
-def answer(call: Callable[[], Any], timeout: float | None) -> Any:
+def answer(call: Callable[[], Any], timeout: float) -> Any:
     """Stands for `ray.get`, which tells where a method failed."""
     try:
         return call()
@@ -150,6 +150,7 @@ def groups(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int)
 def outside_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_caller", lambda: "test")
     monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: (calls, []))
     monkeypatch.setattr(ray, "get", answer)
 
 
@@ -345,29 +346,36 @@ def test_another_copy_is_asked_where_one_gives_no_partial(
     shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error of a method that refuses the step is raised as it is."""
-    given = list[float | None]()
+    cancelled = list[Any]()
 
-    def late(_: Any, timeout: float | None) -> Any:
-        given.append(timeout)
+    def late(_: Any, timeout: float) -> Any:
         raise GetTimeoutError
 
-    def refused(call: Any, timeout: float | None) -> Any:
+    def refused(_: Any, timeout: float) -> Any:
         raise RayTaskError("partial", "", ValueError("too much"))
 
     async def run() -> None:
-        own = groups(shards, PROTOCOLS[1], 2)
-        parts, names = {2: "part-2", 3: "part-3"}, ("one", "other")
-        own[1] = Group(PartGroup(1, parts, names), PROTOCOLS[1], ShardCopies(names, lambda _: Local(shards[2, 2]), 5.0))
+        names, handles = ("one", "other"), [Local(shards[first, 2]) for first in (0, 2)]
+        own = [
+            Group(
+                PartGroup(at, {part: f"part-{part}" for part in (2 * at, 2 * at + 1)}, names),
+                PROTOCOLS[1],
+                ShardCopies(names, lambda _, handle=handle: handle, 5.0),  # type: ignore[misc]
+            )
+            for at, handle in enumerate(handles)
+        ]
         assert own[1].copies.order("a") == (1, 0)
         with monkeypatch.context() as patch:
+            patch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls if timeout == 5.0 else []))
+            patch.setattr(ray, "cancel", cancelled.append)
             patch.setattr(ray, "get", late)
             with pytest.raises(CoordinatorUnavailable, match="no partial of groups 1"):
                 await weigh(own, 60.0, step(PROTOCOLS[1]))
             patch.setattr(ray, "get", refused)
             with pytest.raises(ValueError, match="too much"):
                 await weigh(own, 60.0, step(PROTOCOLS[1]))
-        assert given == [5.0]
-        assert own[1].copies.order("a") == (0, 1)
+        assert len(cancelled) == 2
+        assert [each.copies.order("a") for each in own] == [(1, 0), (0, 1)]
 
     asyncio.run(run())
 

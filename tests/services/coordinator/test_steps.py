@@ -18,7 +18,7 @@ from privmix.foundation.errors import CoordinatorUnavailable
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
 from privmix.shards.sessions import Asked, StepKey
-from privmix.shards.shard import LostStepError, Shard
+from privmix.shards.shard import CONCURRENCY, LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.services.coordinator.actors import end
 from tests.support.asking import asked
@@ -45,7 +45,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, .
 
 @pytest.fixture(scope="module")
 def shards(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[list[ActorHandle]]:
-    recording = ray.remote(concurrency_groups={"status": 1}, max_restarts=-1)(RecordingShard)
+    recording = ray.remote(concurrency_groups=CONCURRENCY, max_restarts=-1)(RecordingShard)
     started = [
         recording.options(name=f"shard-{index}", num_cpus=0).remote(engine) for index, engine in enumerate(engines)
     ]
@@ -263,7 +263,7 @@ def test_a_shard_holds_what_each_callers_last_step_needs(engines: tuple[EngineSe
     shard.begin(rows(first))
     public: Any = ray.get(shard._kept[first].public)
     shard.begin(asked(protocol, models, {"b": PROMPTS[1]}, [(1,)], StepKey("second", 1, 0)))
-    assert shard.add(first, ())[0].tolist() == totals.tolist(), "another caller's step changes nothing"
+    assert shard.add(first, (), 1.0)[0].tolist() == totals.tolist(), "another caller's step changes nothing"
     for key in (other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
         sums, _ = shard.partial(key, public)
         assert sums.shape == public.shape
@@ -286,7 +286,7 @@ class FailingShard(Shard):
 
 @pytest.mark.slow
 def test_a_shard_reports_a_failed_engine(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
-    failing = ray.remote(concurrency_groups={"status": 1})(FailingShard)
+    failing = ray.remote(concurrency_groups=CONCURRENCY)(FailingShard)
     broken = failing.options(name="broken", num_cpus=0).remote(engines[0])
     with pytest.raises(ray.exceptions.RayTaskError):
         ray.get(broken.weigh.remote(asked(PMixed(2, 1.0, 0.4), {0: "part-000"}, {"a": PROMPTS[0]}, [(0,)])))

@@ -18,6 +18,7 @@ from privmix.coordinator.sequence import LiveSequence
 from privmix.engine.engine import EngineSettings
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from privmix.privacy.protocols.pmixed import PMixed
+from privmix.shards.shard import CONCURRENCY
 from privmix.structure import grammar
 from privmix.structure.errors import StructureError
 from tests.ensembles import write_adapters
@@ -45,7 +46,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, .
 
 @pytest.fixture(scope="module")
 def shard(cluster: None, engines: tuple[EngineSettings, ...]) -> Iterator[ActorHandle]:
-    recording = ray.remote(concurrency_groups={"status": 1})(RecordingShard)
+    recording = ray.remote(concurrency_groups=CONCURRENCY)(RecordingShard)
     started = recording.options(name="shard-0", num_cpus=0).remote(engines[0])
     ray.get(started.status.remote())
     yield started

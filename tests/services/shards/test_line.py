@@ -1,6 +1,7 @@
 """Calls over a line: who may call, what errors and ends do, and that no connection waits for another."""
 
 import asyncio
+import gc
 import pickle
 import socket
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -37,6 +39,14 @@ class Target:
     def wait(self) -> None:
         self.released.wait()
 
+    def wait_beside(self) -> None:
+        self.released.wait()
+
+    def fail(self) -> None:
+        made = Event()
+        self.called.append(ref(made))
+        raise LookupError
+
     def unsendable(self) -> Any:
         return lambda: None
 
@@ -56,7 +66,7 @@ class Planted:
 
 def served(use: Callable[[Target, LineAddress], Awaitable[None]]) -> None:
     target = Target()
-    asyncio.run(_limited(use(target, LineServer(target, ThreadPoolExecutor(1), "127.0.0.1").address)))
+    asyncio.run(_limited(use(target, LineServer(target, ThreadPoolExecutor(1), "127.0.0.1", ("wait_beside",)).address)))
 
 
 async def _limited(work: Awaitable[None]) -> None:
@@ -83,6 +93,33 @@ def test_calls_are_answered_in_order_with_what_the_method_returns_or_raises() ->
         assert target.called == [0, 1, 2, 3, 4], "what was sent before the end is run"
 
     served(use)
+
+
+def test_a_call_that_waits_for_others_delays_no_other_connection() -> None:
+    async def use(target: Target, address: LineAddress) -> None:
+        line, other = await Line.to(address), await Line.to(address)
+        waiting, next_ = line.wait_beside.remote(), line.note.remote(1)
+        assert await other.note.remote(0) == 0
+        assert not waiting.done()
+        target.released.set()
+        await waiting
+        assert await next_ == 1
+
+    served(use)
+
+
+def test_nothing_of_a_call_that_failed_is_kept() -> None:
+    async def use(target: Target, address: LineAddress) -> None:
+        with pytest.raises(LookupError):
+            await (await Line.to(address)).fail.remote()
+        while target.called[0]() is not None:
+            await asyncio.sleep(0.01)
+
+    gc.disable()
+    try:
+        served(use)
+    finally:
+        gc.enable()
 
 
 def test_a_call_without_an_answer_ends_its_connection_so_that_no_other_gets_a_wrong_one() -> None:
