@@ -142,6 +142,7 @@ class ShardCopies:
 
         Raises:
             CoordinatorUnavailable: it does not answer; the step must be repeated, and another copy is preferred then.
+            AbsentPeersError, ValueError: see `_call`.
         """
         try:
             return await self._call(self._names[copy], method)
@@ -208,7 +209,7 @@ class ShardCopies:
             raise
 
     async def _call(self, name: str, method: ShardCall, *, by_ray: bool = False) -> Any:
-        """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
+        """Calls one copy. Forwards a cancellation of a call of Ray. A call on a line runs nevertheless.
 
         Raises:
             CoordinatorUnavailable, ValueError: see `first`.

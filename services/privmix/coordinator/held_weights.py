@@ -151,10 +151,10 @@ async def _weigh(groups: Sequence[Group], timeout_s: float, batch: ShardBatch) -
     try:
         totals, charges = await first.copies.same(copy, lambda shard: shard.add.remote(key, peers, patience_s))
     except AbsentPeersError as error:
-        for place in error.places:
+        for place in error.reasons:
             copies, holder = holders[place]
             copies.avoid(holder)
-        absent = ", ".join(str(1 + place) for place in error.places)
+        absent = ", ".join(f"{1 + place} ({reason})" for place, reason in error.reasons.items())
         raise CoordinatorUnavailable(f"there is no partial of groups {absent}") from None
     return HeldBatch(batch, copy, totals, _of_all_parts(groups, [own, *charges]))
 

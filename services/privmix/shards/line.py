@@ -43,12 +43,12 @@ class LineAddress:
 
 
 class LineServer:
-    """Answers the calls of all connections, one after another.
+    """Answers calls, those of a connection in their order.
 
     Args:
         target: the object whose methods are called.
-        thread: runs them.
-        waiting: those that run in a thread of their connection, which has no other call meanwhile.
+        thread: runs them, one after another.
+        waiting: those that run in their connection's thread instead, after its earlier calls and before later ones.
     """
 
     def __init__(self, target: object, thread: Executor, host: str, waiting: Collection[str] = ()) -> None:
@@ -73,12 +73,20 @@ class LineServer:
         with connection, connection.makefile("rb") as frames, suppress(Exception):
             _keep(connection)
             self._check(connection, frames)
-            while True:
-                method, arguments = pickle.loads(_read(frames, int.from_bytes(_read(frames, LENGTH))))
-                if method in self._waiting:
-                    self._answer(connection, method, arguments)
-                else:
-                    self._thread.submit(self._answer, connection, method, arguments)
+            try:
+                while True:
+                    method, arguments = pickle.loads(_read(frames, int.from_bytes(_read(frames, LENGTH))))
+                    if method in self._waiting:
+                        self._wait_for_earlier()
+                        self._answer(connection, method, arguments)
+                    else:
+                        self._thread.submit(self._answer, connection, method, arguments)
+            finally:
+                self._wait_for_earlier()
+
+    def _wait_for_earlier(self) -> None:
+        """Waits until all calls that were submitted are answered."""
+        self._thread.submit(lambda: None).result()
 
     def _check(self, connection: socket.socket, frames: BinaryIO) -> None:
         """Raises OSError or EOFError: the caller does not prove that it knows the secret."""

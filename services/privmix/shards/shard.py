@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,15 +47,15 @@ class LostStepError(RuntimeError):
 
 
 class AbsentPeersError(RuntimeError):
-    """Shards of other groups have lost their rows of this step, or do not answer.
+    """Shards of other groups have lost their rows of this step, failed, or do not answer.
 
     Attributes:
-        places: of these shards among those that were asked.
+        reasons: the type of the error, by the place of the shard among those that were asked.
     """
 
-    def __init__(self, places: Sequence[int]) -> None:
-        super().__init__(places)
-        self.places = places
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__(reasons)
+        self.reasons = reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class Shard:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        # One thread loads the engine and runs all calls, of Ray and of lines. OpenMP gives each thread a team of its
-        # own, whose members wait awake for the next operation only while all teams have no more threads than cores.
+        # One thread loads the engine and computes for all calls, of Ray and of lines. OpenMP gives each thread a team,
+        # whose members wait awake for the next operation only while all teams have no more threads than cores.
         self._thread = ThreadPoolExecutor(1)
         self._ident, self._engine = self._thread.submit(lambda: (get_ident(), create(settings))).result()
         self._reducer = Reducer()
@@ -258,14 +258,15 @@ class Shard:
             AbsentPeersError: there is no partial of some peers. The step must be repeated.
             ValueError: the groups add more than a draw can.
         """
-        kept = self._thread.submit(self._take, key).result()
-        answers = _answers([peer.partial.remote(key, kept.public) for peer in peers], patience_s)
-        totals = self._thread.submit(self._add, key, kept, [sums for sums, _ in answers]).result()
-        return totals, [charges for _, charges in answers]
+        public = self._thread.submit(self._held, key).result().public
+        answers = _answers([peer.partial.remote(key, public) for peer in peers], patience_s)
+        return self._add(key, [sums for sums, _ in answers]), [charges for _, charges in answers]
 
-    def _add(self, key: StepKey, kept: _Kept, sums: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-        assert isinstance(kept.held, Begun)
+    @in_turn
+    def _add(self, key: StepKey, sums: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         with self._working():
+            kept = self._take(key)
+            assert isinstance(kept.held, Begun)
             cumulative = self._reducer.weights(kept.held, sums)
             self._hold(key, cumulative, kept.given)
             return on_host(cumulative[:, -1].contiguous())
@@ -337,11 +338,17 @@ class Shard:
                 used -= self._kept.pop(old).nbytes
         self._kept[key] = kept
 
-    def _take(self, key: StepKey) -> _Kept:
-        """Returns what is held under this key, and holds it no longer."""
+    def _held(self, key: StepKey) -> _Kept:
+        """Returns what is held under this key."""
         if key not in self._kept:
             raise LostStepError
-        return self._kept.pop(key)
+        return self._kept[key]
+
+    def _take(self, key: StepKey) -> _Kept:
+        """Returns what is held under this key, and holds it no longer."""
+        kept = self._held(key)
+        del self._kept[key]
+        return kept
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -362,26 +369,27 @@ def _answers(calls: list[ObjectRef[Any]], patience_s: float) -> list[Any]:
     """Returns what peers answer to a call each.
 
     Raises:
-        AbsentPeersError: some do not answer in time.
+        AbsentPeersError: some fail, or do not answer in time.
         ValueError: a peer raises it.
     """
     _, late = ray.wait(calls, num_returns=len(calls), timeout=patience_s)
     for call in late:
         ray.cancel(call)
-    answers, absent = list[Any](), list[int]()
+    answers, absent = list[Any](), dict[int, str]()
     for place, call in enumerate(calls):
         try:
             answers.append(ray.get(call, timeout=0))
         except RayError as error:
-            if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
-                raise error.cause from None
-            absent.append(place)
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, ValueError):
+                raise cause from None
+            absent[place] = type(cause).__name__
     if absent:
         raise AbsentPeersError(absent)
     return answers
 
 
-CONCURRENCY = {"status": 1, "add": 64}
+CONCURRENCY = {"status": 1, "add": 8}
 """The methods that run beside others, and how many calls of each: `add` waits for other shards."""
 # Ray restarts a dead shard but does not repeat its calls. The coordinator does, with fewer new contexts in a step.
 ShardActor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups=CONCURRENCY)(Shard)

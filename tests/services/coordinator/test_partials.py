@@ -336,7 +336,7 @@ def test_a_step_fails_where_a_shard_loses_its_part_of_it(
     monkeypatch.setattr(shards[lost], "_hold", lambda *_: None)
 
     async def run() -> None:
-        with pytest.raises(CoordinatorUnavailable, match=r"LostStepError|no partial of groups 1"):
+        with pytest.raises(CoordinatorUnavailable, match="LostStepError"):
             await weigh(groups(shards, PROTOCOLS[1], 2), 60.0, step(PROTOCOLS[1]))
 
     asyncio.run(run())
@@ -369,7 +369,7 @@ def test_another_copy_is_asked_where_one_gives_no_partial(
             patch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls if timeout == 5.0 else []))
             patch.setattr(ray, "cancel", cancelled.append)
             patch.setattr(ray, "get", late)
-            with pytest.raises(CoordinatorUnavailable, match="no partial of groups 1"):
+            with pytest.raises(CoordinatorUnavailable, match=r"no partial of groups 1 \(GetTimeoutError\)"):
                 await weigh(own, 60.0, step(PROTOCOLS[1]))
             patch.setattr(ray, "get", refused)
             with pytest.raises(ValueError, match="too much"):

@@ -42,6 +42,9 @@ class Target:
     def wait_beside(self) -> None:
         self.released.wait()
 
+    def beside(self) -> str:
+        return "beside"
+
     def fail(self) -> None:
         made = Event()
         self.called.append(ref(made))
@@ -52,6 +55,13 @@ class Target:
 
     def refuse_twice(self) -> None:
         raise UnpicklableError("one", "two")
+
+
+class Refusing:
+    """Cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
 
 
 class Planted:
@@ -66,7 +76,8 @@ class Planted:
 
 def served(use: Callable[[Target, LineAddress], Awaitable[None]]) -> None:
     target = Target()
-    asyncio.run(_limited(use(target, LineServer(target, ThreadPoolExecutor(1), "127.0.0.1", ("wait_beside",)).address)))
+    server = LineServer(target, ThreadPoolExecutor(1), "127.0.0.1", ("wait_beside", "beside"))
+    asyncio.run(_limited(use(target, server.address)))
 
 
 async def _limited(work: Awaitable[None]) -> None:
@@ -104,6 +115,20 @@ def test_a_call_that_waits_for_others_delays_no_other_connection() -> None:
         target.released.set()
         await waiting
         assert await next_ == 1
+
+    served(use)
+
+
+def test_answers_come_in_the_order_of_calls_where_one_waits_in_another_thread() -> None:
+    async def use(target: Target, address: LineAddress) -> None:
+        line = await Line.to(address)
+        slow, beside, broken = line.wait.remote(), line.beside.remote(), line.note.remote(Refusing())
+        await asyncio.sleep(0.1)
+        assert not beside.done()
+        target.released.set()
+        assert (await slow, await beside) == (None, "beside"), "also where a later call cannot be read"
+        with pytest.raises(ConnectionResetError):
+            await broken
 
     served(use)
 

@@ -63,3 +63,17 @@ def test_the_oldest_kept_rows_make_room_for_new_ones(settings: EngineSettings, m
     shard.keep(rows(fourth))
     for key in (second, third, fourth):
         assert shard.partial(key, public)[0].shape == public.shape
+
+
+def test_weights_of_a_step_that_was_given_up_are_not_held(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller has begun another one while partials were on their way."""
+    shard = Shard(settings)
+    monkeypatch.setattr("ray.put", lambda value: value)
+    newer = StepKey("one", 2, 0)
+    monkeypatch.setattr(shards, "_answers", lambda *_: shard.begin(rows(newer)) or [])
+    shard.begin(rows(given_up := StepKey("one", 1, 0)))
+    with pytest.raises(LostStepError):
+        shard.add(given_up, (), 1.0)
+    assert list(shard._kept) == [newer]
