@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import (
-    AutoModelForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.part_text import text_files
@@ -29,6 +21,7 @@ from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import capture_on_a_cpu, recorded_steps
 from tests.services.training.test_families import FAMILIES as TRAINED
 from tests.services.training.test_families import family
+from tests.support.random_models import random_model
 from tests.tiny import write_mixture_of_experts
 
 SIZES: dict[str, Any] = {
@@ -37,16 +30,15 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
 }
-FAMILIES = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=32)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=None)),
-    "mistral, window of 16": lambda: MistralForCausalLM(
-        MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=16)
-    ),
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen2": ("qwen2", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral, window of 16": ("mistral", {"sliding_window": 16}),
 }
 TOKENS = tuple(torch.randint(0, 128, (90,), generator=torch.Generator().manual_seed(0)).tolist())
 
@@ -71,7 +63,8 @@ def test_both_engines_give_the_same_answers(
 ) -> None:
     """Also with captured steps, except for layers with a window, which are named in a warning."""
     torch.manual_seed(0)
-    FAMILIES[family]().save_pretrained(tmp_path / "model")
+    kind, described = FAMILIES[family]
+    random_model(kind, **SIZES, **described).save_pretrained(tmp_path / "model")
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
     settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters, rows=3)
     replayed = recorded_steps(monkeypatch)

@@ -8,21 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 from privmix.engine.engine import PUBLIC
 from privmix.engine.reader_attention import PublicCache, check_reader, record, record_text
@@ -30,6 +16,7 @@ from privmix.engine.switching import using
 from privmix.foundation.errors import ReaderError
 from privmix.training.options import READER_TARGETS
 from tests.services.engine.masked import after_text
+from tests.support.random_models import random_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -41,12 +28,14 @@ SMALL: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
-MADE: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
-    "mistral, window of 6": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=6)),
-    "gemma3, both kinds of layer": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=["sliding_attention", "full_attention"] * 2)
+WINDOW = {"sliding_window": 6}
+MADE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "mistral, window of 6": ("mistral", WINDOW),
+    "gemma3, both kinds of layer": (
+        "gemma3_text",
+        {**WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
 }
 
@@ -69,7 +58,8 @@ def model(request: pytest.FixtureRequest, public_model: Path) -> Any:
 
 def made(name: str) -> Any:
     torch.manual_seed(0)
-    return adapted(MADE[name](), 0.3)
+    kind, described = MADE[name]
+    return adapted(random_model(kind, **SMALL, **described), 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -187,12 +177,12 @@ def test_models_without_readers_are_refused_with_the_reason(llama: Any) -> None:
     check_reader(llama, READER_TARGETS)
     with pytest.raises(ReaderError, match=r"keys and values of its own: leave out k_proj, v_proj$"):
         check_reader(llama, ("q_proj", "v_proj", "k_proj"))
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
+    gpt2 = random_model("gpt2", vocab_size=64, n_embd=32, n_layer=2, n_head=2)
     with pytest.raises(ReaderError, match=r"no modules named down_proj, gate_proj, o_proj, q_proj, up_proj$"):
         check_reader(gpt2, READER_TARGETS)
     check_reader(gpt2, ("c_proj", "c_fc"))  # GPT-2 can have readers with its own target modules
     with pytest.raises(ReaderError, match="needs rotary positions, which gpt2 has not"):
         record_text(gpt2, torch.zeros(4, dtype=torch.long))
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4))
+    mamba = random_model("mamba", vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
     with pytest.raises(ReaderError, match="mamba puts none into transformers' cache in all layers"):
         check_reader(mamba, ("in_proj",))

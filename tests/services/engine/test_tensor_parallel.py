@@ -18,14 +18,6 @@ import psutil
 import pytest
 import ray
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 pytest.importorskip("vllm")
 
@@ -41,6 +33,7 @@ from privmix.training.options import PLAIN_TARGETS
 from tests.ensembles import write_adapters
 from tests.services.engine import ranks
 from tests.support.asking import asked
+from tests.support.random_models import random_model
 from tests.support.ray_cluster import ray_cluster
 
 ROOT = Path(__file__).parents[3]
@@ -57,11 +50,11 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "one key head": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 1})),
-    "with biases": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-    "experts": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS)),
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "llama": ("llama", {}),
+    "one key head": ("llama", {"num_key_value_heads": 1}),
+    "with biases": ("qwen2", {}),
+    "experts": ("qwen3_moe", EXPERTS),
 }
 TOKENS = tuple(torch.randint(0, 130, (300,), generator=torch.Generator().manual_seed(0)).tolist())
 LATE = 2
@@ -76,7 +69,8 @@ pytestmark = [
 
 def write_model(folder: Path, name: str) -> Path:
     torch.manual_seed(0)
-    model = MODELS[name]()
+    kind, described = MODELS[name]
+    model = random_model(kind, **SIZES | described)
     for key, weights in model.named_parameters():
         if key.endswith("bias"):
             torch.nn.init.normal_(weights, std=0.2)

@@ -4,7 +4,6 @@ The models are tiny and random. Each has dropout of its own, and router noise wh
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
-from transformers import (
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GraniteMoeConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Phi3Config,
-    PhiConfig,
-    PhimoeConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.llama import modeling_llama
 
 from privmix.foundation.errors import InputError
@@ -37,6 +20,7 @@ from privmix.training import determinism, per_unit
 from privmix.training.adapter import train_adapter, with_lora
 from privmix.training.options import READER_TARGETS, TrainingOptions
 from privmix.training.packing import Tokens
+from tests.support.random_models import random_model
 
 CPU, BLOCK, CLIP = torch.device("cpu"), 16, 1e-3
 SMALL = {
@@ -45,37 +29,30 @@ SMALL = {
     "initializer_range": 0.2,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
-    "gpt2": (
-        GPT2Config,
-        {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.2},
-        "c_attn",
-    ),
-    "llama": (LlamaConfig, SMALL, "v_proj"),
-    "mistral": (MistralConfig, SMALL | {"sliding_window": 8}, "v_proj"),
-    "qwen2": (Qwen2Config, SMALL, "v_proj"),
-    "qwen3": (Qwen3Config, SMALL | {"head_dim": 16}, "v_proj"),
-    "gemma2": (Gemma2Config, SMALL | {"head_dim": 16}, "v_proj"),
-    "gemma3": (Gemma3TextConfig, SMALL | {"head_dim": 16}, "v_proj"),
-    "phi": (PhiConfig, SMALL | {"resid_pdrop": 0.1, "embd_pdrop": 0.1}, "v_proj"),
-    "phi3": (Phi3Config, SMALL | {"resid_pdrop": 0.1, "embd_pdrop": 0.1}, "qkv_proj"),
-    "mixtral": (MixtralConfig, SMALL | EXPERTS | {"router_jitter_noise": 0.1}, "v_proj"),
-    "qwen3-moe": (
-        Qwen3MoeConfig,
-        SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
-        "v_proj",
-    ),
-    "granite-moe": (GraniteMoeConfig, SMALL | EXPERTS, "v_proj"),
-    "phimoe": (PhimoeConfig, SMALL | EXPERTS | {"router_jitter_noise": 0.1, "input_jitter_noise": 0.1}, "v_proj"),
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.2},
+    "llama": SMALL,
+    "mistral": SMALL | {"sliding_window": 8},
+    "qwen2": SMALL,
+    "qwen3": SMALL | {"head_dim": 16},
+    "gemma2": SMALL | {"head_dim": 16},
+    "gemma3_text": SMALL | {"head_dim": 16},
+    "phi": SMALL | {"resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "phi3": SMALL | {"resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "mixtral": SMALL | EXPERTS | {"router_jitter_noise": 0.1},
+    "qwen3_moe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "granitemoe": SMALL | EXPERTS,
+    "phimoe": SMALL | EXPERTS | {"router_jitter_noise": 0.1, "input_jitter_noise": 0.1},
 }
+TARGETS = {"gpt2": "c_attn", "phi3": "qkv_proj"}
+"""The modules that adapters change, where it is not `v_proj`."""
 
 
 def family(name: str, folder: Path) -> tuple[Path, TrainingOptions]:
     torch.manual_seed(0)
-    kind, described, target = FAMILIES[name]
-    config = kind(**described)
-    MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).save_pretrained(folder)
-    return folder, TrainingOptions(part_kind="lora", targets=(target,), block=BLOCK, precision="float32")
+    random_model(name, **FAMILIES[name]).save_pretrained(folder)
+    targets = (TARGETS.get(name, "v_proj"),)
+    return folder, TrainingOptions(part_kind="lora", targets=targets, block=BLOCK, precision="float32")
 
 
 def users(count: int, seed: int = 0) -> list[Tokens]:

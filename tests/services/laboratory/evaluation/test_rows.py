@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from privmix.engine.engine import AdapterFiles
 from privmix.engine.reader_attention import record
@@ -20,6 +20,7 @@ from privmix.laboratory.evaluation.tasks import score_adapters, score_base
 from privmix.laboratory.evaluation.text import Block, EvaluationText
 from tests.ensembles import write_adapters
 from tests.services.laboratory.evaluation.hidden_states import write_rows
+from tests.support.random_models import random_model
 from tests.tiny import write_tiny_model
 
 
@@ -125,17 +126,10 @@ def test_stored_hidden_states_give_the_scorers_distributions(
 
 
 def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -> None:
-    config = Gemma2Config(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-    )
-    assert config.final_logit_softcapping
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    model = random_model("gemma2", **sizes, num_attention_heads=2, num_key_value_heads=1)
+    assert model.config.final_logit_softcapping
+    model.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="changes its logits after the output layer"):
         Scorer(tmp_path, "float32")
 
