@@ -1,16 +1,14 @@
 """Claim: `privmix budget` reads the ledger itself, also while a service writes it."""
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix.privacy.protocols.submix import SubMixEvent
-from privmix_cluster.cli import app
+from tests.support.cli import privmix, reported
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
 
@@ -29,22 +27,16 @@ def ledger(path: Path) -> Ledger:
 
 def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
     ledger.settle(ledger.lease(EVENT, 60).lease, 50)
-    result = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"])
-    stated = json.loads(result.stdout)
-    assert result.exit_code == 0
-    assert (stated["ensemble"], stated["epsilon"], stated["tokens_charged"], stated["tokens_left"]) == (
-        "clinic",
-        8.0,
-        50,
-        158,
-    )
+    stated = reported("budget", "--ledger", path)
+    assert (stated["ensemble"], stated["epsilon"]) == ("clinic", 8.0)
+    assert (stated["tokens_charged"], stated["tokens_left"]) == (50, 158)
     assert 0 < stated["epsilon_spent"] <= stated["epsilon_bound"] < 8
     assert stated["charges"] == [{"event": EVENT.as_dict(), "status": "certified", "tokens": 50}]
     assert ledger.lease(EVENT, 1).count == 1, "reading does not fence the writer"
 
 
 def test_a_missing_ledger_is_reported(path: Path) -> None:
-    result = CliRunner().invoke(app, ["budget", "--ledger", str(path)])
+    result = privmix("budget", "--ledger", path)
     assert result.exit_code == 1
     assert "there is no such file" in result.stderr
     assert not path.exists()
@@ -54,15 +46,14 @@ def test_only_the_operator_sees_measured_losses(path: Path) -> None:
     event = SubMixEvent(parts=2, order=8.0, beta=0.01)
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
     Ledger.create(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
-    told = json.loads(CliRunner().invoke(app, ["budget", "--ledger", str(path), "--json"]).stdout)
+    told = reported("budget", "--ledger", path)
     assert not [name for name in told if "measured" in name and name != "enforced"]
     assert (told["epsilon_spent"], told["tokens_left"]) == (None, None)
     assert told["guarantee"].startswith("No epsilon is stated")
-    operator = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--operator", "--json"])
-    stated = json.loads(operator.stdout)
+    stated = reported("budget", "--ledger", path, "--operator")
     assert 1.5 < stated["epsilon_measured"] < 8
     assert stated["epsilon_measured"] + stated["epsilon_measured_left"] == pytest.approx(8)
-    shown = CliRunner().invoke(app, ["budget", "--ledger", str(path), "--operator"]).stdout
+    shown = privmix("budget", "--ledger", path, "--operator").stdout
     assert f"{stated['epsilon_measured']:.4f}" in shown
     assert "eps(D)" in shown
-    assert "eps(D)" not in CliRunner().invoke(app, ["budget", "--ledger", str(path)]).stdout
+    assert "eps(D)" not in privmix("budget", "--ledger", path).stdout

@@ -24,7 +24,7 @@ from privmix_cluster.promise import promise
 from tests.ensembles import write_adapters
 from tests.inline import run_inline
 from tests.running import configure, running
-from tests.support.cli import privmix
+from tests.support.cli import privmix, refused
 from tests.tiny import write_served_model
 
 NAMES = ("one", "two", "three")
@@ -99,9 +99,7 @@ def test_an_adapter_that_would_run_differently_is_refused(
     saved: dict[str, Path], tmp_path: Path, change: Callable[[Path], object], problem: str
 ) -> None:
     change(saved["two"])
-    refused = privmix("import", *saved.values(), "--output", tmp_path / "ensemble")
-    assert refused.exit_code == 2
-    assert problem in refused.output
+    assert problem in refused("import", *saved.values(), "--output", tmp_path / "ensemble")
     assert not (tmp_path / "ensemble").exists()
 
 
@@ -109,8 +107,8 @@ def test_an_adapter_that_changes_after_it_was_checked_is_refused(
     saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imported, "_check_vocabularies", lambda *_: reweigh(saved["two"], FIRST, torch.ones(4, 16)))
-    refused = privmix("import", *saved.values(), "--output", tmp_path / "ensemble")
-    assert "two: was changed meanwhile; import it again" in refused.output
+    told = refused("import", *saved.values(), "--output", tmp_path / "ensemble")
+    assert "two: was changed meanwhile; import it again" in told
 
 
 def test_another_vocabulary_is_refused(saved: dict[str, Path], tiny: Path, tmp_path: Path) -> None:
@@ -125,9 +123,8 @@ def test_another_vocabulary_is_refused(saved: dict[str, Path], tiny: Path, tmp_p
 
 def test_an_ensemble_that_was_trained_is_not_replaced(saved: dict[str, Path], ensemble: Path, tmp_path: Path) -> None:
     output = shutil.copytree(ensemble, tmp_path / "trained")
-    refused = privmix("import", *saved.values(), "--output", output)
-    assert refused.exit_code == 2
-    assert "has an ensemble that was trained there" in refused.output
+    told = refused("import", *saved.values(), "--output", output)
+    assert "has an ensemble that was trained there" in told
 
 
 def test_an_evaluation_says_what_the_guarantee_of_imported_parts_assumes(

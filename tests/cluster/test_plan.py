@@ -1,35 +1,21 @@
 """Claim: `privmix plan` reports the radius of a budget and the cost of a radius, in agreement with the accounting."""
 
-import json
-from typing import Any
-
 import pytest
 import yaml
-from typer.testing import Result
 
 from privmix.privacy import accounting
 from privmix.privacy.accounting import planning
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.pmixed import RatioEvent
-from tests.support.cli import privmix
+from tests.support.cli import privmix, refused, reported
 
-PAPER = ["--protocol", "pmixed", "--parts", "80", "--set", "q=0.03", "--tokens", "1024", "--delta", "1e-5"]
+PAPER = ["plan", "--protocol", "pmixed", "--parts", "80", "--set", "q=0.03", "--tokens", "1024", "--delta", "1e-5"]
 MANY = "2e6"
 """Tokens that are planned without exact composition, which would take minutes."""
 
 
-def run(*options: str) -> Result:
-    return privmix("plan", *PAPER, *options)
-
-
-def record(*options: str) -> dict[str, Any]:
-    result = run(*options, "--json")
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.stdout))
-
-
 def test_a_budget_is_turned_into_a_radius() -> None:
-    planned = record("--set", "mollifier=ratio", "--epsilon", "8")
+    planned = reported(*PAPER, "--set", "mollifier=ratio", "--epsilon", "8")
     assert planned["radius"] == pytest.approx(1.49, abs=1e-3)
     assert planned["epsilon_pld"] == pytest.approx(8, abs=1e-2)
     assert planned["epsilon_pld"] <= 8 < planned["epsilon_rdp"]
@@ -39,7 +25,7 @@ def test_a_budget_is_turned_into_a_radius() -> None:
 
 def test_a_radius_is_evaluated() -> None:
     cost = planning.cost(RatioEvent(80, 0.03, 1.6), 1024, 1e-5)
-    evaluated = record("--set", "radius=1.6")
+    evaluated = reported(*PAPER, "--set", "radius=1.6")
     assert evaluated["radius"] == 1.6
     assert evaluated["best_order"] == cost.best_order
     # The shown number is rounded up, by at most its last digit.
@@ -53,15 +39,15 @@ def test_a_radius_is_evaluated() -> None:
 
 @pytest.mark.parametrize("tokens", ["1e6", "1e8"])
 def test_an_epsilon_that_nobody_would_promise_is_a_renyi_bound(tokens: str) -> None:
-    evaluated = json.loads(privmix("plan", "--parts", "64", "--set", "radius=0.3", "--tokens", tokens, "--json").stdout)
+    evaluated = reported("plan", "--parts", "64", "--set", "radius=0.3", "--tokens", tokens)
     assert evaluated["epsilon_pld"] is None
     assert evaluated["epsilon_rdp"] > 64
     assert f"({accounting.shown(evaluated['epsilon_rdp'])}, 1e-05)" in evaluated["statement"]
 
 
 def test_a_planned_radius_evaluates_to_its_budget() -> None:
-    planned = record("--epsilon", "3")
-    assert record("--set", f"radius={planned['radius']!r}") == planned
+    planned = reported(*PAPER, "--epsilon", "3")
+    assert reported(*PAPER, "--set", f"radius={planned['radius']!r}") == planned
 
 
 @pytest.mark.parametrize(
@@ -85,15 +71,14 @@ def test_a_planned_radius_evaluates_to_its_budget() -> None:
     ],
 )
 def test_wrong_options_are_refused_by_name(options: list[str], option: str) -> None:
-    result = run(*options)
-    assert result.exit_code == 2
-    assert "Invalid value" in result.stderr
-    assert option in result.stderr.replace("'", "")
+    told = refused(*PAPER, *options)
+    assert "Invalid value" in told
+    assert option in told.replace("'", "")
 
 
 def test_the_best_way_to_spend_a_budget_comes_first_as_commands_that_give_what_is_promised() -> None:
     words = ["plan", "--users", "2000", "--corpus-tokens", "2e6", "--tokens", MANY, "--epsilon", "8"]
-    answer = json.loads(privmix(*words, "--json").stdout)
+    answer = reported(*words)
     best, *others = answer["plans"]
     assert {"dp-sgd", "individual"} < {way["protocol"] for way in answer["plans"]}
     assert max(way["gain"]["mean"] for way in others) <= 1.01 * best["gain"]["mean"]
@@ -120,12 +105,12 @@ def test_the_best_way_to_spend_a_budget_comes_first_as_commands_that_give_what_i
 
 
 def test_plain_lora_is_planned_as_readers_that_all_read_each_token() -> None:
-    words = ["plan", "--users", "2000", "--protocol", "pmixed", "--tokens", MANY, "--json", "--part-kind"]
-    (reader, *_), (plain, *_) = (json.loads(privmix(*words, kind).stdout)["plans"] for kind in ("reader", "lora"))
+    words = ["plan", "--users", "2000", "--protocol", "pmixed", "--tokens", MANY, "--part-kind"]
+    (reader, *_), (plain, *_) = (reported(*words, kind)["plans"] for kind in ("reader", "lora"))
     assert plain["share_kept"] == reader["share_kept"]
     assert (reader["rows_a_token"], plain["rows_a_token"]) == (2, 1 + plain["parts"])
     assert f"--parts {plain['parts']} --part-kind lora" in plain["commands"]
-    assert "plain LoRA, which was not measured" in json.loads(privmix(*words, "lora").stdout)["leaves_out"][-1]
+    assert "plain LoRA, which was not measured" in reported(*words, "lora")["leaves_out"][-1]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +125,4 @@ def test_plain_lora_is_planned_as_readers_that_all_read_each_token() -> None:
     ],
 )
 def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> None:
-    refused = privmix("plan", *words)
-    assert refused.exit_code == 2
-    assert problem in refused.output
+    assert problem in refused("plan", *words)

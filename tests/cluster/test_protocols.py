@@ -1,26 +1,19 @@
 """Claim: every protocol is listed, planned and configured by its name, and states its guarantee in a sentence."""
 
-import json
-from typing import Any
+from functools import partial
 
 import pytest
 
 from privmix.privacy.protocols import PROTOCOLS
 from privmix_cluster.configuration import Configuration
-from tests.support.cli import privmix
+from tests.support.cli import privmix, refused, reported
 from tests.support.mechanisms import audited
 
 CERTIFIED = list(dict.fromkeys(name for name, _ in audited(16)))
 
 
-def planned(protocol: str, *options: str) -> dict[str, Any]:
-    result = privmix("plan", "--protocol", protocol, *options, "--json")
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.stdout))
-
-
 def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
-    listed = {record["name"]: record for record in json.loads(privmix("protocols", "--json").stdout)}
+    listed = {record["name"]: record for record in reported("protocols")}
     assert set(listed) == set(PROTOCOLS)
     statuses = {name: record["guarantee"] for name, record in listed.items()}
     assert {*CERTIFIED, "dp-sgd", "public"} == {name for name, status in statuses.items() if status == "certified"}
@@ -36,14 +29,15 @@ def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
 
 
 def test_a_protocol_without_a_bound_says_so() -> None:
-    submix = planned("submix", "--parts", "16", "--epsilon", "8", "--set", "random_stopping=10")
+    planned = partial(reported, "plan", "--parts", "16", "--protocol")
+    submix = planned("submix", "--epsilon", "8", "--set", "random_stopping=10")
     assert submix["epsilon_rdp"] is submix["epsilon_pld"] is submix["best_order"] is None
     assert submix["fixed_length"]["epsilon"] > 8
     assert "operational privacy" in submix["statement"]
     assert "No epsilon is stated" in submix["statement"]
-    assert "No privacy guarantee" in planned("ensemble", "--parts", "16")["statement"]
-    assert planned("public", "--parts", "16", "--epsilon", "8")["epsilon_rdp"] == 0
-    assert "data-dependent" in planned("adapmixed", "--parts", "16", "--set", "mollifier=renyi")["statement"]
+    assert "No privacy guarantee" in planned("ensemble")["statement"]
+    assert planned("public", "--epsilon", "8")["epsilon_rdp"] == 0
+    assert "data-dependent" in planned("adapmixed", "--set", "mollifier=renyi")["statement"]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +54,7 @@ def test_a_protocol_without_a_bound_says_so() -> None:
     ],
 )
 def test_a_parameter_that_is_not_the_protocols_is_refused_by_name(arguments: list[str], named: str) -> None:
-    result = privmix("plan", "--parts", "4", *arguments)
-    assert result.exit_code == 2
-    assert named in result.stderr
+    assert named in refused("plan", "--parts", "4", *arguments)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

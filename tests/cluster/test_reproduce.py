@@ -13,7 +13,7 @@ from privmix.laboratory.reproduce.catalogue import Item, load
 from privmix_cluster import cli
 from privmix_cluster.commands.reproduce import _measured
 from privmix_cluster.method_options import MethodOptions
-from tests.support.cli import privmix
+from tests.support.cli import privmix, refused, reported
 
 ITEMS = {f"{name}/{item}": (paper, found) for name, paper in load().items() for item, found in paper.items.items()}
 
@@ -55,7 +55,7 @@ def check_evaluation(given: dict[str, Any], item: Item) -> None:
 
 
 def test_what_is_computed_is_printed_beside_the_paper_and_what_is_measured_as_commands() -> None:
-    found = json.loads(privmix("reproduce", "adapmixed/table-2b", "--json").stdout)
+    found = reported("reproduce", "adapmixed/table-2b")
     assert [(row["printed"], row["agrees"]) for row in found["numbers"]] == [("0.002", True), ("0.450", True)]
     assert [command.split()[1] for command in found["commands"]] == ["train", "evaluate"]
     assert "corpus: WikiText-103" in privmix("reproduce", "pmixed/figure-3").stdout
@@ -65,9 +65,7 @@ def test_what_is_computed_is_printed_beside_the_paper_and_what_is_measured_as_co
     ("options", "named"), [(["pmixed/figure-9"], "--list"), (["pmixed/figure-3", "--corpus", "x"], "--held-out")]
 )
 def test_wrong_options_are_refused_by_name(options: list[str], named: str) -> None:
-    result = privmix("reproduce", *options)
-    assert result.exit_code == 2
-    assert named in result.stderr
+    assert named in refused("reproduce", *options)
 
 
 def test_a_share_of_the_gain_is_that_of_the_perplexities(tmp_path: Path) -> None:
@@ -87,9 +85,7 @@ def test_a_share_of_the_gain_is_that_of_the_perplexities(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_small_version_of_a_figure_runs_from_the_corpus_to_the_table(tmp_path: Path) -> None:
-    done = privmix("reproduce", "pmixed/figure-4b", "--quick", "--output", tmp_path, "--json")
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout)["measured"]
+    rows = reported("reproduce", "pmixed/figure-4b", "--quick", "--output", tmp_path)["measured"]
     published = [row for row in rows if row["method"] == "PMixed, as published"]
     assert [row["tokens"] for row in published] == ["512", "1024", "2048", "4096", "8192"]
     assert all(row["perplexity"] < rows[0]["perplexity"] for row in published), "better than the public model"

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from privmix.budget.reading import read
 from privmix.foundation.errors import DataError, InputError, WorkError
@@ -19,7 +18,7 @@ from privmix.laboratory.heads.data import DATASETS
 from privmix.laboratory.heads.methods import METHODS
 from privmix.laboratory.heads.table import Table, read_npz
 from privmix.privacy.events import from_json
-from privmix_cluster.cli import app
+from tests.support.cli import privmix, refused, reported
 from tests.support.tables import generated
 
 
@@ -107,19 +106,13 @@ def test_the_command_requires_a_guarantee_by_default(tmp_path: Path) -> None:
     path, bounds = tmp_path / "rows.csv", tmp_path / "bounds.json"
     pd.DataFrame({"a": rows.x[:, 0], "b": rows.x[:, 1], "c": rows.x[:, 2], "y": rows.y}).to_csv(path, index=False)
     bounds.write_text(json.dumps({name: [-1, 1] for name in "abc"}))
-    own = ["--dataset", str(path), "--target", "y"]
-    run = CliRunner()
-    refused = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), "--method", "expm-nf", *own])
-    assert refused.exit_code == 2
-    assert "none proven" in refused.stderr
-    refused = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), *own])
-    assert refused.exit_code == 2
-    assert "bounds" in refused.stderr
-    own += ["--bounds", str(bounds)]
-    made = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), "--json", *own])
-    assert made.exit_code == 0, made.stderr
-    assert json.loads(made.stdout)["method"] == "expm-certified"
-    predicted = run.invoke(app, ["heads", "predict", str(tmp_path / "h"), *own])
+    own = ["--dataset", path, "--target", "y"]
+    train = ["heads", "train", "--output", tmp_path / "h"]
+    assert "none proven" in refused(*train, "--method", "expm-nf", *own)
+    assert "bounds" in refused(*train, *own)
+    own += ["--bounds", bounds]
+    assert reported(*train, *own)["method"] == "expm-certified"
+    predicted = privmix("heads", "predict", tmp_path / "h", *own)
     assert len(predicted.stdout.split()) == 300
 
 
