@@ -7,10 +7,10 @@ input it closes the engine and prints "closed".
 
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from typing_extensions import override
 from vllm.distributed.parallel_state import get_tp_group
@@ -18,6 +18,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from privmix.engine import vllm_engine
 from privmix.engine.cpu_reader_worker import CPUReaderModelRunner, CPUReaderWorker
 from privmix.engine.engine import PUBLIC, EngineSettings, Request
+from tests.services.engine.vllm_starts import start_with
 
 
 class ApartRunner(CPUReaderModelRunner):
@@ -51,14 +52,13 @@ class WaitingFollower(WaitingWorker):
     waiting_rank = 1
 
 
-def use_worker(worker: type[CPUReaderWorker]) -> Any:
-    """Returns a replacement of `vllm_engine._engine_args` that names another worker."""
-    arguments = vllm_engine._engine_args
-    return lambda *given: replace(arguments(*given), worker_cls=f"{__name__}.{worker.__qualname__}")
+def named(worker: type[CPUReaderWorker]) -> str:
+    """Returns the name by which vLLM finds a worker."""
+    return f"{__name__}.{worker.__qualname__}"
 
 
 def main(model: str, worker: str) -> None:
-    vllm_engine._engine_args = use_worker(getattr(sys.modules[__name__], worker))
+    start_with(pytest.MonkeyPatch(), worker_cls=named(getattr(sys.modules[__name__], worker)))
     settings = EngineSettings(Path(model), "vllm", "float32", 64, cache_gib=1, tensor_parallel_size=2)
     engine = vllm_engine.VllmEngine(settings)
     follower = engine._llm.engine_core.engine_core.model_executor._followers[0]

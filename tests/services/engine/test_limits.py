@@ -13,13 +13,14 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sampler_supported
 
-from privmix.engine import lora_on_cpu, vllm_engine
+from privmix.engine import vllm_engine
 from privmix.engine.adapter_config import LORA_RANKS, slot_bytes
 from privmix.engine.adapter_slots import AdapterSlots
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
 from privmix.engine.reader_rows import ReaderRows
 from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
+from tests.services.engine.vllm_starts import recorded_slots, start_with
 from tests.tiny import write_tiny_llama
 
 CONTEXT = 512
@@ -46,12 +47,7 @@ def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator
             patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
             patch.setattr(vllm_engine, "MAX_READERS", 6)
             patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
-            arguments = vllm_engine._engine_args
-            patch.setattr(
-                vllm_engine,
-                "_engine_args",
-                lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=128),
-            )
+            start_with(patch, num_gpu_blocks_override=9, block_size=128)
         built = VllmEngine(settings)
         yield built
         built.close()
@@ -84,14 +80,14 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
 
 def few_slots(patch: pytest.MonkeyPatch) -> list[int]:
     """Gives engines 4 adapter slots. Returns the list of the loads into them."""
-    arguments, load = vllm_engine._engine_args, AdapterSlots._load
     loads: list[int] = []
+    load = AdapterSlots._load
 
     def counted(slots: AdapterSlots, adapter: int) -> None:
         loads.append(adapter)
         load(slots, adapter)
 
-    patch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
+    start_with(patch, max_loras=4)
     patch.setattr(AdapterSlots, "_load", counted)
     return loads
 
@@ -138,16 +134,7 @@ def test_slots_fill_their_share_of_a_gpu(
 
 def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier adapters on the device do not affect rows, and each row of a step costs one load."""
-    loads = few_slots(monkeypatch)
-    allocated: list[int] = []
-    compact = lora_on_cpu.compact
-
-    def measured(layers: dict[str, Any], *given: Any) -> None:
-        buffers = (buffer for layer in layers.values() for buffer in (*layer.lora_a_stacked, *layer.lora_b_stacked))
-        allocated.append(sum(buffer.nbytes for buffer in buffers))
-        compact(layers, *given)
-
-    monkeypatch.setattr(lora_on_cpu, "compact", measured)
+    loads, allocated = few_slots(monkeypatch), recorded_slots(monkeypatch)
     engine = VllmEngine(settings)
     slot = slot_bytes(next(iter(settings.adapters.values())), LORA_RANKS[0], 4, key_width=32)
     assert allocated == [4 * slot]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from privmix.engine import vllm_engine
 from privmix.engine.adapter_slots import AdapterSlots
 from privmix.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
 from privmix.engine.reader_rows import ReaderRows
 from privmix.engine.vllm_engine import VllmEngine
 from privmix.training.options import PLAIN_TARGETS
 from tests.ensembles import write_adapters
+from tests.services.engine.vllm_starts import start_with
 from tests.tiny import write_tiny_llama
 
 CONTEXT = 256
@@ -50,14 +50,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 @pytest.fixture(scope="module", params=["usual", "few slots", "small"])
 def engine(settings: EngineSettings, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
     """The usual engine; one with slots for two adapters; and one that reads 64 tokens of one sequence, and evicts."""
-    arguments = vllm_engine._engine_args
     changes: dict[str, Any] = {
         "usual": {},
         "few slots": {"max_loras": 2},
         "small": {"num_gpu_blocks_override": 19, "block_size": 128, "max_num_scheduled_tokens": 64},
     }[request.param]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), **changes))
+        start_with(patch, **changes)
         if request.param == "small":
             patch.setattr("privmix.engine.engine.MAX_ROWS", 6)
         built = VllmEngine(settings)
@@ -112,9 +111,7 @@ def steps_of(engine: VllmEngine, draws: Sequence[Sequence[str]], patch: pytest.M
 def test_a_cache_that_does_not_hold_one_sequence_is_refused(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = vllm_engine._engine_args
-    small = {"num_gpu_blocks_override": 18, "block_size": 128}
-    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), **small))
+    start_with(monkeypatch, num_gpu_blocks_override=18, block_size=128)
     with pytest.raises(ValueError, match=r"cache_gib: .* 6 caches, which need 18 blocks .* the cache has 17; raise"):
         create(settings)
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from privmix.engine import vllm_engine
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request
 from privmix.engine.step_graph import StepShape
 from privmix.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
 from tests.services.engine.fake_graph import capture_on_a_cpu, recorded_steps
+from tests.services.engine.vllm_starts import start_with
 from tests.tiny import write_tiny_llama
 
 NAMES = tuple(f"part-{index}" for index in range(5))
@@ -109,8 +109,7 @@ def test_public_requests_beside_private_ones_take_no_slot(
     settings: EngineSettings, expected: tuple[Answers, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step with as many drawn adapters as slots has none for the padding, whose rows nobody reads."""
-    arguments = vllm_engine._engine_args
-    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
+    start_with(monkeypatch, max_loras=4)
     capture_on_a_cpu(monkeypatch, Repeated)
     engine = VllmEngine(replace(settings, rows=2))
     assert engine._captured == {0, 2}
@@ -122,10 +121,7 @@ def test_room_for_new_tokens_is_made_at_the_cost_of_no_sequence_of_the_same_step
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture_on_a_cpu(monkeypatch, Repeated)
-    arguments = vllm_engine._engine_args
-    monkeypatch.setattr(
-        vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=32)
-    )
+    start_with(monkeypatch, num_gpu_blocks_override=9, block_size=32)
     engine = VllmEngine(replace(settings, rows=2))
 
     def ask(*asked: tuple[str, int]) -> None:

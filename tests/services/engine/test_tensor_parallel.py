@@ -21,7 +21,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from privmix.engine import PartKind, lora_on_cpu, vllm_engine
+from privmix.engine import PartKind
 from privmix.engine.adapter_config import LORA_RANKS, slot_bytes
 from privmix.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from privmix.engine.part_text import text_files
@@ -32,6 +32,7 @@ from privmix.shards.shard import ShardActor
 from privmix.training.options import PLAIN_TARGETS
 from tests.ensembles import write_adapters
 from tests.services.engine import ranks
+from tests.services.engine.vllm_starts import recorded_slots, start_with
 from tests.support.asking import asked
 from tests.support.random_models import random_model
 from tests.support.ray_cluster import ray_cluster
@@ -129,7 +130,7 @@ def test_two_ranks_answer_like_one(
     settings = EngineSettings(path, "vllm", "float32", 256, cache_gib=1, part_kind=part_kind)
     settings = replace(settings, adapters=write_parts(tmp_path / "parts", path, kind))
     if apart:
-        monkeypatch.setattr(vllm_engine, "_engine_args", ranks.use_worker(ranks.ApartWorker))
+        start_with(monkeypatch, worker_cls=ranks.named(ranks.ApartWorker))
     one, two = rows_of(settings), rows_of(replace(settings, tensor_parallel_size=2))
     assert (one - two).abs().max() <= ROUNDING
     assert (one[1] - one[0]).abs().max() > 1000 * ROUNDING
@@ -140,16 +141,9 @@ def test_adapters_that_share_slots_are_loaded_by_both_ranks(tmp_path: Path, monk
     path = write_model(tmp_path / "model", "llama")
     adapters = write_adapters(tmp_path / "parts", NAMES, path)
     settings = EngineSettings(path, "vllm", "float32", 256, cache_gib=1, adapters=adapters)
-    arguments, compact, allocated = vllm_engine._engine_args, lora_on_cpu.compact, []
-
-    def measured(layers: Any, *given: Any) -> None:
-        buffers = (buffer for layer in layers.values() for buffer in (*layer.lora_a_stacked, *layer.lora_b_stacked))
-        allocated.append(sum(buffer.nbytes for buffer in buffers))
-        compact(layers, *given)
-
     one = rows_of(settings)
-    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=2))
-    monkeypatch.setattr(lora_on_cpu, "compact", measured)
+    start_with(monkeypatch, max_loras=2)
+    allocated = recorded_slots(monkeypatch)
     two = rows_of(replace(settings, tensor_parallel_size=2))
     assert (one - two).abs().max() <= ROUNDING
     slot = slot_bytes(adapters["first"], LORA_RANKS[0], 4, key_width=32, devices=2)
