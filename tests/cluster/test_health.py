@@ -14,6 +14,7 @@ import pytest
 from privmix.budget.ledger import Ledger
 from privmix.budget.reading import read
 from tests.running import RunningService, configure, own_ensemble, running
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,10 +44,7 @@ def troubles(service: RunningService) -> dict[str, str]:
 
 
 def wait_until(service: RunningService, wanted: bool) -> None:
-    deadline = time.monotonic() + NOTICED_S
-    while ready(service) is not wanted:
-        assert time.monotonic() < deadline, troubles(service)
-        time.sleep(0.5)
+    until(lambda: ready(service) is wanted, NOTICED_S, lambda: troubles(service), pause_s=0.5)
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -315,19 +314,6 @@ def ray_environment(head: str, **more: str) -> list[str]:
         **more,
     }
     return [f"--env={name}={value}" for name, value in variables.items()]
-
-
-def until(true: Callable[[], object], seconds: float, said: Callable[[], str]) -> None:
-    """Waits until a condition holds.
-
-    Raises:
-        TimeoutError: it does not hold in time; with what `said` returns.
-    """
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(said()[-4000:])
-        time.sleep(2)
 
 
 def _shown(command: Sequence[str], check: bool) -> "subprocess.CompletedProcess[str]":

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.ensembles import write_ensemble
 from tests.k8s import containers
-from tests.k8s.containers import Machine, Pod, build, machine, ray_environment, start_command, unavailable, until
+from tests.k8s.containers import Machine, Pod, build, machine, ray_environment, start_command, unavailable
 from tests.k8s.manifests import Manifests, render, secret, shown, with_components
 from tests.postgresql import Server
+from tests.support import waiting
 from tests.tiny import write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -29,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 IMAGE, KEY = "localhost/privmix:test", secrets.token_hex(16)
 PASSWORD, REDIS_PASSWORD = secrets.token_hex(16), secrets.token_hex(16)
 START_S = 600.0
+until = partial(waiting.until, pause_s=2.0)
 CONFIGURATION = "/etc/privmix/privmix.yaml"
 ASKED = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 4}
 

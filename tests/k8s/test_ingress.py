@@ -11,9 +11,10 @@ import kubernetes_validate
 import pytest
 
 from privmix.gateway.settings import ClientSettings
-from tests.k8s.containers import unavailable, until
+from tests.k8s.containers import unavailable
 from tests.k8s.manifests import KUBERNETES, with_components
 from tests.running import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -23,6 +23,7 @@ from tests.services.budget import writers
 from tests.services.budget.events import COARSE
 from tests.services.budget.grant_log import GrantLog
 from tests.services.budget.processes import spawn
+from tests.support.waiting import until
 from tests.wire import Wire
 
 
@@ -116,10 +117,9 @@ def test_a_commit_whose_standby_is_lost_keeps_no_lock_and_is_granted_once_a_stan
     with frail.connect(url) as connection, frail.awaiting_a_standby():
         with pytest.raises(LedgerUnavailable, match="synchronous standby"):
             ledger.lease(COARSE, 5, "mine")
-        deadline = time.monotonic() + PATIENCE
-        while connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() != (0,):
-            assert time.monotonic() < deadline, "the server keeps the lock of a commit that its client gave up"
-            time.sleep(0.05)
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        kept = "the server keeps the lock of a commit that its client gave up"
+        until(lambda: connection.execute(locks).fetchone() == (0,), PATIENCE, lambda: kept)
         assert read(url).charged == {COARSE: 5}, "it is on this server's disk"
         with pytest.raises(LedgerUnavailable, match="synchronous standby"):
             ledger.lease(COARSE, 5, "mine")

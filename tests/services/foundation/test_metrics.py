@@ -16,6 +16,7 @@ from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix.privacy.protocols.submix import SubMixEvent
 from tests.running import free_port
 from tests.support.ray_cluster import ray_cluster
+from tests.support.waiting import until
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
 MEASURED = SubMixEvent(parts=2, order=8.0, beta=0.01)
@@ -81,9 +82,7 @@ def test_measured_losses_are_not_shown(port: int, tmp_path: Path) -> None:
     actor = budget.start(str(tmp_path / "ledger.db"), terms(enforced="measured"), namespace="metrics.measured")
     before = scraped(port, "privmix_leases")
     ray.get(actor.charge.remote(MEASURED.to_json(), [[0.1, 0.7]], "first"))
-    deadline = time.monotonic() + PATIENCE
-    while scraped(port, "privmix_leases") == before and time.monotonic() < deadline:
-        time.sleep(0.5)
+    until(lambda: scraped(port, "privmix_leases") != before, PATIENCE)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     own = [line for line in text.splitlines() if line.startswith("ray_privmix_budget") and "measured" in line]
     assert own == []

@@ -6,6 +6,7 @@ import pytest
 
 from privmix.foundation.errors import LedgerUnavailable
 from privmix.foundation.periodic import periodically
+from tests.support.waiting import becoming
 
 
 def test_an_error_ends_one_round_and_the_log_names_its_type(caplog: pytest.LogCaptureFixture) -> None:
@@ -20,9 +21,7 @@ def test_an_error_ends_one_round_and_the_log_names_its_type(caplog: pytest.LogCa
 
     async def run() -> None:
         working = asyncio.create_task(periodically(work, 0.001, "nothing was done"))
-        async with asyncio.timeout(60):
-            while rounds < 4:
-                await asyncio.sleep(0.001)
+        await becoming(lambda: rounds >= 4)
         working.cancel()
         with pytest.raises(asyncio.CancelledError):
             await working

@@ -26,6 +26,7 @@ from privmix.gateway.response_queue import ResponseQueue
 from privmix.gateway.streaming import complete_answer, stream_answer
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.support.ray_cluster import ray_cluster
+from tests.support.waiting import becoming
 
 pytestmark = pytest.mark.anyio
 
@@ -179,7 +180,7 @@ async def connected(
 ) -> AsyncIterator[CoordinatorClient]:
     client = CoordinatorClient(namespace, coordinators, stall_timeout_s, recovery_s)
     async with client.running():
-        await until_connected(client, len(coordinators))
+        await becoming(lambda: client.connected == len(coordinators))
         yield client
 
 
@@ -192,12 +193,6 @@ async def until(call: Any, condition: Callable[[Any], bool]) -> None:
 
 def has_size(count: int) -> Callable[[Sequence[str]], bool]:
     return lambda names: len(names) == count
-
-
-async def until_connected(client: CoordinatorClient, coordinators: int = 1) -> None:
-    async with asyncio.timeout(30):
-        while client.connected < coordinators:
-            await asyncio.sleep(0.01)
 
 
 def new_generations(*prompts: Sequence[int]) -> list[Generation]:
@@ -359,7 +354,7 @@ async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(own: str) 
         assert (await refused(client, [1])).code == "service_unavailable"
 
         start(own)
-        await until_connected(client)
+        await becoming(lambda: client.connected)
         assert (await ask(client, [1]))["choices"][0]["text"] == "1 "
 
 
@@ -419,10 +414,9 @@ async def test_a_request_that_ends_without_a_coordinator_is_not_submitted_again(
         async with client.submit(new_generations([FOR_EVER]), on_end=ended) as queue:
             await queue.take()
             ray.kill(doomed)
-            while client.connected:
-                await asyncio.sleep(0.01)
+            await becoming(lambda: not client.connected)
         successor = start(own)
-        await until_connected(client)
+        await becoming(lambda: client.connected)
         await asyncio.sleep(0.5)
         assert used == [None], "the last releases of the lost coordinator are unknown"
         assert await successor.answering.remote() == []

@@ -10,8 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +27,7 @@ from starlette.testclient import TestClient
 
 from privmix.gateway import front_door
 from tests.running import free_port
+from tests.support.waiting import until
 
 STARTS_S = 30.0
 PARENT = """
@@ -57,19 +57,13 @@ def configured(folder: Path, host: str, port: int, gateway: int | None) -> Path:
     return Path(serve.config_file_path)
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + STARTS_S
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 @contextmanager
 def haproxy(file: Path) -> Iterator[psutil.Process]:
     """Runs HAProxy as Ray Serve does, as the child of a process that the block may kill."""
     program = front_door.ENVIRONMENT["RAY_SERVE_HAPROXY_BINARY_PATH"]
     parent = subprocess.Popen([sys.executable, "-c", PARENT, program, "-db", "-f", str(file)])
     try:
-        until((file.parent / "admin.sock").exists)
+        until((file.parent / "admin.sock").exists, STARTS_S)
         (child,) = psutil.Process(parent.pid).children()
         yield child
     finally:
@@ -108,7 +102,7 @@ def test_a_request_reaches_a_gateway_of_its_service(tmp_path: Path, host: str) -
     with gateway(host) as behind, haproxy(configured(tmp_path, host, port, behind)):
         own = "127.0.0.1" if host == "0.0.0.0" else host
         headers = {"x-privmix-cluster": "another", "upgrade": "h2c", "connection": "upgrade"}
-        until(lambda: httpx.get(f"http://{own}:{port}/-/healthz").is_success)
+        until(lambda: httpx.get(f"http://{own}:{port}/-/healthz").is_success, STARTS_S)
         seen = httpx.get(f"http://{own}:{port}/v1/models?a=b", headers=headers).json()
     assert seen["path"] == "/v1/models?a=b"
     assert seen["x-privmix-cluster"] == front_door.cluster()

@@ -27,6 +27,7 @@ from privmix.keys.messages import AdmissionLimits, Admitted, Identity, TrafficUp
 from privmix.keys.records import Share, ShareUsage
 from privmix.privacy.mollifiers.shaping import SamplingOptions
 from tests.key_store import RequestStore
+from tests.support.waiting import becoming
 
 LIMITS = AdmissionLimits(8, max_waiting=8)
 SILENT_S = 0.5
@@ -133,9 +134,7 @@ class World:
 
     async def holds_nothing(self) -> None:
         """Waits until requests hold nothing, and a while to see that it stays so."""
-        async with asyncio.timeout(60):
-            while self.held() != (0, 0, 0, 0) or self.service._background.tasks:
-                await asyncio.sleep(0.02)
+        await becoming(lambda: self.held() == (0, 0, 0, 0) and not self.service._background.tasks)
         await asyncio.sleep(2 * SILENT_S)
         assert self.held() == (0, 0, 0, 0)
         assert not self.actor.keys._open._requests
@@ -285,9 +284,7 @@ async def test_an_admission_is_withdrawn_while_it_would_wait_for_its_share_or_a_
     world.actor.away()
     await unanswered(world.admit("waits for the share", 90))
     world.actor.back()
-    async with asyncio.timeout(60):
-        while world.service._background.tasks:
-            await asyncio.sleep(0.01)
+    await becoming(lambda: not world.service._background.tasks)
     assert world.held() == (90, 1, 1, 0)
     await world.service.settle("running", 90)
     await world.holds_nothing()

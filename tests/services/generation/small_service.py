@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from tests.running import free_port
+from tests.support.waiting import until
 
 CONTEXT = 1000
 
@@ -103,10 +103,7 @@ def serving(service: SmallService) -> Iterator[SmallService]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 20
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: server.started, 20, pause_s=0.01)
         service.url = f"http://127.0.0.1:{port}"
         yield service
     finally:

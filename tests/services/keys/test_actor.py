@@ -3,7 +3,6 @@
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from privmix.keys.grouping import Work
 from privmix.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from privmix.keys.records import Share
 from tests.key_store import RequestStore
+from tests.support.waiting import becoming
 
 pytestmark = pytest.mark.anyio
 
@@ -55,13 +55,6 @@ async def admitted(keys: KeysOfService, id_: str, identity: Identity, wanted: in
     outcome = await keys.request(id_, identity, wanted, 1, GATEWAY)
     assert isinstance(outcome, Admitted)
     return outcome.tokens
-
-
-async def until(state: Callable[[], bool]) -> None:
-    """Returns once the actor is in a state, however long a busy machine takes."""
-    async with asyncio.timeout(120):
-        while not state():
-            await asyncio.sleep(0.01)
 
 
 def in_queue(keys: Keys) -> int:
@@ -195,7 +188,7 @@ async def test_a_settlement_that_was_not_confirmed_wakes_the_requests_that_wait_
     identity = await new_key(keys, "k", Share(tokens=5))
     await admitted(keys, "held", identity, 5)
     waiting = asyncio.create_task(keys.request("waits", identity, 5, 1, GATEWAY))
-    await until(lambda: for_tokens(keys) == 1)
+    await becoming(lambda: for_tokens(keys) == 1)
     monkeypatch.setattr(open_requests, "RETRY_S", 0.05)
     transactions, lost = keys._transactions, iter([KeysUnavailable("the commit was not confirmed")])
     run = transactions.run
@@ -249,7 +242,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     await admitted(keys, "first", identity, 4)
     waits_for_capacity = asyncio.create_task(keys.request("second", identity, 2, 1, GATEWAY))
     waits_for_tokens = asyncio.create_task(keys.request("third", identity, 9, 1, GATEWAY))
-    await until(lambda: in_queue(keys) == for_tokens(keys) == 1)
+    await becoming(lambda: in_queue(keys) == for_tokens(keys) == 1)
     assert not waits_for_capacity.done()
     assert not waits_for_tokens.done()
     await keys.settle("second", 0)
@@ -267,7 +260,7 @@ async def test_a_restarted_actor_continues_from_the_database(place: str) -> None
     after = start(place, capacity=1)
     assert await admitted(after, "a", identity, 6) == 6, "Ray repeats calls after a restart"
     waiting = asyncio.create_task(after.request("b", identity, 4, 1, GATEWAY))
-    await until(lambda: in_queue(after) == 1)
+    await becoming(lambda: in_queue(after) == 1)
     assert not waiting.done(), "the first request still runs"
     await after.settle("a", 5)
     await waiting
@@ -286,7 +279,7 @@ async def test_tokens_that_a_lost_gateway_held_stay_charged(place: str, monkeypa
     clock = keys_actor.HEARTBEAT_TIMEOUT_S
     await keys.heartbeat("here", TrafficUpdate())
     clock += 1
-    await until(lambda: "lost" not in keys._open._requests)
+    await becoming(lambda: "lost" not in keys._open._requests)
     while not (usage := keys.store.account("k").usage).spent:
         await asyncio.sleep(0.01)
     assert (usage.spent, usage.held) == (6, 4)
@@ -303,7 +296,7 @@ async def test_services_on_one_database_leave_each_others_requests_alone(
     await first.request("open", identity, 6, 1, GATEWAY)
     second = start(place, capacity=1, namespace="another")
     await second.request("lost", identity, 3, 1, GATEWAY)
-    await until(lambda: not second._open._requests)
+    await becoming(lambda: not second._open._requests)
     while not (usage := first.store.account("k").usage).spent:
         await asyncio.sleep(0.01)
     assert (usage.spent, usage.held) == (3, 6)
