@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from privmix_cluster.cli import app
 from tests.running import RunningService, settled
 from tests.services.generation.small_service import SmallService, serving
+from tests.support.cli import privmix, refused, reported
 
-runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "OPENAI_API_KEY": ""})
 TEMPLATE = ["--template", r"Label: {label}\nText:"]
 
 
@@ -29,12 +27,10 @@ def test_a_data_set_with_its_card(tmp_path: Path) -> None:
     asked = prompts(tmp_path, urgent=3, routine=2)
     with serving(SmallService()) as service:
         words = ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked, "--max-tokens", "5"]
-        done = runner.invoke(app, [*words, "--json"])
-        assert done.exit_code == 0, done.output
-        summary = json.loads(done.stdout)
+        summary = reported(*words)
         assert summary["complete"] is True
         assert summary["card"]["budget"]["tokens_delivered"] == service.charged == 25
-        again = runner.invoke(app, words)
+        again = privmix(*words)
         assert "5 of 5 texts" in again.stdout
         assert "Small promise." in again.stdout
         assert service.charged == 25
@@ -48,7 +44,7 @@ def test_options_reach_the_service(tmp_path: Path) -> None:
     file.write_text('{"day": "Monday", "count": 2}\n{"day": "Friday"}\n')
     asked = ["--prompts", str(file), "--template", r"On {day}\n", "--temperature", "0.7", "--stop", r"\n\n"]
     with serving(SmallService()) as service:
-        done = runner.invoke(app, ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked])
+        done = privmix("generate", "--url", service.url, "--output", tmp_path / "job", *asked)
         assert done.exit_code == 0, done.output
     assert sorted(item["prompt"] for item in service.requests) == ["On Friday\n", "On Monday\n", "On Monday\n"]
     assert (service.requests[0]["temperature"], service.requests[0]["stop"]) == (0.7, ["\n\n"])
@@ -69,10 +65,9 @@ def test_what_cannot_be_used_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["--url", "http://127.0.0.1:9", "--output", "job", *prompts(tmp_path, urgent=3), *words]
-    refused = runner.invoke(app, ["generate", *given])
-    assert refused.exit_code == 2
-    assert problem in refused.output.replace("Invalid value for ", "")
-    assert "Traceback" not in refused.output
+    told = refused("generate", *given)
+    assert problem in told.replace("Invalid value for ", "")
+    assert "Traceback" not in told
 
 
 @pytest.mark.slow
@@ -82,7 +77,7 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
     tokens, count, concurrency = 24, 10, 2
     job = tmp_path / "job"
     words = ["generate", "--url", service.base_url, "--output", str(job), *prompts(tmp_path, urgent=count)]
-    words += ["--max-tokens", str(tokens), "--concurrency", str(concurrency), "--json"]
+    words += ["--max-tokens", str(tokens), "--concurrency", str(concurrency)]
     before = settled(service)
     process = subprocess.Popen([sys.executable, "-m", "privmix", *words])
     journal, deadline = job / "journal.jsonl", time.monotonic() + 300
@@ -95,9 +90,7 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
     kept = [text["item"] for text in map(json.loads, journal.read_text().splitlines()[:-1]) if "finish_reason" in text]
     asked = journal.read_text().count('"asked"')
     charged = settled(service) - before
-    done = runner.invoke(app, words)
-    assert done.exit_code == 0, done.output
-    card = json.loads(done.stdout)["card"]
+    card = reported(*words)["card"]
     assert card["texts"]["whole"] == count
     assert card["guarantee"] == service.privacy()["guarantee"]
     delivered, paid = card["budget"]["tokens_delivered"], settled(service) - before

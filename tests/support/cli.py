@@ -1,4 +1,4 @@
-"""Runs `privmix` in this process, as on a wide terminal without colours."""
+"""Runs `privmix` in this process, as on a wide terminal without colours, and without a client's key."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from privmix_cluster.cli import app
 
-TERMINAL = {"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}
+TERMINAL = {"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb", "OPENAI_API_KEY": ""}
 
 
 def privmix(*words: object, environment: Mapping[str, str] | None = None) -> Result:
