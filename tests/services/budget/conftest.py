@@ -73,6 +73,17 @@ def terms() -> PrivacyBudget:
     return PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
 
 
+@pytest.fixture
+def ledger(place: str, terms: PrivacyBudget) -> Ledger:
+    return Ledger.create(place, terms)
+
+
+@pytest.fixture
+def measured(terms: PrivacyBudget) -> PrivacyBudget:
+    """A budget of measured losses."""
+    return terms.model_copy(update={"enforced": "measured"})
+
+
 @pytest.fixture(scope="session")
 def roomy(terms: PrivacyBudget) -> PrivacyBudget:
     """A budget that no test exhausts."""

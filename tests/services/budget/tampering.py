@@ -1,4 +1,4 @@
-"""Tampers with a ledger like somebody with write access to its database."""
+"""Reads the rows of a ledger and tampers with them, like somebody with write access to its database."""
 
 import sqlite3
 from contextlib import closing
@@ -8,7 +8,7 @@ from sqlalchemy import insert
 
 from privmix.budget.chain import LedgerRow, link
 from privmix.budget.store.database import LedgerDatabase
-from privmix.budget.store.rows import rows
+from privmix.budget.store.rows import every_row, rows
 from privmix.budget.store.schema import ledger_table
 
 
@@ -18,6 +18,11 @@ def tamper(path: Path, statement: str) -> None:
         for event in ("UPDATE", "DELETE", "INSERT"):
             connection.execute(f"DROP TRIGGER privmix_ledger_{event}")
         connection.execute(statement)
+
+
+def stored(place: str | Path) -> list[LedgerRow]:
+    with LedgerDatabase(place, "read").transaction() as connection:
+        return list(every_row(connection))
 
 
 def append(place: str | Path, *, epoch: int, kind: str, body: str) -> LedgerRow:

@@ -32,11 +32,6 @@ def terms() -> PrivacyBudget:
     return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(PARTS), partition="salt", parts=5)
 
 
-@pytest.fixture
-def ledger(place: str, terms: PrivacyBudget) -> Ledger:
-    return Ledger.create(place, terms)
-
-
 def test_a_lease_holds_its_allowances_and_settling_keeps_the_charges(ledger: Ledger, place: str) -> None:
     grant = ledger.lease(EVENT, 8, "first", PARTS)
     assert (grant.count, len(grant.allowances)) == (8, PARTS)

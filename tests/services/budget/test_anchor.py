@@ -215,9 +215,8 @@ def test_an_end_that_is_gone_is_not_written_again(anchor: Anchor) -> None:
         anchor.swap(end_of(2), end_of(1))
 
 
-def test_a_lost_stop_is_kept(path: Path, tmp_path: Path, terms: PrivacyBudget, second: str) -> None:
+def test_a_lost_stop_is_kept(path: Path, tmp_path: Path, measured: PrivacyBudget, second: str) -> None:
     anchors, kept = (anchor_at(second),), tmp_path / "kept"
-    measured = terms.model_copy(update={"enforced": "measured"})
     ledger = Ledger.create(path, measured, anchors=anchors)
     ledger.lease(COARSE, 1)
     shutil.copy(path, kept)

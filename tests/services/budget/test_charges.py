@@ -26,11 +26,6 @@ GNMAX = GNMaxEvent(parts=8, sigma=20.0)
 
 
 @pytest.fixture
-def measured(terms: PrivacyBudget) -> PrivacyBudget:
-    return terms.model_copy(update={"enforced": "measured"})
-
-
-@pytest.fixture
 def ledger(place: str, measured: PrivacyBudget) -> Ledger:
     return Ledger.create(place, measured)
 

@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
 
 from privmix.budget import state
-from privmix.budget.chain import LedgerRow, link
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reading import read, replay, verify
 from privmix.budget.store.database import LedgerDatabase
-from privmix.budget.store.rows import every_row, last_checkpoint
-from privmix.budget.store.schema import ledger_table
+from privmix.budget.store.rows import last_checkpoint
 from privmix.foundation.errors import LeaseRefused, LedgerCorrupt
 from privmix.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE
-from tests.services.budget.tampering import tamper
+from tests.services.budget.tampering import append, stored, tamper
 
 EVERY = 10  # rows between two checkpoints in these tests
 SUBMIX = SubMixEvent(parts=2, order=8.0, beta=0.01)
@@ -45,11 +42,6 @@ def write(ledger: Ledger, leases: int) -> None:
         lease = ledger.lease(FINE if number % 3 else COARSE, 5, f"lease-{ledger.balance().rows}").lease
         if number % 2:
             ledger.settle(lease, number % 6)
-
-
-def stored(place: str) -> list[LedgerRow]:
-    with LedgerDatabase(place, "read").transaction() as connection:
-        return list(every_row(connection))
 
 
 def test_a_start_from_a_checkpoint_has_the_state_of_a_full_replay(
@@ -83,11 +75,8 @@ def test_a_start_reads_nothing_before_its_checkpoint(path: Path, roomy: PrivacyB
 
 def test_a_forged_checkpoint_is_detected(place: str, ledger: Ledger) -> None:
     ledger.lease(COARSE, 10)
-    honest = stored(place)[-1]
     forged = state.LedgerState.replay(iter(stored(place))).checkpoint().model_copy(update={"charged": (1,)})
-    row = link(honest, epoch=1, kind="checkpoint", body=forged.model_dump_json(), at=honest.at)
-    with LedgerDatabase(place, "write").transaction() as connection:
-        connection.execute(insert(ledger_table), [row._asdict()])
+    append(place, epoch=1, kind="checkpoint", body=forged.model_dump_json())
     with pytest.raises(LedgerCorrupt, match="does not match the rows before it"):
         verify(place)
 
@@ -108,8 +97,7 @@ def test_checkpoints_keep_open_leases_and_recent_closed_leases(
     assert verify(place) == successor.balance()
 
 
-def test_measured_losses_and_stops_are_in_a_checkpoint(place: str, terms: PrivacyBudget) -> None:
-    measured = terms.model_copy(update={"enforced": "measured"})
+def test_measured_losses_and_stops_are_in_a_checkpoint(place: str, measured: PrivacyBudget) -> None:
     ledger = Ledger.create(place, measured)
     for number in range(2 * EVERY):
         assert ledger.charge(SUBMIX, [[0.01, 0.02]], str(number)) == 1
@@ -164,8 +152,8 @@ def test_forfeited_tokens_are_charged_even_beyond_the_budget(place: str, terms: 
     assert [json.loads(row.body)["count"] for row in stored(place) if row.kind == "forfeit"] == [50, 1000]
 
 
-def test_forfeiting_tokens_of_unknown_losses_stops_the_ledger(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger.create(place, terms.model_copy(update={"enforced": "measured"}))
+def test_forfeiting_tokens_of_unknown_losses_stops_the_ledger(place: str, measured: PrivacyBudget) -> None:
+    ledger = Ledger.create(place, measured)
     ledger.charge(SUBMIX, [[0.01, 0.02]], "first")
     ledger.forfeit(1)
     assert ledger.balance().stopped

@@ -91,7 +91,7 @@ def test_nothing_is_granted_while_the_ensembles_directory_is_read_only(
     ensemble.mkdir()
     if os.geteuid() == 0:
         shutil.chown(ensemble, writers.NOBODY)
-    told = answer(writers.meet_a_read_only_ensemble, str(place), terms, ensemble, None)
+    told = answer(writers.meet_a_read_only_ensemble, str(place), terms, ensemble)
     begun, before, meanwhile, after = told[0], told[1:7], told[7:13], told[13:]
     assert before == after == [2, None] * 3
     assert {type(each) for each in (begun, *meanwhile)} == {LedgerUnavailable}
@@ -101,20 +101,19 @@ def test_nothing_is_granted_while_the_ensembles_directory_is_read_only(
 
 
 def test_beside_another_anchor_the_receipt_of_a_read_only_directory_stays(
-    terms: PrivacyBudget, ensemble: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terms: PrivacyBudget, ensemble: Path, path: Path, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second, kept = tmp_path / "anchors", tmp_path / "kept.db"
-    second.mkdir()
-    begin(str(path), terms, ensemble, anchor=str(second))
+    kept = tmp_path / "kept.db"
+    begin(str(path), terms, ensemble, anchor=second)
     stored = Receipt.load(ensemble)
     monkeypatch.setattr(receipt, "is_writable", lambda directory: False)
-    anchors = anchors_of(ensemble, str(second))
+    anchors = anchors_of(ensemble, second)
     shutil.copy(path, kept)
     assert Ledger.open(path, terms, anchors=anchors).lease(COARSE, 2).count == 2
     assert Receipt.load(ensemble) == stored
-    verified_ledger_id(str(path), terms, ensemble, anchor=str(second))
+    verified_ledger_id(str(path), terms, ensemble, anchor=second)
     with pytest.raises(LedgerRolledBack):
-        verified_ledger_id(str(kept), terms, ensemble, anchor=str(second))
+        verified_ledger_id(str(kept), terms, ensemble, anchor=second)
 
 
 @pytest.mark.parametrize("anchored", [False, True])

@@ -13,19 +13,13 @@ from privmix.budget.reading import verify
 from privmix.budget.records import Leased, Settled
 from privmix.budget.signing import SigningKey
 from privmix.budget.store.database import LedgerDatabase
-from privmix.budget.store.rows import every_row
 from privmix.budget.store.schema import ledger_table
 from privmix.foundation.errors import InputError, LedgerUnsigned
 from tests.services.budget.events import COARSE, FINE
-from tests.services.budget.tampering import append, tamper
+from tests.services.budget.tampering import append, stored, tamper
 
 KEY = SigningKey(b"k" * 32)
 OTHER = SigningKey(b"o" * 32)
-
-
-def stored(place: str | Path) -> list[LedgerRow]:
-    with LedgerDatabase(place, "read").transaction() as connection:
-        return list(every_row(connection))
 
 
 def rewrite(path: Path, change: Callable[[LedgerRow], LedgerRow | None]) -> None:

@@ -76,9 +76,7 @@ def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBud
     connection.send((opened, read(path)))
 
 
-def meet_a_read_only_ensemble(
-    connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path, second: str | None
-) -> None:
+def meet_a_read_only_ensemble(connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     """Leases while the ensemble's directory is writable, read-only and writable again, with one writer and a new one.
 
     Sends the error of a beginning in a read-only directory, then the granted numbers and the errors, in this order, and
@@ -89,21 +87,21 @@ def meet_a_read_only_ensemble(
     told: list[int | LedgerError | None] = []
     ensemble.chmod(0o555)
     try:
-        begin(place, terms, ensemble, anchor=second)
+        begin(place, terms, ensemble)
     except LedgerError as error:
         assert not Path(place).exists() and not list(ensemble.iterdir())
         told.append(error)
     ensemble.chmod(0o777)
-    begin(place, terms, ensemble, anchor=second)
-    ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
+    begin(place, terms, ensemble)
+    ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble), holder="one")
     for mode in (0o777, 0o555, 0o777):
         ensemble.chmod(mode)
-        successor = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
+        successor = Ledger.open(place, terms, anchors=anchors_of(ensemble), holder="one")
         for writer in (ledger, ledger, successor):
             for ask in (lambda writer=writer: writer.lease(COARSE, 2).count, writer.check):
                 try:
                     told.append(ask())
                 except LedgerError as error:
                     told.append(error)
-        ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble, second), holder="one")
+        ledger = Ledger.open(place, terms, anchors=anchors_of(ensemble), holder="one")
     connection.send(told)
