@@ -60,13 +60,6 @@ def test_a_refused_token_exceeds_the_budget(
         assert Filter(terms).epsilon(one_more) > terms.epsilon - 1e-13 * (1 + terms.epsilon)
 
 
-def test_a_grant_equals_the_sum_of_single_grants(terms: PrivacyBudget) -> None:
-    budget, tokens = Filter(terms), 0
-    while budget.affordable({COARSE: tokens}, COARSE, 1):
-        tokens += 1
-    assert tokens == budget.affordable({}, COARSE) == 208
-
-
 class PricedEvent(RatioEvent):
     """Costs its radius at every order."""
 

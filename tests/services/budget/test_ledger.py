@@ -1,4 +1,7 @@
-"""Claim: a single writer grants a token only after the charge is on disk, and grants nothing after an error."""
+"""Claim: a single writer grants each token once, and grants nothing after an error.
+
+`test_ledger_states.py` shows that a charge is on disk before its token is granted.
+"""
 
 import pytest
 from sqlalchemy import create_engine
@@ -23,19 +26,6 @@ from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append
-
-
-@pytest.fixture
-def ledger(place: str, terms: PrivacyBudget) -> Ledger:
-    return Ledger.create(place, terms)
-
-
-def test_a_lease_is_on_disk_before_it_is_granted(ledger: Ledger, place: str) -> None:
-    grant = ledger.lease(COARSE, 10)
-    on_disk = read(place)
-    assert grant.count == 10
-    assert on_disk.charged == on_disk.held == {COARSE: 10}
-    assert on_disk == ledger.balance()
 
 
 def test_the_last_tokens_are_granted_and_no_more(ledger: Ledger) -> None:

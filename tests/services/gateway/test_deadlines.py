@@ -15,12 +15,11 @@ from ray.exceptions import RayTaskError
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
 from privmix.gateway import preparation
-from privmix.gateway.keys import ANONYMOUS, KeyService
+from privmix.gateway.keys import KeyService
 from privmix.gateway.status import Status
 from privmix.keys import actor as keys_actor
 from privmix.keys import grouping
 from privmix.keys.actor import Keys
-from privmix.keys.messages import Identity
 from privmix.keys.store import KeyStore
 from tests.support.app import MakeClient, app_client
 
@@ -39,10 +38,6 @@ class Handle:
             return await self._actor(*arguments, **named)  # type: ignore[operator]
         except KeysError as error:
             raise RayTaskError("method", "traceback", error) from error
-
-
-async def anonymous() -> Identity:
-    return ANONYMOUS
 
 
 BODIES = {

@@ -111,6 +111,7 @@ def test_a_client_that_offers_another_protocol_is_answered_in_this_one(
             client.sendall(body)
         response = answer(client)
         assert (response.status, response.version) == (200, 11)
+        assert (response.headers.get_content_type() == "text/event-stream") == (b"stream" in body)
         check(response.read(), body, path)
         client.sendall(head("GET", "/livez"))
         assert answer(client).status == 200, "the connection stays"
@@ -126,9 +127,9 @@ def test_a_body_that_waits_for_its_permission_gets_it(service: RunningService) -
 
 def test_the_target_of_a_request_to_a_proxy_is_answered(service: RunningService) -> None:
     with connected(service) as client:
-        client.sendall(head("POST", f"http://localhost{COMPLETIONS}?a=b", length=len(BODY)) + BODY)
+        client.sendall(head("POST", f"http://localhost{COMPLETIONS}?a=b", "X-Request-Id: own", length=len(BODY)) + BODY)
         response = answer(client)
-        assert response.status == 200
+        assert (response.status, response.headers["x-request-id"]) == (200, "own")
         check(response.read(), BODY, COMPLETIONS)
         client.sendall(head("OPTIONS", "*"))
         response = answer(client)

@@ -174,6 +174,16 @@ def test_the_card_of_a_service_that_promises_no_epsilon_says_so(tmp_path: Path) 
     assert card["epsilon"] is None
 
 
+@pytest.mark.parametrize("kind", ["base", "public", "mixed"])
+def test_answers_without_the_parts_are_named_by_their_model(tmp_path: Path, kind: str) -> None:
+    whole = {"asked": "x", "text": " w1", "tokens": 1, "finish_reason": "stop"}
+    with opened(tmp_path, request(3)) as job:
+        for item, model in enumerate((None, kind, kind)):
+            job.note({"item": item, **whole, "answered_by": model})
+        card = write_card(job, {"guarantee": "A promise.", "tokens_charged": 3, "tokens_left": 0})
+    assert (card["texts"]["whole"], card["texts"]["answered_without_the_parts"]) == (3, {kind: 2})
+
+
 def test_an_incomplete_record_is_requested_again_from_its_beginning(tmp_path: Path) -> None:
     wanted = replace(request(1), schema=SCHEMA)
     with serving(SmallService(break_after=5)) as service:
