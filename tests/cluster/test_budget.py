@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix.privacy.protocols.submix import SubMixEvent
+from tests.services.budget.events import COARSE as EVENT
 from tests.support.cli import privmix, reported
-
-EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
+from tests.support.terms import CLINIC
 
 
 @pytest.fixture
@@ -20,9 +18,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path) -> Ledger:
-    return Ledger.create(
-        path, PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
-    )
+    return Ledger.create(path, CLINIC)
 
 
 def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
@@ -44,7 +40,7 @@ def test_a_missing_ledger_is_reported(path: Path) -> None:
 
 def test_only_the_operator_sees_measured_losses(path: Path) -> None:
     event = SubMixEvent(parts=2, order=8.0, beta=0.01)
-    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
+    terms = CLINIC.model_copy(update={"enforced": "measured"})
     Ledger.create(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
     told = reported("budget", "--ledger", path)
     assert not [name for name in told if "measured" in name and name != "enforced"]

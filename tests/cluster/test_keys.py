@@ -8,7 +8,6 @@ import pytest
 from typer.testing import Result
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import ConfigurationError
 from privmix_cluster.checks import check_keys, keys_database
@@ -16,6 +15,7 @@ from privmix_cluster.configuration import Configuration
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.support.cli import privmix
+from tests.support.terms import CLINIC
 
 
 @pytest.fixture
@@ -104,11 +104,10 @@ def test_keys_are_kept_where_the_configuration_says(tmp_path: Path) -> None:
 
 
 def test_a_service_that_had_keys_does_not_start_without_them(tmp_path: Path) -> None:
-    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
-    Ledger.create(tmp_path / "ledger.db", terms)
+    Ledger.create(tmp_path / "ledger.db", CLINIC)
     check_keys(configured(tmp_path))
-    Ledger.create(tmp_path / "ledger.db", terms, clients_need_keys=True)
-    Ledger.create(tmp_path / "ledger.db", terms)
+    Ledger.create(tmp_path / "ledger.db", CLINIC, clients_need_keys=True)
+    Ledger.create(tmp_path / "ledger.db", CLINIC)
     for others in ({}, {"api_keys": ["one"]}):
         with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
             check_keys(configured(tmp_path, **others))

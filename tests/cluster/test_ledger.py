@@ -9,20 +9,17 @@ from typer.testing import Result
 
 from privmix.budget.filter import Filter
 from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reading import read
 from privmix.budget.receipt import anchors_of
 from privmix.budget.signing import SigningKey
 from privmix.foundation.errors import Fenced, LedgerRolledBack
-from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix_cluster.checks import check_ensemble
 from privmix_cluster.configuration import Configuration
 from tests.running import configure, own_ensemble
+from tests.services.budget.events import COARSE as EVENT
 from tests.services.budget.tampering import tamper
 from tests.support.cli import privmix, reported
-
-EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
-TERMS = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+from tests.support.terms import CLINIC as TERMS
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reading import read
 from privmix.database.service import ServiceDatabase
 from privmix.foundation.errors import KeysError
@@ -17,8 +16,7 @@ from tests.k8s.manifests import K8S
 from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
-
-TERMS = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
+from tests.support.terms import CLINIC as TERMS
 
 
 def script(component: str, name: str, *arguments: str, path: Path | None = None, **environment: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from tests.postgresql import Server
+from tests.support.terms import CLINIC
 
 
 def known(number: float | None) -> float:
@@ -70,7 +71,7 @@ def second(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def terms() -> PrivacyBudget:
-    return PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
+    return CLINIC
 
 
 @pytest.fixture

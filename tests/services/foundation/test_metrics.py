@@ -12,13 +12,12 @@ import ray
 from privmix.budget import actor as budget
 from privmix.budget.filter import Filter
 from privmix.budget.privacy_budget import PrivacyBudget
-from privmix.privacy.protocols.pmixed import RatioEvent
 from privmix.privacy.protocols.submix import SubMixEvent
 from tests.running import free_port
+from tests.services.budget.events import COARSE as EVENT
 from tests.support.ray_cluster import ray_cluster
 from tests.support.waiting import until
 
-EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
 MEASURED = SubMixEvent(parts=2, order=8.0, beta=0.01)
 PATIENCE = 60.0
 

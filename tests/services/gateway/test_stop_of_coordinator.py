@@ -6,24 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.coordinator.coordinator import Coordinator
 from privmix.coordinator.messages import Delta, Generation
 from privmix.foundation.errors import CoordinatorStopping
 from privmix.gateway.errors import from_coordinator
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from privmix.privacy.protocols.pmixed import PMixed
 from privmix.training import public_model
-from tests.support.offline import offline
-
-TERMS = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
+from tests.support.offline import WORLDS, offline
 
 
 def test_a_stop_ends_an_answer_and_refuses_the_next_one(tmp_path: Path) -> None:
     async def run() -> None:
-        coordinator, samples, ledger = offline(
-            Coordinator, PMixed(2, 1.0, 0.4), TERMS, tmp_path / "ledger.db", public_model.resolve()
-        )
+        place = tmp_path / "ledger.db"
+        coordinator, samples, ledger = offline(Coordinator, *WORLDS["pmixed"], place, public_model.resolve())
         generation = Generation("endless", (504, 253), SamplingOptions(), 400, ignore_eos=True)
 
         await coordinator.submit("channel", [generation])

@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import update
 
 from privmix.budget.ledger import Ledger
-from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.database.service import NUMBER_TABLE, ServiceDatabase, keys_table
 from privmix.foundation.errors import KeysError, KeysUnavailable
 from privmix.keys.records import Secret, Share
 from privmix.keys.reservations import Exhausted
 from tests.key_store import RequestStore
 from tests.postgresql import Server
+from tests.support.terms import CLINIC
 
 
 def test_a_secret_has_32_random_bytes_and_is_never_stored(store: RequestStore, place: str) -> None:
@@ -131,9 +131,8 @@ def test_keys_of_another_layout_are_refused(store: RequestStore, place: str) -> 
 
 def test_keys_and_a_ledger_fit_into_one_database(postgresql: Server) -> None:
     url = postgresql.database()
-    terms = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
     for _ in range(2):
-        Ledger.create(url, terms)
+        Ledger.create(url, CLINIC)
         store = RequestStore(ServiceDatabase(url))
     store.create("k")
     assert store.required()
