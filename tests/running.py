@@ -17,6 +17,8 @@ import httpx
 import psutil
 import yaml
 
+from tests.ensembles import write_ensemble
+
 START_S = 480.0
 HEALTH_S = 60.0
 STOP_S = 60.0
@@ -152,6 +154,12 @@ def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
     path = folder / "privmix.yaml"
     path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "namespace": folder.name, **values}))
     return path
+
+
+def configure_small(folder: Path, **sections: dict[str, Any]) -> Path:
+    """Writes an ensemble of two parts, and a configuration by which transformers serves it in short contexts."""
+    engine, ensemble = {"kind": "transformers", "context_length": 256}, write_ensemble(folder / "ensemble", 2)
+    return configure(folder, ensemble, engine=engine, http={"max_tokens": 200}, **sections)
 
 
 @contextmanager

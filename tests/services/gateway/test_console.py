@@ -13,8 +13,7 @@ import pytest
 from privmix.database.service import ServiceDatabase
 from privmix.keys.actor import IDENTITY_AGE_S
 from privmix.keys.store import KeyStore
-from tests.ensembles import write_ensemble
-from tests.running import RunningService, configure, running
+from tests.running import RunningService, configure_small, running
 
 WIDTHS = {1280: "light", 390: "dark"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,13 +51,9 @@ def until(page: Any, expression: str, argument: Any = None) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_console_shows_the_service_to_a_key(page: Any, tmp_path: Path) -> None:
-    ensemble, store = write_ensemble(tmp_path / "ensemble", 2), KeyStore(ServiceDatabase(tmp_path / "keys.db"))
+    store = KeyStore(ServiceDatabase(tmp_path / "keys.db"))
     (_, reader), (_, secret) = store.create("reader"), store.create("clinic")
-    engine = {"kind": "transformers", "context_length": 256}
-    configuration = configure(
-        tmp_path, ensemble, engine=engine, http={"max_tokens": 200}, privacy={"q": 1.0, "tokens": 2000}
-    )
-    with running(configuration) as service:
+    with running(configure_small(tmp_path, privacy={"q": 1.0, "tokens": 2000})) as service:
         watch(service, page, tmp_path, reader.text)
         store.revoke("clinic")
         time.sleep(IDENTITY_AGE_S)

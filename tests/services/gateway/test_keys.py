@@ -23,9 +23,8 @@ from privmix.keys.actor import IDENTITY_AGE_S
 from privmix.keys.messages import Refused
 from privmix.keys.records import Share
 from privmix.privacy.mollifiers.shaping import SamplingOptions
-from tests.ensembles import write_ensemble
 from tests.key_store import RequestStore
-from tests.running import RunningService, configure, running
+from tests.running import RunningService, configure_small, running
 from tests.support.app import MakeClient
 from tests.support.cli import privmix
 
@@ -84,14 +83,9 @@ def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypat
 
 @pytest.mark.slow
 def test_the_command_line_changes_the_running_service(tmp_path: Path) -> None:
-    sections: dict[str, dict[str, Any]] = {
-        "http": {"max_tokens": 200},
-        "engine": {"kind": "transformers", "context_length": 256},
-    }
     store = RequestStore(ServiceDatabase(tmp_path / "keys.db"))
     _, reader = store.create("reader", share=Share(tokens=0))
-    ensemble = write_ensemble(tmp_path / "ensemble", 2)
-    with running(configure(tmp_path, ensemble, **sections)) as service:
+    with running(configure_small(tmp_path)) as service:
         follow(service, ("--database", str(tmp_path / "keys.db")))
         headers = {"authorization": f"Bearer {reader.text}"}
         assert httpx.get(f"{service.base_url}/v1/privacy", headers=headers, timeout=120).status_code == 200

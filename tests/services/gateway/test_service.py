@@ -15,8 +15,7 @@ import pytest
 
 from privmix.gateway.served_model import PromptTokenizer
 from tests.conftest import SERVED_CONTEXT
-from tests.ensembles import write_ensemble
-from tests.running import PLANTED_HOST, RunningService, configure, running, settled
+from tests.running import PLANTED_HOST, RunningService, configure_small, running, settled
 from tests.support.clients import CHAT, client_of, costs
 
 PROMPT = "The patient called because"
@@ -190,15 +189,8 @@ TOKENS = 24
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[RunningService]:
     """A service with a budget of `TOKENS` tokens."""
-    config = configure(
-        tmp_path,
-        write_ensemble(tmp_path / "ensemble", 2),
-        privacy={"q": 1.0, "tokens": TOKENS},
-        engine={"kind": "transformers", "context_length": 256},
-        http={"max_tokens": 200},
-        budget={"lease_tokens": 8, "when_exhausted": "refuse"},
-    )
-    with running(config) as service:
+    budget = {"lease_tokens": 8, "when_exhausted": "refuse"}
+    with running(configure_small(tmp_path, privacy={"q": 1.0, "tokens": TOKENS}, budget=budget)) as service:
         yield service
 
 
