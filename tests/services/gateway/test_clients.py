@@ -8,9 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +23,7 @@ import yaml
 from filelock import FileLock
 
 from tests.running import RunningService, free_port
+from tests.support.waiting import until
 
 # Long, because the environment is installed from the package index.
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -80,7 +80,8 @@ def litellm(service: RunningService, clients: Path, folder: Path) -> Iterator[st
             cwd=folder,
         )
     try:
-        _wait_for(port, process, folder / "litellm.log")
+        said = (folder / "litellm.log").read_text
+        until(lambda: _listens(port, process, said), 120, said, pause_s=0.2)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         with suppress(psutil.NoSuchProcess):
@@ -90,15 +91,10 @@ def litellm(service: RunningService, clients: Path, folder: Path) -> Iterator[st
         process.wait()
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise TimeoutError(log.read_text())
+def _listens(port: int, process: subprocess.Popen[bytes], said: Callable[[], str]) -> bool:
+    assert process.poll() is None, said()
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_litellm_proxy_works(service: RunningService, clients: Path, tmp_path: Path) -> None:
