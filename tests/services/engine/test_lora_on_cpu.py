@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
 from privmix.engine.lora_on_cpu import SOURCE, RowPunicaWrapper, compact
 from privmix.foundation import compiled
+from tests.support.steps import Operation, Operations
 
 SLOTS, RANK, INPUTS, WIDTHS = 5, 3, 16, (8, 4, 4)
 MERGED = ["layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"]
@@ -113,27 +113,15 @@ def test_the_compiled_operator_refuses_other_types_and_layouts(spoil: str) -> No
         operator(y, x, index, index, torch.zeros(2, RANK, INPUTS), [torch.zeros(2, RANK, 8)], [0])
 
 
-class Recorded(TorchDispatchMode):
-    """Records the operations that run, with the shapes of their inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations.append((func, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]))
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_operations_do_not_depend_on_the_requested_adapters(operators: str) -> None:
     """This includes a batch whose rows all use one adapter, as on a shard without drawn parts."""
-    made, operations = layer({"q_proj"}), []
+    made, operations = layer({"q_proj"}), list[list[Operation]]()
     for drawn in ([1] * 40, [1, 2, 3, 2] * 10, [3] * 20 + [1, 2] * 10):
         x, y = torch.randn(47, INPUTS), torch.randn(47, sum(WIDTHS))
-        with Recorded() as recorded:
+        operations.append([])
+        with Operations(operations[-1]):
             run(made, [-1] * 7 + drawn, x, y, is_prefill=False)
-        operations.append(recorded.operations)
     assert operations[0] == operations[1] == operations[2]
     assert len(operations[0]) > 5
-    kinds = [str(operation) for operation, _ in operations[0]]
+    kinds = [kind for kind, *_ in operations[0]]
     assert kinds.count("privmix.add_lora_rows.default") == (1 if operators == "compiled" else 0)
