@@ -24,11 +24,6 @@ def old(place: str, roomy: PrivacyBudget) -> Ledger:
     return ledger
 
 
-def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every heartbeat count as too old."""
-    monkeypatch.setattr(module, "PATIENCE_S", -1.0)
-
-
 def test_a_starting_deployment_does_not_take_the_ledger_over(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
     new = Ledger.create(place, roomy, holder="new")
     rows = read(place).rows
@@ -72,7 +67,7 @@ def test_the_old_deployment_takes_the_ledger_back_from_a_silent_one(
     new.beat()
     with pytest.raises(Fenced):
         old.lease(COARSE, 1)
-    silence(monkeypatch)
+    monkeypatch.setattr(module, "PATIENCE_S", -1.0)  # every heartbeat counts as too old
     assert old.lease(COARSE, 3).count == 3
     monkeypatch.undo()
     with pytest.raises(Fenced):  # whatever a wrong clock said of it
@@ -96,7 +91,7 @@ def test_a_restarted_process_replaces_its_predecessor(
     restarted.resume()
     assert read(place).epoch == 2
     assert restarted.lease(COARSE, 1).count == 1
-    silence(monkeypatch)
+    monkeypatch.setattr(module, "PATIENCE_S", -1.0)  # every heartbeat counts as too old
     with pytest.raises(Fenced, match="must not write again"):
         old.lease(COARSE, 1)
 
