@@ -29,11 +29,7 @@ def test_what_every_process_of_a_service_imports_computes_nothing() -> None:
     )
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     imported = set(listed.stdout.split())
-    assert {
-        "privmix_cluster.launch",
-        "privmix.privacy.protocols.pmixed",
-        "privmix.shards.shard",
-    } <= imported
+    assert {"privmix_cluster.launch", "privmix.privacy.protocols.pmixed", "privmix.shards.shard"} <= imported
     assert not {"torch", "scipy.stats", "scipy.optimize", "dp_accounting", "transformers", "vllm"} & imported
 
 

@@ -126,9 +126,7 @@ def test_no_token_exceeds_the_claim(answered: tuple[Counter[str], Counter[str]])
 
 
 @pytest.mark.slow
-def test_a_mollifier_at_twice_the_claimed_radius_is_detected(
-    answered: tuple[Counter[str], Counter[str]],
-) -> None:
+def test_a_mollifier_at_twice_the_claimed_radius_is_detected(answered: tuple[Counter[str], Counter[str]]) -> None:
     assert largest_loss(*answered) > RADIUS
 
 

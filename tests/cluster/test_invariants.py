@@ -6,13 +6,7 @@ import pytest
 
 from tests.cluster.charges import Charges
 from tests.cluster.clients import Chunk, Transcript
-from tests.cluster.invariants import (
-    IN_FLIGHT,
-    OPEN_LEASES,
-    Margin,
-    charge_violations,
-    text_violations,
-)
+from tests.cluster.invariants import IN_FLIGHT, OPEN_LEASES, Margin, charge_violations, text_violations
 from tests.counting import counted, counted_text
 
 NOTHING = Charges(0)

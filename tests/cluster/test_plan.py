@@ -29,10 +29,7 @@ def test_a_radius_is_evaluated() -> None:
     assert evaluated["radius"] == 1.6
     assert evaluated["best_order"] == cost.best_order
     # The shown number is rounded up, by at most its last digit.
-    for shown, exact in (
-        (evaluated["epsilon_rdp"], cost.epsilon_rdp),
-        (evaluated["epsilon_pld"], cost.epsilon_pld),
-    ):
+    for shown, exact in ((evaluated["epsilon_rdp"], cost.epsilon_rdp), (evaluated["epsilon_pld"], cost.epsilon_pld)):
         assert exact is not None
         assert exact <= shown <= exact + 1e-9
 

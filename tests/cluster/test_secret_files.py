@@ -41,11 +41,7 @@ def test_a_secret_comes_from_a_file(setting: str, by: str, tmp_path: Path, monke
 def test_a_variable_has_precedence_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "first").write_text("sqlite-first.db")
     (tmp_path / "second").write_text("postgresql://host/second")
-    values = {
-        "ensemble": "here",
-        "budget": {"ledger_file": "first"},
-        "http": {"api_keys_file": None},
-    }
+    values = {"ensemble": "here", "budget": {"ledger_file": "first"}, "http": {"api_keys_file": None}}
     configuration = Configuration.of(values, tmp_path)
     assert configuration.budget.ledger == str(tmp_path / "sqlite-first.db")
     monkeypatch.setenv("PRIVMIX_BUDGET__LEDGER_FILE", "second")

@@ -13,10 +13,7 @@ from privmix.budget.ledger import CHECKPOINT_ROWS, Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reading import read, verify
 from privmix.budget.statement import statement
-from privmix.foundation.errors import (
-    LeaseRefused,
-    LedgerMismatch,
-)
+from privmix.foundation.errors import LeaseRefused, LedgerMismatch
 from privmix.laboratory.evaluation.in_memory import InMemoryBudget
 from privmix.privacy.protocols import PROTOCOLS
 from privmix.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings

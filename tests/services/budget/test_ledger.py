@@ -15,13 +15,7 @@ from privmix.budget.records import Leased
 from privmix.budget.statement import statement
 from privmix.budget.store.database import LedgerDatabase
 from privmix.budget.store.schema import NUMBER_TABLE
-from privmix.foundation.errors import (
-    LeaseRefused,
-    LedgerForeign,
-    LedgerMismatch,
-    LedgerMissing,
-    LedgerUnavailable,
-)
+from privmix.foundation.errors import LeaseRefused, LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable
 from privmix.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE

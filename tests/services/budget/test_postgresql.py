@@ -14,10 +14,7 @@ from privmix.budget.ledger import Ledger
 from privmix.budget.privacy_budget import PrivacyBudget
 from privmix.budget.reading import read
 from privmix.budget.store.database import LedgerDatabase
-from privmix.foundation.errors import (
-    LedgerError,
-    LedgerUnavailable,
-)
+from privmix.foundation.errors import LedgerError, LedgerUnavailable
 from tests.postgresql import PATIENCE, Server, running
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE

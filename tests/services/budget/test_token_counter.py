@@ -188,11 +188,7 @@ def worst_delta(affordable: Callable[[Mapping[Event, int]], list[RatioEvent]], e
             worst = WorstCaseRatios.of(event.parts, event.q, event.radius)
             change, rest = worst.high / worst.low, 1 - worst.mass * (worst.high + worst.low)
             after = Counter(spent) + Counter({event: 1})
-            outcomes = (
-                (worst.mass * worst.low, change),
-                (worst.mass * worst.high, 1 / change),
-                (rest, 1.0),
-            )
+            outcomes = ((worst.mass * worst.low, change), (worst.mass * worst.high, 1 / change), (rest, 1.0))
             best = max(best, sum(mass * value(ratio * factor, after) for mass, factor in outcomes))
         return best
 

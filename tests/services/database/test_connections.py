@@ -64,11 +64,7 @@ def test_a_lock_of_another_writer_is_not_awaited_for_ever(
     database: Opened = OPEN[content](url := postgresql.database())
     monkeypatch.setattr("privmix.database.postgresql.LOCK_TIMEOUT", "50ms")
     other: Opened = OPEN[content](url)
-    with (
-        database.transaction(),
-        pytest.raises(UNAVAILABLE, match="another writer has locked it"),
-        other.transaction(),
-    ):
+    with database.transaction(), pytest.raises(UNAVAILABLE, match="another writer has locked it"), other.transaction():
         pass
     with other.transaction():
         pass

@@ -24,12 +24,7 @@ REQUESTS = (
     Request("alone", TOKENS[:9], (PUBLIC,)),
     Request("short", TOKENS[:20], ("third", "first")),
 )
-MODES = {
-    "together": (True, True),
-    "together, each": (True, False),
-    "shared": (False, True),
-    "each": (False, False),
-}
+MODES = {"together": (True, True), "together, each": (True, False), "shared": (False, True), "each": (False, False)}
 """Whether one pass runs all, and whether the backend can do without a causal mask."""
 
 

@@ -44,11 +44,7 @@ def decoded(engine: VllmEngine) -> Answers:
         asked = [name for index, name in enumerate(contexts) if (step + index) % 4]
         private = asked[: len(asked) - step % 3]
         requests = [
-            Request(
-                name,
-                tuple(contexts[name]),
-                (PUBLIC, *_draw(generator)) if name in private else (PUBLIC,),
-            )
+            Request(name, tuple(contexts[name]), (PUBLIC, *_draw(generator)) if name in private else (PUBLIC,))
             for name in asked
         ]
         answers.append(engine.logits(requests).clone())

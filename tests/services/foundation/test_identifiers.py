@@ -13,18 +13,8 @@ from privmix.foundation.json_lines import BadRow
 
 ONE: dict[str, list[Any]] = {
     "7": [
-        7,
-        7.0,
-        "7",
-        " 7 ",
-        "7.0",
-        "7.000",
-        b"7",
-        Decimal(7),
-        Decimal("7.00"),
-        np.int64(7),
-        np.float32(7),
-        np.uint8(7),
+        *(7, 7.0, "7", " 7 ", "7.0", "7.000", b"7"),
+        *(Decimal(7), Decimal("7.00"), np.int64(7), np.float32(7), np.uint8(7)),
     ],
     "0": [0, -0.0, "0", "-0", "-0.0", Decimal("-0")],
     "-12": [-12, -12.0, "-12", "-12.0"],

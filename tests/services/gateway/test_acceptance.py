@@ -7,12 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from privmix.gateway.preparation import answer_length
-from privmix.gateway.schema import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Message,
-)
+from privmix.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest, Message
 from privmix.gateway.served_model import PromptTokenizer
 from privmix.gateway.settings import ClientSettings
 from privmix.privacy.mollifiers.shaping import SamplingOptions

@@ -62,10 +62,7 @@ def test_an_invalid_tokenization_request_is_refused(client: TestClient, body: di
 def test_the_openapi_description_matches_the_validating_models(client: TestClient) -> None:
     description = client.get("/openapi.json").json()
     schemas = description["components"]["schemas"]
-    for route, model in (
-        ("/v1/completions", CompletionRequest),
-        ("/v1/chat/completions", ChatRequest),
-    ):
+    for route, model in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
         body = description["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
         schema = schemas[body["$ref"].rsplit("/", 1)[-1]]
         assert set(schema["properties"]) == set(model.model_fields)

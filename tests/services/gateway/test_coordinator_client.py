@@ -32,10 +32,7 @@ pytestmark = pytest.mark.anyio
 
 PAIR = ("coordinator", "coordinator-1")
 OVERLOADED, UNAVAILABLE = -1, -2
-REFUSALS = {
-    OVERLOADED: Overloaded(7.0),
-    UNAVAILABLE: CoordinatorUnavailable("shard 3 does not answer"),
-}
+REFUSALS = {OVERLOADED: Overloaded(7.0), UNAVAILABLE: CoordinatorUnavailable("shard 3 does not answer")}
 FOR_EVER, ERROR, SILENCE, AWAY, DEADLY, DEADLY_AT_ONCE = range(10_000, 10_006)
 """Prompt tokens with a meaning: repeat for ever; the generation fails; generate nothing; a shard is away; kill the
 coordinator's process; kill it before it has accepted the generation."""

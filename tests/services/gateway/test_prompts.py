@@ -10,23 +10,18 @@ from transformers import AutoTokenizer
 from privmix.foundation.turns import Turns
 from privmix.gateway.errors import ApiError
 from privmix.gateway.schema import Message
-from privmix.gateway.served_model import (
-    INLINE_CHARACTERS,
-    LIKELY_CHARACTERS,
-    SLACK_TOKENS,
-    THREADS,
-    PromptTokenizer,
-)
+from privmix.gateway.served_model import INLINE_CHARACTERS, LIKELY_CHARACTERS, SLACK_TOKENS, THREADS, PromptTokenizer
 from privmix.structure.compiler import Compiler
 from privmix.training.public_model import resolve
 from tests.support.structure import words
 from tests.support.texts import ids, smollm, streamed
 
+pytestmark = pytest.mark.anyio
+
 LIMIT = 1000
 
 
 @pytest.mark.parametrize("text", ["at nine", "東京は日本の首都です", "say 🧿 ok", "a � of its own"])
-@pytest.mark.anyio
 async def test_an_echo_and_its_answer_are_one_text(prompts: PromptTokenizer, text: str) -> None:
     tokens = ids(text)
     for cut in range(1, len(tokens)):
@@ -90,7 +85,6 @@ async def refused(prompts: PromptTokenizer, text: str) -> None:
         )
 
 
-@pytest.mark.anyio
 async def test_a_long_text_is_read_and_written_in_a_thread(prompts: PromptTokenizer, loaded: Any) -> None:
     text = "Good morning. " * 200
     (tokens,) = await prompts.tokens([text], LIMIT)
@@ -106,7 +100,6 @@ async def test_a_long_text_is_read_and_written_in_a_thread(prompts: PromptTokeni
     assert calls(prompts)[-1] == (12, True), "a short one waits for no thread"
 
 
-@pytest.mark.anyio
 async def test_a_text_that_is_much_too_long_is_read_at_its_beginning_only(prompts: PromptTokenizer) -> None:
     await refused(prompts, "7" * (5 * LIKELY_CHARACTERS * LIMIT))
     assert {size for size, _ in calls(prompts)} == {LIKELY_CHARACTERS * LIMIT}
@@ -117,7 +110,6 @@ async def test_a_text_that_is_much_too_long_is_read_at_its_beginning_only(prompt
         await prompts.tokens([[2**70] * (LIMIT + 1)], LIMIT)
 
 
-@pytest.mark.anyio
 async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: PromptTokenizer, loaded: Any) -> None:
     longest = max((piece for piece in loaded.get_vocab() if set(piece) == {"Ġ"}), key=len)
     text = " " * len(longest) * (LIMIT // 2)
@@ -130,7 +122,6 @@ async def test_a_text_of_long_tokens_is_read_to_its_end(prompts: PromptTokenizer
     await refused(prompts, "7" * (LIMIT + 1))
 
 
-@pytest.mark.anyio
 async def test_a_client_waits_for_its_own_turns() -> None:
     turns, running, most = Turns(THREADS), set[str](), 0
     free = asyncio.Event()

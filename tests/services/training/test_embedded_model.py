@@ -16,8 +16,7 @@ from privmix.training import public_model
 def test_conversion_killed_half_way_is_made_again(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIVMIX_CACHE", str(tmp_path))
     convert = subprocess.Popen(
-        [sys.executable, "-c", "from privmix.training.public_model import resolve; resolve()"],
-        start_new_session=True,
+        [sys.executable, "-c", "from privmix.training.public_model import resolve; resolve()"], start_new_session=True
     )
     while not list(tmp_path.glob(".unfinished-*/*")):
         assert convert.poll() is None, "the conversion ended before the kill"

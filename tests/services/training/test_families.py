@@ -73,11 +73,7 @@ def test_a_user_moves_the_sum_by_what_it_adds_alone(name: str, tmp_path: Path, m
     some = users(40)
     for of in (some, some[1:], some[:1]):
         per_unit.train_adapter(
-            *(base, name, of, options, 0, lambda _: None),
-            noise_multiplier=0.0,
-            sampling_rate=1.0,
-            steps=1,
-            clip=CLIP,
+            *(base, name, of, options, 0, lambda _: None), noise_multiplier=0.0, sampling_rate=1.0, steps=1, clip=CLIP
         )
     together, without, alone = sums
     assert torch.equal(together - without, alone)

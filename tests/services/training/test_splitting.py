@@ -9,15 +9,7 @@ from privmix.foundation.errors import InputError
 from privmix.training.dp_sgd import planned
 from privmix.training.expectation import Population, Requirements, propose
 from privmix.training.options import DpSgdOptions, TokenBudget
-from privmix.training.splitting import (
-    SHARES,
-    Division,
-    MeasuredBases,
-    alternatives,
-    base_share,
-    divide,
-    signal,
-)
+from privmix.training.splitting import SHARES, Division, MeasuredBases, alternatives, base_share, divide, signal
 
 POPULATION = Population(250, 500_000)
 

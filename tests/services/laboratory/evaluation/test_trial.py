@@ -62,12 +62,7 @@ def test_pmixed_lies_between_the_public_model_and_the_ensemble(written: StoredRo
         return PMixedSettings.model_validate({"projection": projection, "tokens": POSITIONS, **radius})
 
     public, ensemble, none, all_, some = outcomes(
-        written,
-        PublicSettings(),
-        EnsembleSettings(),
-        settings(epsilon=0.2),
-        settings(epsilon=1e5),
-        settings(epsilon=8),
+        written, PublicSettings(), EnsembleSettings(), settings(epsilon=0.2), settings(epsilon=1e5), settings(epsilon=8)
     )
     assert none.loss == pytest.approx(public.loss, abs=2e-2)
     assert all_.loss == pytest.approx(ensemble.loss, abs=2e-3)
