@@ -31,7 +31,7 @@ class HeldBatch:
     """Holds a batch whose weights one copy of the first group holds.
 
     Attributes:
-        copy: the one.
+        copy: which one.
         totals: int64 [requests], the sum of each request's weights. A point below it (`categorical.draw`) is a token.
         charges: int64 [S, parts], of the private requests; None without accounts.
     """

@@ -114,8 +114,8 @@ class Sessions:
         return requests, Reduction(terms.protocol, options, asked.drawn != NOBODY, asked.allowances)
 
     def append(self, sequences: Sequence[str | None], tokens: NDArray[np.int64]) -> None:
-        """Continues contexts by picked tokens. Ignores unknown sequences, and tokens after the last sequence."""
-        for sequence, token in zip(sequences, tokens.tolist(), strict=False):
+        """Continues contexts by picked tokens. Ignores unknown sequences."""
+        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
             if sequence in self._sessions:
                 self._sessions[sequence].tokens.append(token)
 

@@ -137,7 +137,8 @@ class Shard:
     Tokens continue the contexts as they are picked. So the first call of the next step may be submitted with `pick`.
 
     Every call that has `asked` may raise LostSessionError: then it has computed nothing. It raises ValueError where the
-    engine refuses a request. After any other error than these and `LostStepError` this shard must be replaced.
+    engine refuses a request. After any other error of its own than these and `LostStepError` this shard must be
+    replaced. `AbsentPeersError` and an object store that is full are errors of others.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
